@@ -4,8 +4,10 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +57,7 @@ EXPORTS = {
         *("LookupDrafter", "MedusaDrafter", "MixedDrafter", "MtpDrafter", "OtherTokenizerDrafter"),
         *("PromptLookupDrafter", "SuffixDrafter", "VocabularyMap"),
     },
-    "drafttree.constraints.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
+    "drafttree.grammar": {"Grammar", "ebnf", "json_schema", "regex", "structural_tag"},
     "drafttree.hf": {"TreeGenerate", "generate"},
     "drafttree.models": {
         *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),
@@ -86,6 +88,7 @@ ERRORS = {
     *("ConfigError", "ContextError", "EngineClosedError", "InputError", "ModelError", "TokenizerMismatch"),
     "UnfinishedTextError",
 }
+STABILITY = (Path(__file__).parents[1] / "docs" / "stability.md").read_text()
 MODULES = [name for _, name, _ in pkgutil.walk_packages(drafttree.__path__, "drafttree.")]
 
 PROBE = """
@@ -134,6 +137,17 @@ def test_exports_are_exactly_these(name):
     assert set(module.__all__) == EXPORTS[name]
     assert len(module.__all__) == len(EXPORTS[name])
     assert all(getattr(module, export) is not None for export in module.__all__)
+
+
+ROWS = re.findall(r"^\| (?:what .* list in|classes of errors .*)", STABILITY, re.MULTILINE)
+STABLE_MODULES = [re.sub(r"^\.", "drafttree.", name) for row in ROWS for name in re.findall("`(.*?)`", row)]
+
+
+@pytest.mark.parametrize("name", STABLE_MODULES)
+def test_what_the_page_on_stability_lists_is_imported_by_both_statements(name):
+    module = importlib.import_module(name)
+    for export in module.__all__:
+        exec(f"import {name}\nfrom {name} import {export}\nassert {name}.{export} is {export}")
 
 
 def test_star_import_gives_the_exports():

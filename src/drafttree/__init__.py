@@ -5,14 +5,11 @@ decoder = drafttree.load()
 print(decoder.generate("It was the best of times").text)
 """
 
-from typing import TYPE_CHECKING
-
-from drafttree.core.lazy import lazy_door
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drafttree import drafters, exactness, hf, models, policies, verifiers
-    from drafttree.constraints import grammar
-    from drafttree.core import DraftTree, Layer, Sampling, Verdict, errors
+    from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
+    from drafttree.core import DraftTree, Layer, Sampling, Verdict
     from drafttree.core.errors import DraftTreeError
     from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics, SpeedupLaw
     from drafttree.loading.load import load
@@ -43,8 +40,13 @@ __all__ = [
     "verifiers",
 ]
 
-_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "constraints", "loading.load")]
-__getattr__ = lazy_door(__name__, __all__, _HOMES)
+_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load")]
+
+
+def __getattr__(name: str) -> Any:
+    from drafttree.core.lazy import lazy_door  # not before: the command answers Ctrl-C as soon as this file is read
+
+    return lazy_door(__name__, __all__, _HOMES)(name)
 
 
 def __dir__() -> list[str]:

@@ -482,6 +482,13 @@ def test_without_a_seed_texts_differ_follow_torchs_and_tell_their_seed():
     assert decoder.generate(PROMPT, temperature=1.0, seed=second.seed).tokens == second.tokens
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 5}, {"temperature": 0.0}])
+def test_a_greedy_text_has_no_seed(options):
+    decoder = toys()
+    assert decoder.generate(PROMPT, **options).seed is None
+    assert [each.seed for each in decoder.generate([PROMPT], **options)] == [None]
+
+
 def test_a_greedy_text_or_a_seeded_one_leaves_torchs_generator_alone():
     state = torch.get_rng_state()
     toys().generate(PROMPT)

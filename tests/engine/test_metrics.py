@@ -8,6 +8,7 @@ import pytest
 
 import drafttree
 from drafttree.engine.metrics import Metrics, Round, SpeedupLaw, peak_memory
+from drafttree.evaluation.compare import compare
 
 PACKAGE = Path(drafttree.__file__).parent
 
@@ -124,3 +125,10 @@ def test_where_the_standard_library_has_no_resource_module_no_peak_is_told(monke
     assert peak_memory() == 0
     sources = {source for source in PACKAGE.rglob("*.py") if "import resource" in source.read_text()}
     assert sources == {PACKAGE / "engine" / "metrics.py", PACKAGE / "interfaces" / "server" / "grammar_process.py"}
+
+
+def test_tau_is_the_one_that_is_shown():
+    decoder = drafttree.load(dtype="float32", policy="chain:depth=2")
+    tau = decoder.generate("It was the best of", max_new_tokens=16).metrics.tau
+    shown = compare(decoder, "It was the best of", repeats=1, max_new_tokens=16).summary()["law"]
+    assert tau == shown["tau"] > 1

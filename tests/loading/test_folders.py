@@ -1,7 +1,9 @@
 """Models of a hub that does not answer, or is slow."""
 
+import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -53,6 +55,19 @@ def test_a_hub_that_never_answers_is_asked_once_and_told(monkeypatch):
         message = told(ModelError, drafttree.load, "embedded", NAME)
         assert f"cannot download '{NAME}': the hub {address} does not answer within 0.3 seconds" in message
         assert len(connections) == 1
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_hub_that_cannot_be_reached_is_told_at_once_with_the_reason(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"  # nobody listens there when it is closed
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    reason = f"the hub {address} cannot be reached ([Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)})"
+    advice = "check the connection or give a folder"
+    assert told(ModelError, drafttree.load, NAME) == f"'{NAME}' is not on this machine, and {reason}; {advice}"
+    assert told(ModelError, find_folder, NAME) == f"cannot download '{NAME}': {reason}; {advice}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://nowhere.invalid")
+    assert "the hub http://nowhere.invalid cannot be reached (" in told(ModelError, drafttree.load, NAME)
 
 
 def test_the_hub_is_given_less_than_ten_seconds():

@@ -318,3 +318,19 @@ def test_assistants_of_unknown_kinds_are_refused_as_objects(monkeypatch):
     monkeypatch.setattr(LlamaConfig, "model_type", "strange_assistant")
     message = told(ModelError, drafttree.load, target, drafter)
     assert "the drafter is an assistant of an unknown kind, which is not supported" in message
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "place"),
+    [("llama", "num_hidden_layers", "model.layers"), ("gpt2", "n_layer", "transformer.h")],
+)
+def test_a_config_with_fewer_layers_than_the_files_is_refused_by_name(tmp_path, family, field, place):
+    model = tiny.build(family)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    held = config[field]
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: held - 1}))
+    assert told(ModelError, drafttree.load, tmp_path, "none") == (
+        f"the weights of '{tmp_path}' do not fit its config.json: {place} has {held} entries in the files, and "
+        f"{field} is {held - 1}; correct it, or save the model that was cut anew"
+    )

@@ -39,6 +39,19 @@ def test_every_parameter_is_described(policy):
 
 
 @every_policy
+def test_a_parameter_without_a_name_names_those_there_are(policy):
+    with pytest.raises(ConfigError) as error:
+        policy(3)
+    assert str(error.value).startswith(f"{policy.__name__}: 3 has no name; give it one of budget=")
+
+
+def test_the_names_are_in_the_order_of_the_parameters():
+    with pytest.raises(ConfigError) as error:
+        Talon(3)
+    assert str(error.value) == "Talon: 3 has no name; give it one of budget=, width=, margin=, robust=, depth="
+
+
+@every_policy
 def test_an_unknown_parameter_names_the_nearest_one(policy):
     text = message(policy, budgte=3)
     assert "'budgte'" in text

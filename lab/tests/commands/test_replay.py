@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS
+from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree_lab.replay import replay_target
 from helpers.command_line import complaint, run
 
@@ -34,6 +34,35 @@ def test_a_table_is_replayed_kept_and_reported(tmp_path):
     assert run("replay", "report", tmp_path / "out", "-o", page).exit_code == 0
     assert "talon/fig7" in page.read_text(encoding="utf-8")
     assert "nowhere" in complaint_of("replay", "report", tmp_path / "out", "-o", tmp_path / "nowhere" / "page.html")
+
+
+class Killed(BaseException):
+    """Ends a command where it is, as a signal would."""
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_replay_that_was_killed_reports_what_was_run(tmp_path, monkeypatch):
+    out, page, left = tmp_path / "out", tmp_path / "page.html", [2]
+    ordinary = RunStore.run
+
+    def killed(*arguments):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return ordinary(*arguments)
+
+    monkeypatch.setattr(RunStore, "run", killed)
+    command = ["replay", "talon/fig7", "--points", 2, *TINY, "--out", out]
+    with pytest.raises(Killed):
+        run(*command)
+    assert complaint_of("replay", "report", out, "-o", page) == (
+        f"{out}: 2 finished runs of a replay that ended before its first results; the same command goes on from there"
+    )
+    left[0] = 4
+    with pytest.raises(Killed):
+        run(*command)
+    assert run("replay", "report", out, "-o", page).exit_code == 0
+    assert "talon/fig7" in page.read_text(encoding="utf-8")
 
 
 def complaint_of(*arguments):

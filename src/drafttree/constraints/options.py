@@ -4,7 +4,6 @@ So an option gives the same text here as there. Options that tree drafting canno
 `drafttree.constraints.refusals`, never ignored.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -30,6 +29,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from drafttree.core.counts import is_token_ids, is_whole
 from drafttree.core.errors import ConfigError
 
 
@@ -70,9 +70,14 @@ class ProcessorContext:
     device: torch.device
 
 
+MAX_FACTOR = 1e6
+MAX_BIAS = 1e30
+"""Far beyond what changes a text, and far below where logits leave float32."""
+
+
 def _repetition_penalty(penalty: float, _: ProcessorContext) -> LogitsProcessor:
-    if not isinstance(penalty, Real) or not 0 < penalty < math.inf:
-        raise ValueError("it must be a number above 0")
+    if not isinstance(penalty, Real) or not 1 / MAX_FACTOR <= penalty <= MAX_FACTOR:
+        raise ValueError(f"it must be a number above 0, between {1 / MAX_FACTOR:g} and {MAX_FACTOR:g}")
     return RepetitionPenaltyLogitsProcessor(float(penalty))
 
 
@@ -80,6 +85,18 @@ def _bad_words(words: list[list[int]], context: ProcessorContext) -> LogitsProce
     if not all(words):
         raise ValueError("a sequence of tokens must not be empty")
     return NoBadWordsLogitsProcessor(words, list(context.eos) or None)
+
+
+def _token(token: Any) -> int:
+    if not is_whole(token):
+        raise ValueError("it must be a token id")
+    return token
+
+
+def _tokens(tokens: Any) -> list[int]:
+    if not is_token_ids(tokens):
+        raise ValueError("it must be a list of token ids")
+    return list(tokens)
 
 
 def _min_length(length: int, context: ProcessorContext) -> LogitsProcessor | None:
@@ -106,7 +123,8 @@ def _exponential_decay(penalty: tuple[int, float], context: ProcessorContext) ->
         raise ValueError("there is no EOS token to favour")
     match penalty:
         case [Integral() as begin, Real() as factor] if not isinstance(begin, bool) and not isinstance(factor, bool):
-            pass
+            if not 0 < factor <= MAX_FACTOR:
+                raise ValueError(f"the factor must be above 0 and at most {MAX_FACTOR:g}")
         case _:
             raise ValueError("it must be a pair: after how many tokens it begins, and the factor it grows by")
     return ExponentialDecayLengthPenalty(penalty, list(context.eos), context.prompt_length)
@@ -120,15 +138,17 @@ PROCESSOR_FACTORIES: dict[str, Callable[[Any, ProcessorContext], LogitsProcessor
     "min_length": _min_length,
     "min_new_tokens": _min_new_tokens,
     "prefix_allowed_tokens_fn": _prefix_constrained,
-    "forced_bos_token_id": lambda token, _: ForcedBOSTokenLogitsProcessor(token),
+    "forced_bos_token_id": lambda token, _: ForcedBOSTokenLogitsProcessor(_token(token)),
     "forced_eos_token_id": lambda token, context: ForcedEOSTokenLogitsProcessor(
-        context.limit, token, device=str(context.device)
+        context.limit, token if is_whole(token) else _tokens(token), device=str(context.device)
     ),
     "remove_invalid_values": lambda *_: InfNanRemoveLogitsProcessor(),
     "exponential_decay_length_penalty": _exponential_decay,
-    "suppress_tokens": lambda tokens, context: SuppressTokensLogitsProcessor(tokens, device=str(context.device)),
+    "suppress_tokens": lambda tokens, context: SuppressTokensLogitsProcessor(
+        _tokens(tokens), device=str(context.device)
+    ),
     "begin_suppress_tokens": lambda tokens, context: SuppressTokensAtBeginLogitsProcessor(
-        tokens, context.prompt_length, device=str(context.device)
+        _tokens(tokens), context.prompt_length, device=str(context.device)
     ),
 }
 NEUTRAL_VALUES: dict[str, Any] = {
@@ -194,10 +214,14 @@ def _check_tokens(value: object, vocab_size: int) -> None:
 
 def _bias_by_sequence(bias: Any) -> dict[tuple[int, ...], float]:
     """Return `sequence_bias` as a mapping, since transformers 5.17 refuses token 0 in a list of pairs."""
-    pairs = [*(bias.items() if isinstance(bias, Mapping) else bias)]
-    if wrong := [added for tokens, added in pairs if not tokens or math.isnan(added)]:
-        raise ValueError(f"{wrong[0]!r} is not a pair of a token sequence and a number")
-    return {tuple(tokens): added for tokens, added in pairs}
+    try:
+        pairs = [(tuple(tokens), added) for tokens, added in (bias.items() if isinstance(bias, Mapping) else bias)]
+        wrong = [added for tokens, added in pairs if not tokens or not added <= MAX_BIAS]
+    except (TypeError, ValueError):
+        raise ValueError(f"it must be pairs of a token sequence and a number of at most {MAX_BIAS:g}") from None
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is not a pair of a token sequence and a number of at most {MAX_BIAS:g}")
+    return dict(pairs)
 
 
 def _token_ids(value: object) -> Iterator[int]:

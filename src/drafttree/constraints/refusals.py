@@ -35,7 +35,7 @@ _STORED = "every request keeps its own KV cache on the model's device; leave it 
 _ENCODER = "its processor compares every text with the prompt of its row; leave it out"
 _NEGATIVE = "guidance needs a second pass per token, of another prompt; leave it out"
 _HIDDEN = "the layers' outputs of a draft tree are not kept; run the model on the text"
-_TOKENS = "give the prompt as text or token ids"
+_TOKENS = "give the prompt first, as text, token ids or all that a tokenizer returns: generate(tokenizer(text))"
 
 REFUSED: dict[str, Refused] = {
     "num_beams": Refused(_BEAMS, (1,)),
@@ -72,7 +72,7 @@ REFUSED: dict[str, Refused] = {
     "synced_gpus": Refused("the model runs on one device; leave it out"),
     "inputs": Refused(_TOKENS),
     "input_ids": Refused(_TOKENS),
-    "inputs_embeds": Refused(_TOKENS),
+    "inputs_embeds": Refused("give the prompt as text or token ids"),
     "attention_mask": Refused("every prompt is read without padding; leave it out"),
     "position_ids": Refused("every prompt begins at position 0; leave it out"),
 }

@@ -14,6 +14,11 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_token_ids(ids: object) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(ids, list | tuple) and all(is_whole(token) for token in ids)
+
+
 def check_count(name: str, count: object, otherwise: str = "", *, least: int = 1) -> None:
     """Refuse what does not count anything.
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 from transformers import PreTrainedModel
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.cost_curve import CostCurve
-from drafttree.core.counts import MAX_BATCH, check_count
+from drafttree.core.counts import MAX_BATCH, check_count, is_token_ids
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter
@@ -42,7 +42,7 @@ from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
 from drafttree.engine.text_stream import TextStream
-from drafttree.models import Model
+from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.policies.chain import Chain
@@ -54,6 +54,7 @@ TREE_HEADROOM = 64
 class Decoder:
     """Generates texts with a target, a drafter, a tree policy and a verifier. `drafttree.load` makes one.
 
+    As a context manager it ends with `close`.
     Threads and engines may share a decoder and its target, which then runs their rounds in turns.
 
     Args:
@@ -102,6 +103,12 @@ class Decoder:
         if verifier is not None:
             compatibility.check(self.policy, verifier)
         compatibility.check_sharded(target, verifier)
+        if tokenizer is not None and not hasattr(tokenizer, "decode"):
+            raise ConfigError(f"tokenizer is {tokenizer!r}; give one of transformers, as from_pretrained returns")
+        if not is_token_ids(eos):
+            raise ConfigError(f"eos is {eos!r}; give a list of token ids")
+        if not isinstance(defaults, Mapping | None):
+            raise ConfigError(f"defaults is {defaults!r}; give options of generate by their names")
         self.tokenizer = tokenizer
         self.eos = tuple(eos)
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
@@ -114,6 +121,21 @@ class Decoder:
     def __repr__(self) -> str:
         verifier = self.verifier.__name__ if self.verifier else "auto"
         return f"Decoder({self.target!r}, drafter={self.drafter!r}, policy={self.policy!r}, verifier={verifier})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the KV rows of earlier texts and release the target, so that a loaded model generates by itself again.
+
+        Use the decoder as a context manager, or call this. A later text takes the target again.
+        """
+        self.prefixes.clear()
+        if isinstance(self.target, TargetModel):
+            self.target.release()
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise ConfigError(
@@ -209,13 +231,13 @@ class Decoder:
         self, prompt: Sequence[Prompt], *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
     ) -> list[Generation]: ...
 
-    def generate(self, prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
+    def generate(self, prompt=None, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
         """Generate a text from a prompt, or from each of a list of prompts.
 
         Args:
             prompt: text, token ids, or a conversation (a list of messages such as `{"role": "user", "content": "Hi"}`,
-                rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, tensor or
-                array.
+                rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, a tensor, an
+                array or all that a tokenizer returns.
             max_batch: maximum number of texts of a list that are generated at the same time.
             **options: see `drafttree.engine.generation_options.GenerationOptions`. Omitted options are taken from
                 `defaults`.
@@ -246,7 +268,7 @@ class Decoder:
             loop = self.batch_loop(max_batch)
         return generate_all(loop, requests)
 
-    def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> TextStream:
+    def stream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> TextStream:
         """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
 
         After the last chunk, the stream's `result` is the whole `Generation`. Closing the stream ends the text. For
@@ -256,7 +278,7 @@ class Decoder:
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
         return self.stream_request(self.new_request(prompt, **options))
 
-    async def astream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
         """Like `stream`, for `async for`. Texts streamed at the same time share the passes of an `Engine`.
 
         Closing the iterator ends the text.
@@ -271,7 +293,7 @@ class Decoder:
             finally:
                 handle.cancel()
 
-    def new_request(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+    def new_request(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options, and make a request for `step`. No model runs yet.
 
         Arguments and errors as for `generate`.
@@ -280,7 +302,7 @@ class Decoder:
         self.open(request)
         return request
 
-    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request:
+    def prepare(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options, and make a request of a batch. No model is used.
 
         `open` gives it a KV cache. Arguments and errors as for `generate`.
@@ -333,10 +355,10 @@ class Decoder:
         curve = None if self.drafter is None else self.costs()
         return BatchState(RoundCosts(curve, frozen=self.learned.given is not None))
 
-    def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
+    def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         options = RequestOptions.merge(self.defaults, given)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.get("max_time") is not None:
@@ -373,7 +395,7 @@ class Decoder:
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             fidelity=self.fidelity,
-            drafting=TextDrafting(options.get("speculate", True), options.get("draft_temperature", 1.0)),
+            drafting=TextDrafting(options.get("speculate", True), float(options.get("draft_temperature", 1.0))),
             reuse_prefix=options.get("reuse_prefix", reuses),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )

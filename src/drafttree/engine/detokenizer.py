@@ -23,7 +23,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     Raises:
         ConfigError: one is no string or empty.
     """
-    strings = (stop,) if isinstance(stop, str) else stop or ()
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
         raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
     return tuple(strings)

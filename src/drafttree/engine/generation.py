@@ -22,8 +22,8 @@ class Generation:
         drafted: per token, whether the drafter proposed it.
         finish_reason: "stop", "length" or "interrupted".
         metrics: passes, tokens and times.
-        seed: random seed. The same prompt, options and seed give this text again, except in a batch with a verifier
-            other than greedy and coupled.
+        seed: random seed; None for a greedy text, which needs none. The same prompt, options and seed give this text
+            again, except in a batch with a verifier other than greedy and coupled.
         fidelity: whether the text follows the target's distribution, and whether the target is quantised.
         costs: the cost curve the policy used; None if it uses none. With a verifier other than greedy and coupled, a
             seed repeats this text only with this curve (`Decoder.with_costs`).
@@ -39,7 +39,7 @@ class Generation:
     drafted: list[bool]
     finish_reason: str
     metrics: Metrics
-    seed: int
+    seed: int | None
     fidelity: Fidelity
     costs: CostCurve | None = None
     logprobs: list[float] | None = None
@@ -68,14 +68,14 @@ class Generation:
     @classmethod
     def of(cls, request: Request) -> "Generation":
         """The generation that a finished request has made."""
-        kept, prompt = request.logprobs, request.prompt_logprobs
+        kept, prompt, sampling = request.logprobs, request.prompt_logprobs, request.verifier.sampling
         return cls(
             text=request.text.text,
             tokens=request.tokens[request.prompt_length :],
             drafted=request.drafted,
             finish_reason=request.finish_reason or "interrupted",
             metrics=request.metrics,
-            seed=request.verifier.sampling.seed,
+            seed=None if sampling.greedy else sampling.seed,
             fidelity=request.fidelity,
             costs=request.drafting.costs,
             logprobs=kept and kept.tokens,

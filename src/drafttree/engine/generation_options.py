@@ -29,7 +29,7 @@ from drafttree.constraints.options import (
 )
 from drafttree.constraints.processors import Constraint
 from drafttree.constraints.refusals import NO_EFFECT, REFUSED, check_options
-from drafttree.core.counts import check_count, is_whole
+from drafttree.core.counts import check_count, is_token_ids
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
 from drafttree.engine.detokenizer import stop_strings
@@ -37,6 +37,8 @@ from drafttree.engine.detokenizer import stop_strings
 MAX_NEW_TOKENS = 128
 """Tokens to generate at most where neither the caller nor the model says."""
 MAX_LOGPROBS = 100
+MAX_PENALTY = 1e6
+"""Largest penalty on occurrence: far beyond any logit, and far below where float32 ends."""
 
 
 class GenerationOptions(ProcessorOptions, total=False):
@@ -143,11 +145,6 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
     return MappingProxyType({name: value for name, value in found.items() if shapes_text(name, value)})
 
 
-def is_token_ids(ids: object) -> bool:
-    """True for a list of whole numbers."""
-    return isinstance(ids, list | tuple) and all(is_whole(token) for token in ids)
-
-
 def show_options(options: Mapping[str, Any]) -> str:
     """Options in one line."""
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
@@ -185,11 +182,9 @@ class RequestOptions:
         Raises:
             ConfigError: an option is out of range, unknown, contradicts another, or nothing speculation can serve.
         """
-        if options.get("stop") and options.get("stop_strings"):
-            raise ConfigError("stop and stop_strings are two names of one option; give one of them")
         if options.get("generation_config") is not None:
             defaults = {**defaults, **_config_fields(options["generation_config"])}
-        defaults, options = _renamed(defaults), _renamed(options)
+        defaults, options = _plain(defaults), _plain(options)
         values = {**defaults, **options}
         check_options(values, options, SERVED)
         _check_values(values)
@@ -235,7 +230,6 @@ class RequestOptions:
         if "eos_token_id" not in self.values:
             return tuple(token for token in default if 0 <= token < vocab_size)  # a model may name others, in vain
         found = self.get("eos_token_id", [])
-        found = found.flatten().tolist() if isinstance(found, Tensor) else found
         ids = [found] if isinstance(found, Integral) else found
         if not is_token_ids(ids):
             raise ConfigError(f"eos_token_id is {found!r}; give a token id or a list of them")
@@ -269,7 +263,8 @@ class RequestOptions:
 
     def _penalties(self, context: ProcessorContext) -> list[LogitsProcessor]:
         presence, frequency = self.get("presence_penalty", 0.0), self.get("frequency_penalty", 0.0)
-        return [OccurrencePenalty(context.prompt_length, presence, frequency)] if presence or frequency else []
+        penalties = context.prompt_length, float(presence), float(frequency)
+        return [OccurrencePenalty(*penalties)] if presence or frequency else []
 
 
 class SamplingProcessor(LogitsProcessor):
@@ -288,9 +283,18 @@ def _config_fields(config: object) -> dict[str, Any]:
     return _set_fields(config)
 
 
-def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with one name for stop strings."""
-    return {"stop" if name == "stop_strings" else name: value for name, value in options.items()}
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with one name for stop strings, and with Python's numbers and lists instead of numpy's and torch's.
+
+    Raises:
+        ConfigError: stop strings are given by both of their names.
+    """
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    if (stop := plain.pop("stop_strings", None)) is not None:
+        if plain.get("stop") is not None:
+            raise ConfigError("stop and stop_strings are two names of one option; give one of them")
+        plain["stop"] = stop
+    return plain
 
 
 def _check_values(values: Mapping[str, Any]) -> None:
@@ -308,14 +312,15 @@ def _check_values(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
     for name in ("presence_penalty", "frequency_penalty"):
         penalty = values.get(name)
-        if penalty is not None and not _between(penalty, Real, -sys.float_info.max, sys.float_info.max):
-            raise ConfigError(f"{name} is {penalty!r}; it must be a number")
+        if penalty is not None and not _between(penalty, Real, -MAX_PENALTY, MAX_PENALTY):
+            limits = f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}"
+            raise ConfigError(f"{name} is {penalty!r}; it must be a number {limits}")
     for name in ("logprobs", "prompt_logprobs"):
         count = values.get(name)
         if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
             raise ConfigError(f"{name} is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
     spelled = values.get("spelled_tokens")
-    if not isinstance(spelled, list | tuple | None) or not all(isinstance(each, Integral) for each in spelled or ()):
+    if spelled is not None and not is_token_ids(spelled):
         raise ConfigError(f"spelled_tokens is {spelled!r}; give a list of token ids")
     if values.get("prompt_logprobs") and values.get("reuse_prefix"):
         raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")

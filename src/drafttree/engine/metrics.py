@@ -156,6 +156,11 @@ class Metrics:
         return _ratio(self.tokens, len(self.rounds))
 
     @property
+    def tau(self) -> float:
+        """The papers' name for `mean_accepted_tokens`."""
+        return self.mean_accepted_tokens
+
+    @property
     def mean_path_length(self) -> float:
         """Accepted drafted tokens per round, the bonus token not included."""
         return _ratio(sum(r.accepted for r in self.rounds), len(self.rounds))
@@ -269,7 +274,7 @@ class SpeedupLaw:
         """The law's terms for a speculative and a plain run over the same prompts."""
         unit = plain.target_pass
         return cls(
-            tau=speculative.mean_accepted_tokens,
+            tau=speculative.tau,
             v=_ratio(speculative.target_pass, unit),
             c=_ratio(speculative.draft_pass, unit),
             delta=speculative.draft_efficiency,

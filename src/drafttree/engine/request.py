@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
 
+@runtime_checkable
 class RoundObserver(Protocol):
     """Sees every round of a request, on the thread that owns the model; all texts wait while it looks."""
 

@@ -16,7 +16,7 @@ from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, find_or_choose
 from drafttree.loading.part_finder import NamedParts
-from drafttree.loading.placement import find_device, find_dtype, find_placement
+from drafttree.loading.placement import find_device, find_dtype, find_placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
@@ -110,7 +110,7 @@ def load(
     tuned = policy if isinstance(policy, TunedPolicy) else None
     if tuned:
         drafter, verifier = _defaults(tuned, drafter, verifier)
-        dtype = tuned.dtype if dtype == "auto" and not isinstance(target, PreTrainedModel) else dtype
+        dtype = tuned.dtype if is_auto(dtype) and not isinstance(target, PreTrainedModel) else dtype
     chosen_verifier = find_verifier(verifier)
     if policy is None:
         chosen_policy = default_policy(chosen_verifier, sharded=tensor_parallel_size != 1)
@@ -126,12 +126,12 @@ def load(
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
     nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)
-    nodes = (1,) if drafter in (None, "none") else nodes
+    nodes = (1,) if drafter is None or (isinstance(drafter, str) and drafter == "none") else nodes
     on, kind = find_placement(target, dtype, device, quantize, nodes)
-    if drafter != "auto":
+    if not is_auto(drafter):
         check_drafter_exists(drafter)
     model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
-    tokenizer = tokenizer or load_tokenizer(target)
+    tokenizer = load_tokenizer(target) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)
     try:
@@ -162,10 +162,10 @@ def _defaults(
     tuned: TunedPolicy, drafter: DrafterSource | None, verifier: VerifierLike | None
 ) -> tuple[DrafterSource | None, VerifierLike | None]:
     """Drafter and verifier; those of a tuned policy where they are "auto"."""
-    if isinstance(drafter, str) and drafter == "auto":
+    if is_auto(drafter):
         drafter = tuned.drafter.name if tuned.drafter else None
         logger.info("drafter: %s (%s)", drafter or "none", tuned.path)
-    return drafter, tuned.verifier if verifier in (None, "auto") else verifier
+    return drafter, tuned.verifier if verifier is None or is_auto(verifier) else verifier
 
 
 def _costs(tuned: TunedPolicy, target: TargetModel) -> CostCurve | None:

@@ -34,6 +34,11 @@ SECONDS = 1.0
 Shape = tuple[int, int]
 
 
+def is_auto(value: object) -> bool:
+    """Whether an option is "auto"; an array, which compares its elements, is not."""
+    return isinstance(value, str) and value == "auto"
+
+
 def find_placement(
     target: ModelSource, dtype: str | torch.dtype, device: str, quantize: str | None = None, nodes: Sequence[int] = (1,)
 ) -> tuple[torch.device, torch.dtype]:
@@ -46,13 +51,13 @@ def find_placement(
     """
     if not isinstance(target, PreTrainedModel):
         on = find_device(device)
-        if dtype == "auto" and quantize:
+        if is_auto(dtype) and quantize:
             return on, torch.bfloat16
-        return on, _faster_dtype(target, on, nodes) if dtype == "auto" else find_dtype(dtype, on)
+        return on, _faster_dtype(target, on, nodes) if is_auto(dtype) else find_dtype(dtype, on)
     on = input_device(target)
-    if device != "auto" and find_device(device).type != on.type:
+    if not is_auto(device) and find_device(device).type != on.type:
         raise ConfigError(f"the target is on {on}, not on {device!r}; move it there, or leave out device")
-    if dtype != "auto" and find_dtype(dtype, on) != target.dtype:
+    if not is_auto(dtype) and find_dtype(dtype, on) != target.dtype:
         raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
     return on, target.dtype
 
@@ -63,12 +68,12 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfigError: there is no such device here.
     """
-    if name == "auto":
+    if is_auto(name):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.empty(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError):
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError):
         here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
     return device
@@ -80,7 +85,7 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     Raises:
         ConfigError: there is no such dtype, or the device cannot compute in it.
     """
-    if name == "auto":
+    if is_auto(name):
         return torch.bfloat16 if multiplies_bfloat16_fast(device) else torch.float32
     name = next((known for known, dtype in DTYPES.items() if dtype is name), name)
     if not isinstance(name, str) or name not in DTYPES:

@@ -86,13 +86,11 @@ def find_verifier(verifier: VerifierLike | None) -> type[Verifier] | None:
     Raises:
         ConfigError: there is no such verifier.
     """
-    if verifier in (None, "auto"):
-        return None
     if isinstance(verifier, type):
         return VERIFIER_CLASSES.check(verifier, verifier.__name__)
-    if not isinstance(verifier, str):
+    if not isinstance(verifier, str | None):
         raise unknown("verifier", verifier, [*VERIFIERS, "auto"])
-    return VERIFIER_CLASSES.find(verifier)
+    return None if verifier in (None, "auto") else VERIFIER_CLASSES.find(verifier)
 
 
 def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:

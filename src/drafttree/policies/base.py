@@ -80,7 +80,10 @@ class TreePolicy(BaseModel):
 
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree at most, root included")
 
-    def __init__(self, **parameters: object) -> None:
+    def __init__(self, *values: object, **parameters: object) -> None:
+        if values:
+            names = ", ".join(f"{name}=" for name in type(self).model_fields)
+            raise ConfigError(f"{type(self).__name__}: {values[0]!r} has no name; give it one of {names}")
         try:
             super().__init__(**parameters)
         except ValidationError as error:

@@ -2,13 +2,14 @@
 
 import shlex
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, InputError
 from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import Minutes, ResultOptions
@@ -91,7 +92,7 @@ def replay(
     from drafttree_lab.replay.experiment import ALL, NO_PROMPTS, Sizes, check_model, find_results
     from drafttree_lab.replay.pass_costs import CostSource
     from drafttree_lab.replay.prompt_texts import read_prompt_texts
-    from drafttree_lab.replay.replay import experiments, run_replay
+    from drafttree_lab.replay.replay import Replay, experiments, run_replay
     from drafttree_lab.replay.replay_target import ReplayTarget
     from drafttree_lab.replay.results_folder import write_results
     from drafttree_lab.replay.roles import find_roles, parse_roles
@@ -115,6 +116,12 @@ def replay(
     }
     load.check(given.values())
     store = load.open_store(out, minutes, seed=seed, chat=chat)
+    command = shlex.join(["drafttree", *sys.argv[1:]])
+
+    def keep(found: Replay) -> None:
+        with suppress(InputError):  # told at the end, where the results are shown
+            write_results(out, found.results, command)
+
     options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only}
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
         found = run_replay(
@@ -125,10 +132,11 @@ def replay(
             store,
             costs=costs,
             progress=advance,
+            keep=keep,
             **options,
         )
     try:
-        write_results(out, found.results, shlex.join(["drafttree", *sys.argv[1:]]))
+        write_results(out, found.results, command)
     finally:  # a full disk keeps nobody from seeing them
         ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: replay_display.show_replay(found))
 

@@ -1,5 +1,7 @@
 """Replays results of papers: plans their runs, runs what time allows, and tells what came out."""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,6 +71,7 @@ def run_replay(
     timed: bool = True,
     costs: CostSource = BY_PAPER,
     progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[Replay], None] = lambda _: None,
 ) -> Replay:
     """Run what is not kept yet, and tell what all of it amounts to.
 
@@ -83,13 +86,27 @@ def run_replay(
         timed: whether to time; counts need no quiet machine.
         costs: where the costs come from by which counts are judged.
         progress: called after every task with its result.
+        keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
+            takes a twentieth of the time.
     """
     digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
     todo = list(tasks(planned, digests, repeats if timed else 1))
     runner = Runner(make_decoder, measure, prompts, store, seed=seed, timed=timed)
+    due = -math.inf
+
+    def found() -> Replay:
+        return Replay([_summary(each, runner, todo, digests, costs, repeats) for each in planned])
+
+    def advance(result: str) -> None:
+        nonlocal due
+        progress(result)
+        if (begun := time.monotonic()) >= due:
+            keep(found())
+            due = time.monotonic() + 19 * (time.monotonic() - begun)
+
     with store.interruptible():
-        runner.run(todo, progress)
-    return Replay([_summary(each, runner, todo, digests, costs, repeats) for each in planned])
+        runner.run(todo, advance)
+    return found()
 
 
 def _summary(

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
 from drafttree.evaluation.prompts import read_text
+from drafttree.evaluation.run_store import RUNS
 from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.summary import ResultSummary
@@ -67,6 +68,10 @@ def read_results(folder: Path) -> list[KeptResult]:
         InputError: there are none, or a file is broken or of another format.
     """
     paths = sorted((folder / FOLDER).glob("*.json"))
+    cells = folder / RUNS
+    if not paths and cells.is_file() and (runs := cells.read_bytes().count(b"\n")):
+        kept = f"{runs} finished run{'s' if runs > 1 else ''} of a replay that ended before its first results"
+        raise InputError(f"{folder}: {kept}; the same command goes on from there")
     if not paths:
         raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
     kept = sorted((_read(path) for path in paths), key=lambda kept: _place(kept.summary.id))

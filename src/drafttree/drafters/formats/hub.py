@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import httpx
 from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 
 from drafttree.core.errors import ModelError
@@ -21,23 +23,22 @@ SECONDS = 8.0
 """Time in which the hub has to answer anything, where `HF_HUB_ETAG_TIMEOUT` does not set another."""
 REMEMBERED = 60.0
 """Seconds for which it is not asked again."""
-_asked: dict[str, tuple[float, bool]] = {}
+_asked: dict[str, tuple[float, str]] = {}
 
 
 def hub_answers() -> bool:
     """Whether the hub answers within `SECONDS`; true in huggingface_hub's offline mode, which asks no hub."""
-    if constants.HF_HUB_OFFLINE:
-        return True
-    when, answers = _asked.get(constants.ENDPOINT, (-REMEMBERED, False))
-    if time.monotonic() - when >= REMEMBERED:
-        answers = _ask(constants.ENDPOINT, _seconds())
-        _asked[constants.ENDPOINT] = time.monotonic(), answers
-    return answers
+    return constants.HF_HUB_OFFLINE or not silence()
 
 
 def silence() -> str:
-    """The reason that a message gives where the hub does not answer."""
-    return f"the hub {constants.ENDPOINT} does not answer within {_seconds():g} seconds"
+    """The reason that a message gives where the hub does not answer; empty where it does."""
+    endpoint = constants.ENDPOINT
+    when, reason = _asked.get(endpoint, (-REMEMBERED, ""))
+    if time.monotonic() - when >= REMEMBERED:
+        reason = _ask(endpoint, _seconds())
+        _asked[endpoint] = time.monotonic(), reason
+    return reason and f"the hub {endpoint} {reason}"
 
 
 def download(name: str) -> Path:
@@ -59,6 +60,8 @@ def download(name: str) -> Path:
         if not answers:
             raise ModelError(f"cannot download {name!r}: {silence()}; check the connection or give a folder") from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has no such repository, or only for those who log in"
         raise ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder") from error
     return folder
 
@@ -67,20 +70,26 @@ def _seconds() -> float:
     return float(constants.HF_HUB_ETAG_TIMEOUT) if "HF_HUB_ETAG_TIMEOUT" in os.environ else SECONDS
 
 
-def _ask(endpoint: str, seconds: float) -> bool:
-    """Whether an address answers anything; asked by a thread, as looking up a name has no timeout of its own."""
-    answers = SimpleQueue[bool]()
+def _ask(endpoint: str, seconds: float) -> str:
+    """Why an address answers nothing, empty where it does.
+
+    It is asked by a thread, as looking up a name has no timeout of its own.
+    """
+    reasons = SimpleQueue[str]()
+    silent = f"does not answer within {seconds:g} seconds"
 
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=seconds)
-        except Exception:
-            answers.put(False)
+        except httpx.TimeoutException:
+            reasons.put(silent)
+        except Exception as error:
+            reasons.put(f"cannot be reached ({error})")
         else:
-            answers.put(True)
+            reasons.put("")
 
     threading.Thread(target=ask, name="drafttree hub", daemon=True).start()
     try:
-        return answers.get(timeout=seconds)
+        return reasons.get(timeout=seconds)
     except Empty:
-        return False
+        return silent

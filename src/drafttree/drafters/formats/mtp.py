@@ -41,6 +41,7 @@ PARTS = {
 """What families call the parts beside the decoder layer. Those of Qwen, Exaone and Mellum belong to all layers."""
 READ = {"enorm", "hnorm", "eh_proj"}
 """The parts before the decoder layer, which no other layer has."""
+OWN_PARTS = {name for name, part in PARTS.items() if part in READ}
 SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
 """Copies of what is the target's."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"

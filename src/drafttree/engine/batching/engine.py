@@ -30,7 +30,7 @@ class EngineDecoder(Protocol):
     verifier: type[Verifier] | None
     defaults: Mapping[str, Any]
 
-    def prepare(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Request: ...
+    def prepare(self, prompt: Prompt | None, **options: Unpack[GenerationOptions]) -> Request: ...
 
     def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop: ...
 
@@ -115,7 +115,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         observer: RoundObserver | None = None,
         group: Hashable | None = None,
@@ -143,6 +143,12 @@ class Engine:
         self._thread.check_open()
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
+        if not isinstance(observer, RoundObserver | None):
+            raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
+        try:
+            hash(group)
+        except TypeError:
+            raise ConfigError(f"group is {group!r}; give what can be hashed, such as a number or a text") from None
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
         request = self.decoder.prepare(prompt, **options)

@@ -1,5 +1,7 @@
 """How many rows the KV caches of an engine may have together."""
 
+import sys
+
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ContextError
 from drafttree.engine.prefix_cache import PrefixCache
@@ -29,7 +31,7 @@ class KVMemory:
     def __init__(self, target: Model, max_tokens: int | None = None) -> None:
         if max_tokens is not None:
             check_count("max_kv_tokens", max_tokens, ", or None for what fits")
-        self.rows = rows_in_memory(target, SHARE) if max_tokens is None else float(max_tokens)
+        self.rows = rows_in_memory(target, SHARE) if max_tokens is None else float(min(max_tokens, sys.float_info.max))
         self.reserved = 0
         self.prefixes = PrefixCache(0)
 

@@ -93,7 +93,7 @@ def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
     return {
         **names._asdict(),
         "temperature": f"{sampling.temperature:g}",
-        "seed": str(sampling.seed),
+        **({} if sampling.greedy else {"seed": str(sampling.seed)}),
         "text": request.fidelity.words,
     }
 
