@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine
 from drafttree.evaluation.text_law import Texts, text_law
 from drafttree.evaluation.toy_models import TabularModel, TabularSession
 from drafttree.policies import Chain, Talon, Template
-from drafttree.verifiers import KSeq, PointMass, RRSw, Traversal
+from drafttree.verifiers import Greedy, KSeq, PointMass, RRSw, Traversal
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, TARGET
 from helpers.toy import Table, ToyDrafter, ToyModel
@@ -38,9 +39,8 @@ class Failing(TabularModel):
 
 
 def check_law(draft: TabularModel, policy, verifier, batch: int | None) -> None:
-    texts = Texts(
-        ((0,), (1,))[: batch or 1], (0, 1)[: batch or 1], length=3 if batch == 2 else 4, batch=batch, levels=2
-    )
+    count = batch or 1
+    texts = Texts(((0,), (1,))[:count], (0, 1)[:count], length=4, batch=batch, levels=2)
     found = text_law(TabularModel(2, 2, 0), draft, policy, verifier, texts)
     assert found.total_variation < EXACT
     assert found.expected_accepted > 0
@@ -48,13 +48,17 @@ def check_law(draft: TabularModel, policy, verifier, batch: int | None) -> None:
 
 @pytest.mark.parametrize(("policy", "verifier"), PAIRS, ids=lambda each: getattr(each, "__name__", None))
 @pytest.mark.parametrize(
-    ("error", "batch"), [("broken", 1), ("broken", 2), *((name, batch) for name in MEMORY for batch in (None, 1))]
+    ("error", "batch"), [("broken", 1), *((name, batch) for name in MEMORY for batch in (None, 1))]
 )
 def test_a_level_that_was_drawn_stays_where_the_next_one_fails(policy, verifier, error, batch):
     check_law(Failing(ERRORS[error]), policy, verifier, batch)
 
 
-@pytest.mark.parametrize("batch", [None, 1, 2])
+def test_so_does_one_of_several_texts():
+    check_law(Failing(ERRORS["broken"]), Chain(depth=2), Traversal, 2)
+
+
+@pytest.mark.parametrize("batch", [None, 1])
 def test_tokens_that_were_drawn_stay_where_memory_runs_out_behind_them(batch, monkeypatch):
     """The drafter is told of them, and has no memory to take note."""
     commit = TabularSession.commit
@@ -65,18 +69,18 @@ def test_tokens_that_were_drawn_stay_where_memory_runs_out_behind_them(batch, mo
         commit(session, tokens, hidden_states)
 
     monkeypatch.setattr(TabularSession, "commit", failing)
-    check_law(TabularModel(2, 2, 1, near=TabularModel(2, 2, 0)), *PAIRS[0], batch)
+    check_law(TabularModel(2, 2, 1, near=TabularModel(2, 2, 0)), Chain(depth=2), Traversal, batch)
 
 
 class FailsAfter(Table):
-    """A law that fails after texts that end in token 3."""
+    """A law that fails after texts that end in tokens 3 and 4."""
 
     def __init__(self, error) -> None:
         super().__init__(DRAFT.vocab, DRAFT.depth, near=DRAFT, scale=0.0)
         self.error = error
 
     def __call__(self, prefix):
-        if prefix[-1] == 3:
+        if [*prefix[-2:]] == [3, 4]:
             raise self.error()
         return super().__call__(prefix)
 
@@ -113,3 +117,37 @@ def test_the_round_after_memory_ran_out_is_plain():
     decoder = toy_decoder(ToyModel(TARGET), ToyDrafter(Once(8, 0)), Chain(depth=4))
     rounds = decoder.generate([3, 1, 4], max_new_tokens=24).metrics.rounds
     assert [turn.levels for turn in rounds[:3]] == [1, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "message"),
+    [
+        ("root", lambda rows: rows[0], "torch.float32 [1, 8]; it must return floating-point logits [1, 1, vocab]"),
+        (
+            "expand",
+            lambda rows: rows.long(),
+            "torch.int64 [1, 3, 8]; it must return floating-point logits [1, 3, vocab]",
+        ),
+        (
+            "expand",
+            lambda rows: rows[:, 1:],
+            "torch.float32 [1, 2, 8]; it must return floating-point logits [1, 3, vocab]",
+        ),
+        ("root", lambda rows: None, "NoneType; it must return a tensor of logits [1, 1, vocab]"),
+    ],
+)
+def test_what_is_no_logits(name, answer, message):
+    class Wrong(ToyDrafter):
+        def start(self, prompt, capacity):
+            session = super().start(prompt, capacity)
+            right = getattr(session, name)
+            setattr(session, name, lambda *given: answer(right(*given)))
+            return session
+
+    tree = Template(paths=((0,), (1,), (2,), (0, 0), (1, 0), (2, 0)))
+    decoder = toy_decoder(ToyModel(TARGET), Wrong(DRAFT), tree, Greedy)
+    with pytest.raises(ConfigError) as told:
+        decoder.generate([1, 2], max_new_tokens=12)
+    assert str(told.value) == f"ToyDraft.{name} returns {message}"
+    with pytest.raises(ConfigError, match=rf"ToyDraft\.{name} returns"):
+        decoder.generate([[1, 2], [2, 3]], max_new_tokens=12)
