@@ -54,14 +54,14 @@ def test_ancestors_depths_and_children_are_those_of_a_walk_to_the_root(drawn):
         path = walk_up(tree, node)
         assert tree.ancestors[node].nonzero()[0].tolist() == sorted(path)
         assert tree.depths[node] == len(path) - 1
-        assert tree.children[node] == [other for other in range(tree.size) if tree.parents[other] == node]
+        assert [*tree.children[node]] == [other for other in range(tree.size) if tree.parents[other] == node]
     assert tree.is_chain == all(up == node - 1 for node, up in enumerate(tree.parents))
 
 
 def test_a_chain_of_130_nodes_sees_all_of_itself():
     tree = plant(chain(130))
     assert tree.is_chain
-    assert tree.depths == list(range(131))
+    assert tree.depths == tuple(range(131))
     assert np.array_equal(tree.ancestors, np.tri(131, dtype=bool))
 
 
@@ -69,7 +69,7 @@ def test_a_tree_with_as_many_nodes_as_levels_need_not_be_a_chain():
     scores = [math.inf, -1.0, -2.0, -3.0, -9.0, -9.5]
     cut = DraftTree([*range(6)], [-1, 0, 0, 0, 1, 4], scores, scores, 3).best(4)
     assert cut.size == cut.levels + 1
-    assert cut.depths == [0, 1, 1, 1]
+    assert cut.depths == (0, 1, 1, 1)
     assert not cut.is_chain
 
 
@@ -84,21 +84,21 @@ def test_best_takes_the_highest_scores_and_keeps_them_connected(drawn, size):
     tree = plant(drawn)
     cut = tree.best(size)
     kept = sorted(sorted(range(tree.size), key=lambda node: (-tree.scores[node], node))[:size])
-    assert cut.tokens == kept
-    assert cut.path_logprobs == [tree.path_logprobs[node] for node in kept]
-    assert cut.parents == [kept.index(tree.parents[node]) if node else -1 for node in kept]
+    assert [*cut.tokens] == kept
+    assert [*cut.path_logprobs] == [tree.path_logprobs[node] for node in kept]
+    assert [*cut.parents] == [kept.index(tree.parents[node]) if node else -1 for node in kept]
     assert all(up < node for node, up in enumerate(cut.parents))
 
 
 def test_best_prefers_a_parent_to_its_certain_child():
-    assert plant([(0, -1.0), (1, 0.0), (2, 0.0)]).best(2).tokens == [0, 1]
+    assert plant([(0, -1.0), (1, 0.0), (2, 0.0)]).best(2).tokens == (0, 1)
 
 
 def test_best_keeps_the_distributions_of_the_nodes_that_stay():
     tree = plant([(0, -1.0), (0, -0.5), (2, -0.1)])
     rows = {node: torch.full((2,), float(node)) for node in range(3)}
     cut = replace(tree, draft_probs=rows).best(3)
-    assert cut.tokens == [0, 2, 3]
+    assert cut.tokens == (0, 2, 3)
     assert {node: row.tolist() for node, row in cut.draft_probs.items()} == {0: [0.0, 0.0], 1: [2.0, 2.0]}
 
 
@@ -110,7 +110,7 @@ def test_of_children_with_the_same_token_the_first_is_found():
 def test_a_lone_root_is_a_tree_of_one_node_and_no_levels():
     tree = DraftTree.rooted(7)
     assert (tree.size, tree.levels, tree.is_chain) == (1, 0, True)
-    assert tree.depths == [0]
+    assert tree.depths == (0,)
     assert tree.ancestors.tolist() == [[True]]
 
 

@@ -93,7 +93,7 @@ class RoundRandomness(Protocol):
     """The randomness of one round of one text: what verifiers and sampled trees may ask for."""
 
     def gumbel(self, depth: int) -> Tensor:
-        """Float32 `[vocab]`: the Gumbel noise of the token `depth` positions behind the root."""
+        """A new float32 `[vocab]`: the Gumbel noise of the token `depth` positions behind the root."""
         ...
 
     def accept(self, probability: Tensor | float) -> bool:
@@ -190,7 +190,7 @@ class SeededRound:
         self._accepts, self._bonus = self._numbers("accept"), self._numbers("bonus")
 
     def gumbel(self, depth: int) -> Tensor:
-        return self._source.gumbel(self._position + depth)
+        return self._source.gumbel(self._position + depth).clone()  # later rounds use the row, too
 
     def accept(self, probability: Tensor | float) -> bool:
         return next(self._accepts) < float(probability)

@@ -33,7 +33,7 @@ class Proposal(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
-    """A draft tree in breadth-first order, siblings in order of rank or of drawing.
+    """A draft tree in breadth-first order, siblings in order of rank or of drawing. It cannot be changed.
 
     Attributes:
         tokens: per node, its token id.
@@ -61,7 +61,7 @@ class DraftTree:
     @classmethod
     def rooted(cls, token: int, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
         """The tree of a root alone."""
-        return cls([token], [-1], [0.0], [math.inf], 0, proposal)
+        return cls((token,), (-1,), (0.0,), (math.inf,), 0, proposal)
 
     @property
     def size(self) -> int:
@@ -74,13 +74,13 @@ class DraftTree:
         return self.depths[-1] == self.size - 1
 
     @cached_property
-    def children(self) -> list[list[int]]:
+    def children(self) -> tuple[tuple[int, ...], ...]:
         """Per node, its children in order of rank or of drawing."""
         children: list[list[int]] = [[] for _ in self.tokens]
         for node, parent in enumerate(self.parents):
             if parent >= 0:
                 children[parent].append(node)
-        return children
+        return tuple(map(tuple, children))
 
     @property
     def node_logprobs(self) -> list[float]:
@@ -89,12 +89,12 @@ class DraftTree:
         return [paths[node] - paths[max(parent, 0)] for node, parent in enumerate(self.parents)]
 
     @cached_property
-    def depths(self) -> list[int]:
+    def depths(self) -> tuple[int, ...]:
         """Per node, its distance from the root."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        return depths
+        return tuple(depths)
 
     @cached_property
     def ancestors(self) -> Array:
@@ -135,10 +135,10 @@ class DraftTree:
         place = {node: index for index, node in enumerate(order)}
         return replace(
             self,
-            tokens=[self.tokens[node] for node in order],
-            parents=[place.get(self.parents[node], -1) for node in order],
-            path_logprobs=[self.path_logprobs[node] for node in order],
-            scores=[self.scores[node] for node in order],
+            tokens=tuple(self.tokens[node] for node in order),
+            parents=tuple(place.get(self.parents[node], -1) for node in order),
+            path_logprobs=tuple(self.path_logprobs[node] for node in order),
+            scores=tuple(self.scores[node] for node in order),
             draft_probs={place[node]: row for node, row in self.draft_probs.items() if node in place},
         )
 
@@ -212,7 +212,7 @@ class Layer:
     @cached_property
     def rank(self) -> Array:
         """`[candidates]` rank of a candidate among its siblings, 0 for the most probable."""
-        return np.arange(self.logprobs.shape[-1])
+        return read_only(np.arange(self.logprobs.shape[-1]))
 
     @cached_property
     def path_logprobs(self) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.timing import PassTimer, time_together
 from drafttree.drafters.base import DraftLogits, DraftSession, HiddenStates
 from drafttree.models import Segment, TreeCache
@@ -182,8 +183,8 @@ def level_segments(
 def draft_root(sessions: Sequence[DraftLogits]) -> Tensor:
     """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it."""
     if drafter := _shared_drafter(sessions):
-        return drafter.root(sessions)
-    return torch.cat([session.root()[0] for session in sessions])
+        return _checked(drafter, "root", drafter.root(sessions), (len(sessions),))
+    return _joined([_checked(session, "root", session.root(), (1, 1))[0] for session in sessions])
 
 
 def draft_expand(sessions: Sequence[DraftLogits], frontiers: Sequence[Frontier], device: torch.device) -> Tensor:
@@ -197,12 +198,32 @@ def draft_expand(sessions: Sequence[DraftLogits], frontiers: Sequence[Frontier],
     if len(sessions) > 1:
         drafting = [(session, own) for session, own in zip(sessions, frontiers, strict=True) if own.tokens]
         sessions, frontiers = [session for session, _ in drafting], [own for _, own in drafting]
+    counts = [len(own.tokens) for own in frontiers]
     if drafter := _shared_drafter(sessions):
-        return drafter.expand(sessions, frontiers)
-    nodes = [torch.tensor([own], device=device).split(1, 1) for own in frontiers]
-    return torch.cat(
-        [session.expand(ids[:, 0], above[:, 0])[0] for session, (ids, above) in zip(sessions, nodes, strict=True)]
-    )
+        return _checked(drafter, "expand", drafter.expand(sessions, frontiers), (sum(counts),))
+    found = list[Tensor]()
+    for session, own, count in zip(sessions, frontiers, counts, strict=True):
+        ids, above = torch.tensor([own], device=device)[0, :, None]
+        found.append(_checked(session, "expand", session.expand(ids, above), (1, count))[0])
+    return _joined(found)
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+
+
+def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> Tensor:
+    """The logits that a drafter, which may be a user's own, has returned.
+
+    Raises:
+        ConfigError: they are no logits of so many nodes.
+    """
+    wanted, what = f"[{', '.join(map(str, shape))}, vocab]", f"{type(part).__name__}.{name} returns"
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"{what} {type(logits).__name__}; it must return a tensor of logits {wanted}")
+    if logits.shape[:-1] != shape or not logits.shape[-1] or not logits.is_floating_point():
+        raise ConfigError(f"{what} {logits.dtype} {list(logits.shape)}; it must return floating-point logits {wanted}")
+    return logits
 
 
 def _shared_drafter(sessions: Sequence[DraftLogits]) -> SharedDrafter | None:

@@ -79,8 +79,8 @@ class AdjustedDraft:
     def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
         for adjustment, frontier in zip(self._adjustments, frontiers, strict=True):
             adjustment.descend(frontier)
-        logits = draft_expand(self._sessions, frontiers, self._device)
-        return self._adjust(logits, [len(frontier.tokens) for frontier in frontiers])
+        widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
+        return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
 
     def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""

@@ -1,5 +1,6 @@
 """What a request gives: a finished text, or the parts of one that is streamed."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from drafttree.core.cost_curve import CostCurve
@@ -135,7 +136,7 @@ class Chunk:
             drafted_text=[request.drafted[token] for token in origins],
             origins=origins,
             logprobs=kept.tokens[begin:] if kept else [],
-            top_logprobs=kept.top[begin:] if kept else [],
-            prompt_logprobs=None if begin else request.prompt_logprobs,
+            top_logprobs=[*map(dict, kept.top[begin:])] if kept else [],
+            prompt_logprobs=None if begin else deepcopy(request.prompt_logprobs),
             stopped_by=stream.stopped_by,
         )

@@ -60,5 +60,5 @@ class GrowingTree:
 
     def finish(self, proposal: Proposal, source: int) -> DraftTree:
         """The tree."""
-        columns = self.tokens, self.parents, self.path_logprobs, self.scores
+        columns = tuple(self.tokens), tuple(self.parents), tuple(self.path_logprobs), tuple(self.scores)
         return DraftTree(*columns, self.levels, proposal, self.probs, tuple(self.widths), source)

@@ -6,6 +6,7 @@ Trees, single nodes and parts of prompts lie behind each other in the pass, and 
 whose. So a request joins by adding a segment and leaves by adding none.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, acce
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.metrics import Round
+from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefix_cache import PrefixCache, ReadText
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
@@ -27,6 +29,7 @@ from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.verifiers.base import check_verdict
 
+logger = logging.getLogger("drafttree")
 LONGEST_PART = 512
 """Tokens of prompts in a pass at most."""
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
@@ -90,6 +93,7 @@ class RoundLoop:
         self.target, self.drafter, self.prefixes = target, drafter, prefixes
         self._context = context
         self._hidden_layers = drafter.hidden_layers if drafter else ()
+        self._failure = ""
 
     @property
     def reads_hidden(self) -> bool:
@@ -115,7 +119,7 @@ class RoundLoop:
         request.drafting.close()
 
     def _start_draft(self, drafter: Drafter, request: Request) -> DraftSession:
-        session = drafter.start(request.tokens, request.capacity)
+        session = drafter.start([*request.tokens], request.capacity)
         if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
             name = type(drafter).__name__
             raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
@@ -203,6 +207,9 @@ class RoundLoop:
         for place, request in enumerate(requests):
             if self.max_levels(request) <= 0 or not self._wants_draft(request):
                 continue
+            if request.drafting.pauses:
+                request.drafting.pauses = False
+                continue
             chosen = request.drafting.choose()
             if chosen is None:
                 continue
@@ -218,14 +225,40 @@ class RoundLoop:
         session = request.drafting.session
         return session is not None and request.policy.wants_draft(request.drafting.state, session)
 
-    def grow(self, group: DraftGroup, max_levels: Sequence[int], gate: Gate | None = None) -> list[DraftTree]:
+    def grow(
+        self,
+        group: DraftGroup,
+        max_levels: Sequence[int],
+        gate: Gate | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> list[DraftTree]:
         """Draft the trees of a group, one pass per level for all of them.
+
+        Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing.
 
         Args:
             group: the group to draft for.
             max_levels: levels that each tree may have.
             gate: as for `tree_growth.grow`.
+            on_failure: told of what has ended the trees; None to raise what the drafter raises.
         """
+
+        def ends(error: Exception) -> bool:
+            if is_out_of_memory(error):
+                self.prefixes.clear()
+                for request in group.requests:
+                    request.drafting.pauses = True
+            elif (
+                on_failure is None
+                or isinstance(error, ConfigError)
+                or any(request.constraints.failed for request in group.requests)
+            ):
+                return False
+            self.log_failure(error)
+            if on_failure:
+                on_failure(error)
+            return True
+
         first = group.requests[0]
         randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
         adjustments = [
@@ -243,7 +276,14 @@ class RoundLoop:
             vocab=self.target.vocab_size,
             gate=gate,
             source=group.source,
+            ends=ends,
         )
+
+    def log_failure(self, error: Exception) -> None:
+        """Say in the log that the drafter has failed, unless it just did in the same way."""
+        if (failure := f"{type(error).__name__}: {error}") != self._failure:
+            self._failure = failure
+            logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
 
     def root_tree(self, request: Request) -> DraftTree:
         """The tree of a round that drafts nothing: the last committed token."""
@@ -325,17 +365,17 @@ class RoundLoop:
             logits = scored = output.logits[0]
             if request.constraints:
                 logits = request.constraints.score(request.tokens, tree, logits)
-            verdict = request.verifier.verify(tree, logits, request.randomness.at(len(request.tokens) - 1))
-            path, bonus = verdict
-            check_verdict(request.verifier, tree, path, bonus, self.target.vocab_size)
+            judged = logits.clone() if request.recorder or request.observer else logits  # a verifier may write to it
+            verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
+            path, bonus = verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
             clock.lap("verify")
             request.cache.commit(path)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             drafting = request.drafting
             if drafting.session:
                 drafting.rest(not tree.widths)
-                drafting.commit(tokens, accepted_rows(output.hidden, path))
-                drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, path))
+                drafting.commit([*tokens], accepted_rows(output.hidden, path))
+                drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
             clock.lap("commit")
             committed = request.commit(tokens, len(path) - 1)
             clock.lap("text")

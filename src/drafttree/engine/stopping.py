@@ -29,4 +29,5 @@ class StoppingText:
             return False
         self._ids[0, self._length] = token
         self._length += 1
-        return bool(self._criteria(self._ids[:, : self._length], None).all())  # pyright: ignore[reportArgumentType]
+        seen = self._ids[:, : self._length].clone()  # a criterion may write to it
+        return bool(self._criteria(seen, None).all())  # pyright: ignore[reportArgumentType]

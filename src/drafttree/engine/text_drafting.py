@@ -1,5 +1,6 @@
 """How one text is drafted for."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from drafttree.drafters.base import ChoosingSession, DraftSession, HiddenStates
 from drafttree.drafters.session import LateReader
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
+
+logger = logging.getLogger("drafttree")
 
 
 @dataclass
@@ -25,6 +28,7 @@ class TextDrafting:
         reads_prompt: whether the drafter reads the prompt too.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.
+        pauses: whether the next round drafts nothing, since memory ran out in this one.
         on_failure: told of an error of the drafter, behind which the text goes on without drafts; None to raise it.
     """
 
@@ -34,6 +38,7 @@ class TextDrafting:
     reads_prompt: bool = False
     context: TextContext | None = None
     state: Any = None
+    pauses: bool = False
     on_failure: Callable[[Exception], None] | None = None
     _told: DraftSession | LateReader | None = None
     _can_rest: LateReader | ChoosingSession | None = None
@@ -72,12 +77,12 @@ class TextDrafting:
             try:  # every round comes here, and a context manager would take longer than all else in it
                 self._told.commit(tokens, hidden_states)
             except Exception as error:
-                self._fail(error)
+                self._fail(error, begun=True)
 
     def catch_up(self) -> DraftSession | None:
         """The session, told all of the text; None where there is none, or where that has failed."""
         if isinstance(self._told, LateReader):
-            with self.failing_softly():
+            with self.failing_softly(begun=True):
                 self._told.catch_up()
         return self.session
 
@@ -85,7 +90,7 @@ class TextDrafting:
         """The source of the next round's drafts and its session, told all of the text; None where that has failed."""
         if (session := self.catch_up()) is None:
             return None
-        with self.failing_softly():
+        with self.failing_softly(begun=True):
             return session.choose() if isinstance(session, ChoosingSession) else (0, session)
 
     def read_costs(self) -> tuple[float, int]:
@@ -97,15 +102,24 @@ class TextDrafting:
         return self._counted[0] - seconds, self._counted[1] - passes
 
     @contextmanager
-    def failing_softly(self) -> Iterator[None]:
-        """Let an error of the drafter end the drafts and not the text, if somebody is to be told of it."""
+    def failing_softly(self, *, begun: bool = False) -> Iterator[None]:
+        """Let an error of the drafter end the drafts and not the text, if somebody is to be told of it.
+
+        Args:
+            begun: whether tokens of the text were chosen, so that memory that runs out must not drop it: it would be
+                drawn again.
+        """
         try:
             yield
         except Exception as error:
-            self._fail(error)
+            self._fail(error, begun=begun)
 
-    def _fail(self, error: Exception) -> None:
-        if self.on_failure is None or is_out_of_memory(error) or isinstance(error, DraftTreeError):
+    def _fail(self, error: Exception, *, begun: bool) -> None:
+        ends_drafts = begun if is_out_of_memory(error) else self.on_failure and not isinstance(error, DraftTreeError)
+        if not ends_drafts:
             raise error
         self.close()
-        self.on_failure(error)
+        if self.on_failure:
+            self.on_failure(error)
+        else:
+            logger.warning("memory ran out in the drafter, so the text goes on without drafts")

@@ -9,7 +9,7 @@ reads twice: counts are decided on the host, then children are drawn.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -25,6 +25,7 @@ from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
+from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.policy_answers import checked_answer
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -70,8 +71,12 @@ def grow(
     vocab: int | None = None,
     gate: Gate | None = None,
     source: int = 0,
+    ends: Callable[[Exception], bool] = lambda error: False,
 ) -> list[DraftTree]:
     """Draft the trees of one round.
+
+    Where the drafter fails or memory runs out, trees can end at the level that they have. A drawn level stays: whether
+    it is dropped would depend on what was drawn, which is not lossless.
 
     Args:
         policy: decides which candidates join the trees and which are expanded.
@@ -84,6 +89,7 @@ def grow(
             no such.
         gate: leaves out nodes that the policy would expand.
         source: which model of the drafter drafts.
+        ends: whether the trees end where the drafter has raised this, or memory ran out; else it is raised.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
@@ -94,13 +100,18 @@ def grow(
     growth = Growth(policy, roots, max_levels, states, sampler, source)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
-    if levels > 0:
-        rows, widths = draft.root(), [1] * len(roots)
+    widths, drafting = [1] * len(roots), True
+    try:
         for depth in range(1, levels + 1):
+            drafting = True
+            rows = draft.root() if depth == 1 else draft.expand(growth.frontiers())
+            drafting = False
             growth.add_level(rows, widths, depth, vocab)
             if depth == levels or not any(widths := growth.narrow(gate, depth)):
                 break
-            rows = draft.expand(growth.frontiers())
+    except Exception as error:
+        if not ((drafting or is_out_of_memory(error)) and ends(error)):
+            raise
     return growth.trees()
 
 
@@ -152,8 +163,8 @@ class Growth:
         if (labels := policy.label(layer)) is not None:
             labels = checked_answer(policy, "label", labels, "i", shape)
         at = keep.reshape(-1).nonzero()[0]
-        above, paths = at // keep.shape[2], layer.path_logprobs.reshape(-1)[at]
-        scores = paths if layer.scores is layer.path_logprobs else layer.scores.reshape(-1)[at]
+        above, paths = at // keep.shape[2], read_only(layer.path_logprobs.reshape(-1)[at])
+        scores = paths if layer.scores is layer.path_logprobs else read_only(layer.scores.reshape(-1)[at])
         self._new = _Level(
             tokens=tokens.reshape(-1)[at],
             above=above,
@@ -274,7 +285,7 @@ class Growth:
             fills = -math.inf, -math.inf, 0
             columns = [padded(column, widths, fill) for column, fill in zip(columns, fills, strict=False)]
         self._paths, self._scores, *labels = columns
-        self._labels = labels[0] if labels else None
+        self._labels = read_only(labels[0]) if labels else None
 
     def trees(self) -> list[DraftTree]:
         """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
@@ -307,7 +318,7 @@ class _Level(NamedTuple):
     scores: Array
     labels: Array | None
     expand: Array | None
-    counts: list[int]
+    counts: tuple[int, ...]
     width: int
 
 
@@ -338,11 +349,11 @@ def _zeros(batch: int) -> Array:
 @lru_cache(maxsize=64)
 def _root_level(batch: int) -> tuple[Array, Array, Sequence[int]]:
     """Path log-probabilities and scores of roots, and how many there are of each text; see `PartialTree.levels`."""
-    return _zeros(batch)[:, 0], read_only(np.full(batch, np.inf, dtype=np.float32)), [1] * batch
+    return _zeros(batch)[:, 0], read_only(np.full(batch, np.inf, dtype=np.float32)), (1,) * batch
 
 
-def _counts(at: Array, keep: Array) -> list[int]:
+def _counts(at: Array, keep: Array) -> tuple[int, ...]:
     """How many entries of a mask `[batch, ...]` at these flat places each text has."""
     if len(keep) == 1:
-        return [len(at)]
-    return np.bincount(at // keep[0].size, minlength=len(keep)).tolist()
+        return (len(at),)
+    return tuple(np.bincount(at // keep[0].size, minlength=len(keep)).tolist())

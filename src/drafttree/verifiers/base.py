@@ -8,7 +8,8 @@ rather than the likeliest one.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from operator import index
+from typing import Any, ClassVar, cast
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.lazy import Tensor, torch
@@ -67,7 +68,7 @@ class Verifier:
 
         Args:
             tree: the draft tree.
-            logits: `[nodes, vocab]` of the target at every node.
+            logits: `[nodes, vocab]` of the target at every node, which may be written to.
             randomness: this round's, the only source of random numbers.
         """
         raise NotImplementedError
@@ -154,17 +155,24 @@ def refuse_greedy(sampling: Sampling) -> str | None:
     return "draws at random; at temperature 0 use 'greedy'" if sampling.greedy else None
 
 
-def check_verdict(verifier: Verifier, tree: DraftTree, path: Sequence[int], bonus: int, vocab: int) -> None:
-    """Refuse a verdict on one tree that is none: a user's verifier may say anything.
+def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: int) -> Verdict:
+    """The verdict on one tree, in plain numbers and a new list: a user's verifier may say anything.
 
     Raises:
-        ConfigError: the path is no path from the root down, or the bonus no token.
+        ConfigError: it is no verdict, the path is no path from the root down, or the bonus no token.
     """
     name = type(verifier).__name__
+    try:
+        nodes, token = cast(Any, verdict)
+        path, bonus = [*map(index, nodes)], index(token)
+    except (TypeError, ValueError):
+        wanted = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
+        raise ConfigError(f"{name} returns {verdict!r}; {wanted}") from None
     if path[:1] != [0] or any(below not in tree.children[node] for node, below in pairwise(path)):
         raise ConfigError(f"{name} accepts the nodes {path}, which do not form a path from the root")
     if not 0 <= bonus < vocab:
         raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
+    return Verdict(path, bonus)
 
 
 def not_numbers() -> ModelError:

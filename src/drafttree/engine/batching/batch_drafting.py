@@ -1,22 +1,17 @@
 """Drafts the trees of a round for many requests: one draft pass per level, one budget for all of them."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.batching.batch_state import BatchState
 from drafttree.engine.batching.expansion_gate import ExpansionGate, NodeCosts
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
 from drafttree.engine.metrics import Round
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import DraftGroup, RoundLoop
 from drafttree.policies.calibration import SurvivalCalibration
-
-logger = logging.getLogger("drafttree")
 
 
 @dataclass
@@ -28,7 +23,7 @@ class Drafts:
         grown: the trees before the budget cut them.
         groups: source and widths, over all requests, of what was drafted.
         expected: tokens that the round is expected to commit.
-        failure: what the drafter raised, None if it did not.
+        failure: the message of what the drafter raised, or of memory that ran out; None if there was none.
         not_allowed: why nothing may be drafted, None where it may.
     """
 
@@ -36,7 +31,7 @@ class Drafts:
     grown: list[DraftTree] = field(init=False)
     groups: list[tuple[int, list[int]]] = field(default_factory=list)
     expected: float = 0.0
-    failure: Exception | None = None
+    failure: str | None = None
     not_allowed: str | None = None
 
     def __post_init__(self) -> None:
@@ -44,8 +39,8 @@ class Drafts:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing was drafted, None where something was."""
-        if self.failure:
+        """Why nothing was drafted, or not all; None where all was."""
+        if self.failure is not None:
             return f"the drafter failed: {self.failure}"
         return self.not_allowed or (None if self.groups else "no request wants drafts")
 
@@ -72,7 +67,6 @@ class BatchDrafting:
     def __init__(self, loop: RoundLoop, state: BatchState, budget: int | None = None) -> None:
         self._loop, self._state, self._budget = loop, state, budget
         self._costs = state.costs
-        self._failure = ""
 
     def plain(self, requests: Sequence[Request], reason: str | None = None) -> Drafts:
         """Roots alone, for a reason."""
@@ -88,41 +82,27 @@ class BatchDrafting:
             rate: tokens by time that the batch reaches.
         """
         drafts = self.plain(requests)
-        try:
-            for group in self._loop.groups(requests):
-                target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
-                self._draft_group(group, NodeCosts(target, level, rows, rate), drafts)
-        except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, ConfigError):
-                raise  # a policy that answers wrongly has to be told, as in a lone text
-            if any(request.constraints.failed for request in requests):
-                raise
-            return self._without(requests, error)
+        for group in self._loop.groups(requests):
+            target, level = partial(self._costs.target, len(requests)), partial(self._costs.level, group.source)
+            self._draft_group(group, NodeCosts(target, level, rows, rate), drafts)
         return self._within_budget(requests, drafts, rows)
-
-    def _without(self, requests: Sequence[Request], error: Exception) -> Drafts:
-        """A round without drafts, since the drafter has failed."""
-        self.log_failure(error)
-        drafts = self.plain(requests)
-        drafts.failure = error
-        return drafts
-
-    def log_failure(self, error: Exception) -> None:
-        """Say in the log that the drafter has failed, unless it just did in the same way."""
-        if str(error) != self._failure:
-            self._failure = str(error)
-            logger.warning("the drafter failed, so texts go on without drafts: %s: %s", type(error).__name__, error)
 
     def _draft_group(self, group: DraftGroup, costs: NodeCosts, drafts: Drafts) -> None:
         """Draft for requests whose trees grow together."""
         selected = group.requests[0].verifier.proposal is Proposal.TOP_K
         calibrations = [self._calibration(request, group.source) for request in group.requests]
         gate = ExpansionGate(calibrations, costs) if selected and self._budget is None else None
-        grown = self._loop.grow(group, self._levels(group.requests, costs, selected=selected), gate)
+
+        def failed(error: Exception) -> None:
+            drafts.failure = str(error) or type(error).__name__  # its traceback would hold the round's tensors
+
+        grown = self._loop.grow(group, self._levels(group.requests, costs, selected=selected), gate, failed)
         for place, tree in zip(group.places, grown, strict=True):
             drafts.trees[place] = tree
         levels = max(len(tree.widths) for tree in grown)
-        drafts.groups.append((group.source, [sum(_width(tree, level) for tree in grown) for level in range(levels)]))
+        if levels:
+            widths = [sum(_width(tree, level) for tree in grown) for level in range(levels)]
+            drafts.groups.append((group.source, widths))
 
     def _levels(self, own: Sequence[Request], costs: NodeCosts, *, selected: bool) -> list[int]:
         """The levels that each request may be drafted for."""

@@ -260,7 +260,7 @@ class BatchLoop:
     def _drafter_failed(self, error: Exception) -> None:
         """Count an error of one request's drafter, which goes on without drafts."""
         self.metrics.drafter_failures += 1
-        self._drafting.log_failure(error)
+        self._loop.log_failure(error)
 
     def _turn(self, plan: Plan, drafts: Drafts, committed: int, clock: RoundClock) -> EngineRound:
         return EngineRound(
@@ -282,10 +282,9 @@ class BatchLoop:
         """Mend the costs by a round, and judge drafting where nothing but writing was done in it."""
         self.metrics.record(turn)
         other = turn.seconds - turn.target_seconds - turn.draft_seconds
-        self._costs.observe(
-            RoundTimes(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, other, drafts.groups)
-        )
-        if plan.parts or not turn.batch or drafts.failure:
+        groups = drafts.groups if drafts.failure is None else []  # a level that failed has taken time, too
+        self._costs.observe(RoundTimes(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, other, groups))
+        if plan.parts or not turn.batch or drafts.failure is not None:
             return
         drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
         cost = self._costs.round(turn.batch, turn.rows, drafting)
