@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafttree.core.errors import ContextError, InputError
+from drafttree.engine.detokenizer import special_tokens
 from drafttree.engine.prompt_length import check_characters, longest_token
 
 Message = Mapping[str, Any]
@@ -80,7 +81,7 @@ def turn_end(tokenizer: Any) -> str | None:
     except Exception:  # as above; what is wrong is told where an answer is wanted
         return None
     between = text.partition(answer)[2].partition(question)[0].rstrip()
-    special = [token for token in tokenizer.all_special_tokens if token in between]
+    special = any(token in between for token in special_tokens(tokenizer).values())
     return None if special else between or None
 
 
