@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from drafttree.core.errors import InputError
 from drafttree.engine.chat import render_chat, turn_end
@@ -93,6 +94,7 @@ PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\
     [
         (PLAIN, "\nuser:"),
         (PLAIN.replace("\n", "<|end|>\n"), None),
+        (PLAIN.replace("\n", "<|turn|>\n"), None),
         ("{{ messages[0].content }}", None),
         ("{{ raise_exception('no') }}", None),
         (None, None),
@@ -101,4 +103,5 @@ PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\
 def test_plain_text_that_ends_an_answer_is_found(template, end):
     made = tokenizer(template)
     made.add_special_tokens({"eos_token": "<|end|>"})
+    made.add_tokens([AddedToken("<|turn|>", special=True)])  # as Gemma's, which no attribute of the tokenizer names
     assert turn_end(made) == end

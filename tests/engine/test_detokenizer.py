@@ -45,7 +45,8 @@ def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
             break
         shown += stream.read() if read_every and count % read_every == 0 else ""
     assert (ended, stream.text) == expected(tokens, stop)
-    assert shown + stream.read(final=True) == stream.text
+    stream.finish()
+    assert shown + stream.read() == stream.text
     assert (stream.stopped_by is None) == (not ended)
     assert known(tokens).startswith(stream.text + (stream.stopped_by or ""))
 
@@ -124,7 +125,8 @@ def test_the_beginning_of_a_stop_string_is_held_back():
 def test_without_a_tokenizer_there_is_no_text():
     stream = Detokenizer(None, [0], ["a"])
     assert not stream.push(0)
-    assert stream.read(final=True) == ""
+    stream.finish()
+    assert stream.read() == ""
 
 
 def test_the_leading_space_of_a_first_word_depends_on_the_prompt():

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from drafttree.core.errors import InputError
+from drafttree.engine.detokenizer import special_tokens
 from drafttree.engine.prompt_length import check_characters
 
 Message = Mapping[str, Any]
@@ -156,7 +157,7 @@ def turn_end(tokenizer: Any) -> str | None:
     except Exception:  # as above; what is wrong is told where an answer is wanted
         return None
     between = text.partition(answer)[2].partition(question)[0].rstrip()
-    special = [token for token in tokenizer.all_special_tokens if token in between]
+    special = any(token in between for token in special_tokens(tokenizer).values())
     return None if special else between or None
 
 

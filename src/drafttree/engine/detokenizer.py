@@ -1,12 +1,19 @@
 """Tokens into text, one at a time, stopping at stop strings."""
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from drafttree.core.errors import ConfigError
 
 CONTEXT = 6
 UNFINISHED = "\ufffd"
+MAX_UNFINISHED = 3
+"""Bytes of a character whose last one is missing; some tokenizers write U+FFFD for each of them."""
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+CLEANED = 4
+"""Characters at the end of a text that `clean_up_tokenization` may still change when more follow."""
 
 
 class Tokenizer(Protocol):
@@ -36,27 +43,32 @@ def unfinished(text: str, strings: Iterable[str]) -> int:
 
 def special_tokens(tokenizer: object) -> dict[int, str]:
     """The special tokens of a tokenizer of transformers, and how they are spelled."""
+    names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {token: each.content for token, each in added.items() if each.special}
+    return dict(zip(*names, strict=False)) | {token: each.content for token, each in added.items() if each.special}
 
 
 class Detokenizer:
     """Decodes a growing list of tokens without decoding all of it again.
 
     A token's text can depend on the tokens before it (a leading space) and on those after it (a character of several
-    bytes). So a few earlier tokens are decoded along, and an unfinished character waits. Without stop strings tokens
-    wait until their text is asked for: a call of the tokenizer between passes of a model takes ten times as long as one
-    of several in a row.
+    bytes, a space before a full stop). So a few earlier tokens are decoded along, and what may still change is not
+    read. In the end all tokens are decoded at once, as the tokenizer would. Without stop strings tokens wait until
+    their text is asked for: a call of the tokenizer between passes of a model takes ten times as long as one of several
+    in a row.
 
     Args:
         tokenizer: None to give no text at all.
-        prompt: token ids before the text.
+        prompt: token ids before the text. Prompt and text together are what the tokenizer makes of both.
         stop: strings that end the text; none of them becomes part of it.
         spelled: ids of special tokens that are a part of the text; others are none.
 
     Attributes:
         shown: how much of the text has been read.
         stopped_by: the stop string that ended the text, None as long as none has.
+
+    Raises:
+        ConfigError: a stop string has a special token in it that is no part of the text.
     """
 
     def __init__(
@@ -66,17 +78,32 @@ class Detokenizer:
         stop: Sequence[str] = (),
         spelled: Sequence[int] = (),
     ) -> None:
-        self._text = ""
-        self._origins: list[int] = []
-        self._waiting: list[int] = []
-        self._pushed = 0
-        self._tokenizer = tokenizer
+        special = special_tokens(tokenizer) if stop or spelled else {}
+        _check_stop(stop, [text for token, text in special.items() if token not in spelled])
+        self._tokenizer = cast(Any, tokenizer)
         self._stop = tuple(stop)
-        self._unspelled = special_tokens(tokenizer).keys() - set(spelled) if spelled else None
-        self._window = list(prompt[-CONTEXT:])
-        self._known = self._decode()
+        self._stop_tokens = {token: text for token, text in special.items() if text in stop}
+        self._unspelled = special.keys() - set(spelled) if spelled else None
+        self._cleans, self._falls_back = _cleans_up(tokenizer), _falls_back(tokenizer)
+        self._characters: list[str] = []
+        self._origins: list[int] = []
+        self._settled = 0  # characters that no later token can change
+        self._waiting: list[int] = []
+        self._pushed: list[int] = []
+        self._before = self._context(list(prompt))
+        # A window of tokens is decoded: a context with known text, and tokens whose text stands from `_begin` on.
+        self._window, self._known = [*self._before], self._decode(self._before)
+        self._begin = 0
+        self._ends: list[int] = []  # per token of the window behind the context, the length of the text with it
+        self._run: tuple[int, bytearray] | None = None
+        self._whole: str | None = None
         self.shown = 0
         self.stopped_by: str | None = None
+
+    def stops(self, token: int) -> bool:
+        """Whether the text ends before a token, since a stop string is its name."""
+        self.stopped_by = self._stop_tokens.get(token)
+        return self.stopped_by is not None
 
     def push(self, token: int) -> bool:
         """Add a token; whether the text now ends with, or ended in, a stop string."""
@@ -87,62 +114,163 @@ class Detokenizer:
             return False
         return self._add(token)
 
-    def flush(self) -> None:
-        """Decode the tokens that wait."""
-        for token in self._waiting:
-            self._add(token)
-        self._waiting.clear()
+    def finish(self) -> None:
+        """End the text: it is now what the tokenizer makes of all tokens at once."""
+        decoded = self._decode(self._before + self._pushed + self._waiting)
+        text = decoded[_shared(self._decode(self._before), decoded) :]
+        self._whole = text.partition(self.stopped_by)[0] if self.stopped_by else text
 
     @property
     def text(self) -> str:
         """The text so far."""
-        self.flush()
-        return self._text
+        return "".join(self._decoded()) if self._whole is None else self._whole
 
     @property
     def origins(self) -> list[int]:
         """Per character of the text, the index of the pushed token that completed it."""
-        self.flush()
+        self._decoded()
         return self._origins
+
+    def read(self) -> str:
+        """The text since the last read that no later token can change or turn out to make a stop string of."""
+        characters = self._decoded()
+        end = len(characters)
+        if self._whole is None:
+            longest = max(map(len, self._stop), default=0)
+            last = "".join(characters[max(0, self._settled - longest) : self._settled])
+            end = self._settled - unfinished(last, self._stop)
+        news = "".join(characters[self.shown : end])
+        self.shown = max(end, self.shown)
+        return news
+
+    def _decoded(self) -> list[str]:
+        """The characters so far, those of tokens that waited included."""
+        for token in self._waiting:
+            self._add(token)
+        self._waiting.clear()
+        if self._whole is not None:
+            self._write(0, self._whole)
+        return self._characters
 
     def _add(self, token: int) -> bool:
         """Decode a token; whether a stop string ends the text."""
+        settled = self._settled
+        self._pushed.append(token)
         self._window.append(token)
-        self._pushed += 1
-        decoded = self._decode()
-        finished = decoded.rstrip(UNFINISHED)
-        checked = len(self._text)
-        # The prompt may end in an unfinished character, which this text completes, or in U+FFFD itself, which stays.
-        known = len(self._known.rstrip(UNFINISHED))
-        while known < len(self._known) and finished.startswith(UNFINISHED, known):
-            known += 1
-        self._text += finished[known:]
-        self._origins += [self._pushed - 1] * (len(self._text) - checked)
-        self._known = finished if len(finished) > known else self._known
-        if finished == decoded:
-            self._window = self._window[-CONTEXT:]
-            self._known = self._decode()
-        return self._cut(checked)
+        name = self._tokenizer.convert_ids_to_tokens(token) if self._falls_back else ""
+        if byte := BYTE.fullmatch(name or ""):
+            self._add_byte(int(byte[1], 16))
+        elif not self._run or not (name is None or self._skips(token)):
+            self._run = None
+            self._add_text()
+        self._ends.append(len(self._characters))
+        if not self._run and len(self._window) >= 2 * CONTEXT:
+            self._move_window()
+        return self._cut(settled)
 
-    def read(self, final: bool = False) -> str:
-        """The text since the last read that can no longer turn out to be part of a stop string."""
-        self.flush()
-        end = len(self._text) - (0 if final else unfinished(self._text, self._stop))
-        news, self.shown = self._text[self.shown : end], max(end, self.shown)
-        return news
+    def _add_text(self) -> None:
+        """Decode the window, whose last token is new."""
+        decoded = self._decode(self._window)
+        self._write(self._begin, decoded[_shared(self._known, decoded) :])
+        unsettled = _unfinished_characters(decoded) + (CLEANED if self._cleans else 0)
+        self._settled = max(self._settled, len(self._characters) - unsettled)
+
+    def _add_byte(self, byte: int) -> None:
+        """Decode a token that is a byte.
+
+        Of a run of them one that is no UTF-8 makes all of them U+FFFD, so none is settled before another token ends it.
+        """
+        begin, run = self._run = self._run or (len(self._characters), bytearray())
+        run.append(byte)
+        try:
+            self._write(begin, run.decode())
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                self._write(begin, UNFINISHED * len(run))
+
+    def _skips(self, token: int) -> bool:
+        """Whether a token is left out of the text."""
+        return self._tokenizer.decode([token]) != self._decode([token])
+
+    def _write(self, begin: int, text: str) -> None:
+        """Have the text go on with another one from a character on; what stays the same keeps its origins."""
+        same = begin + _shared("".join(self._characters[begin:]), text)
+        self._characters[same:] = text[same - begin :]
+        self._origins[same:] = [len(self._pushed) - 1] * (len(self._characters) - same)
+
+    def _move_window(self) -> None:
+        """Have the window begin later, unless it would decode differently."""
+        count = bisect_right(self._ends, self._settled)
+        if not count:
+            return
+        split = len(self._window) - len(self._ends) + count
+        begin, context = self._ends[count - 1], self._context(self._window[:split])
+        window, known = context + self._window[split:], self._decode(context)
+        if self._decode(window) == known + "".join(self._characters[begin:]):
+            self._window, self._known, self._begin = window, known, begin
+            del self._ends[:count]
 
     def _cut(self, checked: int) -> bool:
         """Cut the text at the first stop string that ends after `checked`."""
-        starts = [self._text.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
-        found = [(start, stop) for start, stop in zip(starts, self._stop, strict=True) if start >= 0]
+        if not self._stop:
+            return False
+        first = max(0, checked - max(map(len, self._stop)) + 1)
+        text = "".join(self._characters[first:])
+        text = text[: len(text) - _unfinished_characters(text)]
+        found = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if found:
             start, self.stopped_by = min(found)
-            self._text = self._text[:start]
+            del self._characters[first + start :], self._origins[first + start :]
         return bool(found)
 
-    def _decode(self) -> str:
+    def _context(self, tokens: list[int]) -> list[int]:
+        """The last of some tokens, and the last of them that have a text where those have none."""
+        end = len(tokens)
+        while end > CONTEXT and not self._decode(tokens[end - CONTEXT : end]):
+            end -= CONTEXT
+        return tokens[max(0, end - CONTEXT) : end] + (tokens[-CONTEXT:] if end < len(tokens) else [])
+
+    def _decode(self, tokens: list[int]) -> str:
         if self._tokenizer is None:
             return ""
         if self._unspelled is None:
-            return self._tokenizer.decode(self._window, skip_special_tokens=True)
-        return self._tokenizer.decode([token for token in self._window if token not in self._unspelled])
+            return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return self._tokenizer.decode([token for token in tokens if token not in self._unspelled])
+
+
+def _shared(first: str, second: str) -> int:
+    """Length of the common beginning of two texts."""
+    if second.startswith(first):
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _unfinished_characters(text: str) -> int:
+    """Length of the end of a text that may become another character with the bytes that follow."""
+    return min(len(text) - len(text.rstrip(UNFINISHED)), MAX_UNFINISHED)
+
+
+def _check_stop(stop: Sequence[str], special: Sequence[str]) -> None:
+    """Refuse stop strings with a special token among other text: no text has it."""
+    for string in stop:
+        if string not in special and (found := next((text for text in special if text in string), None)):
+            raise ConfigError(
+                f"the stop string {string!r} has the special token {found!r} in it, which no text has; "
+                f"give {found!r} alone, or the text beside it"
+            )
+
+
+def _cleans_up(tokenizer: Any) -> bool:
+    """Whether a tokenizer takes spaces before punctuation away again; those of BPE only if they are forced to."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    return bool(cleans and (type(model).__name__ != "BPE" or getattr(tokenizer, forced, False)))
+
+
+def _falls_back(tokenizer: Any) -> bool:
+    """Whether a tokenizer has tokens for single bytes, and one that is no UTF-8 changes those around it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    run = [backend.token_to_id(name) for name in ("<0x41>", "<0xFF>")] if backend else [None]
+    return None not in run and tokenizer.decode(run) == 2 * UNFINISHED

@@ -125,7 +125,7 @@ class Chunk:
         tokens, stream = request.tokens[known:], request.text
         drafted = request.drafted[len(request.drafted) - len(tokens) :]
         shown = stream.shown
-        text = stream.read(final=bool(request.finish_reason))
+        text = stream.read()
         origins = stream.origins[shown : shown + len(text)]
         begin, kept = known - request.prompt_length, request.logprobs
         return cls(

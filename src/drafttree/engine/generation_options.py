@@ -58,7 +58,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         top_h: keep the most probable tokens up to this fraction of the entropy; 0 keeps all.
         seed: random seed. None takes one from torch's global generator, so texts differ from run to run and repeat
             after `torch.manual_seed`, as with transformers. Greedy texts need no seed.
-        stop: stop strings; the text is cut before the first that occurs. Special tokens never match.
+        stop: stop strings; the text is cut before the first that occurs. One that is a special token's name stands for
+            that token.
         stop_strings: transformers' name for `stop`.
         eos_token_id: token ids that end the text, instead of the decoder's.
         ignore_eos: do not stop at EOS tokens.

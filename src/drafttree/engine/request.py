@@ -153,7 +153,7 @@ class Request:
             self.tokens.append(token)
             self.drafted.append(count <= accepted)
             self.constraints.commit(token)
-            ended = token in self.eos or self.text.push(token)
+            ended = self.text.stops(token) or token in self.eos or self.text.push(token)
             if self.stopping.push(token) or ended:
                 self.end("stop")
             elif self.remaining <= 0:
@@ -165,6 +165,6 @@ class Request:
     def end(self, reason: str) -> None:
         """Note why the text ends, and what the drafter has kept of it."""
         self.finish_reason = reason
-        self.text.flush()
+        self.text.finish()
         if self.drafting.session:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes

@@ -105,6 +105,13 @@ def test_the_names_of_tokens_that_are_no_text_are_their_bytes(post, decoder):
     assert choice.logprobs.text_offset == [0] * len(broken) + [1]
 
 
+def test_offsets_are_places_in_the_text_where_bytes_are_no_characters(post, decoder):
+    byte = decoder.tokenizer.convert_tokens_to_ids("Ģ")  # 0x80, which continues a character
+    (choice,) = reply_of(post, logit_bias={str(byte): 100}, logprobs=0, max_tokens=4).choices
+    assert choice.text == decoder.tokenizer.decode([byte] * 4)
+    assert choice.logprobs.text_offset == [0, 1, 2, 3]
+
+
 def test_the_client_reads_a_form_whole_and_as_a_stream(client):
     schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
     options = {"model": "embedded", "prompt": PROMPT, "temperature": 0, "max_tokens": 40}

@@ -1,6 +1,7 @@
 """/v1/completions: texts that go on from a prompt."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +90,9 @@ class Continuation:
         self._index, self._names, self._echo = index, names, echo
         self._text = ""
         self._tokens: list[ScoredToken] = []
-        self._offset = 0
+        self._begin = len(echo.text) if echo else 0
+        self._origins: list[int] = []
+        self._given = 0
         self._offsets: list[int] = []
         self._finish_reason: Literal["stop", "length"] | None = None
 
@@ -99,10 +102,11 @@ class Continuation:
 
     def add(self, piece: Piece) -> list[CompletionChoice]:
         """What a piece adds; the first one has the prompt if it is echoed."""
-        text, tokens = piece.text, piece.tokens
+        text, tokens, offsets = piece.text, piece.tokens, self._offsets_of(piece)
         if self._echo:
-            text, tokens, self._echo = self._echo.text + text, [*self._echo.scored(piece.prompt), *tokens], None
-        offsets = self._offsets_of(tokens)
+            prompt = self._echo.scored(piece.prompt)
+            text, tokens, self._echo = self._echo.text + text, [*prompt, *tokens], None
+            offsets = [*self._prompt_offsets(prompt), *offsets]
         self._text += text
         self._tokens += tokens
         self._offsets += offsets
@@ -118,15 +122,22 @@ class Continuation:
         logprobs = None if self._names is None else _logprobs(tokens, offsets, self._names)
         return CompletionChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=self._finish_reason)
 
-    def _offsets_of(self, tokens: Sequence[ScoredToken]) -> list[int]:
+    def _offsets_of(self, piece: Piece) -> list[int]:
         """Where tokens begin, in characters; bytes that continue a character begin where it does."""
+        self._origins += piece.origins
+        places = range(self._given, self._given + len(piece.tokens))
+        self._given = places.stop
+        return [self._begin + bisect_left(self._origins, place) for place in places]
+
+    def _prompt_offsets(self, tokens: Sequence[ScoredToken]) -> list[int]:
+        """The same for the tokens of the prompt, whose text is the client's."""
         if self._names is None:
             return []
-        found = []
+        found, offset = [], 0
         for scored in tokens:
             piece = self._names.bytes(scored.token)
-            found.append(self._offset - (bool(piece) and _continues(piece[0])))
-            self._offset += sum(not _continues(byte) for byte in piece)
+            found.append(offset - (bool(piece) and _continues(piece[0])))
+            offset += sum(not _continues(byte) for byte in piece)
         return found
 
 
