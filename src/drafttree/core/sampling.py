@@ -72,7 +72,8 @@ class Sampling:
             legal, range_ = allowed[field.name]
             if not legal:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
-            object.__setattr__(self, field.name, field.type(getattr(self, field.name)))  # torch takes no Fraction
+            number = int if field.type is int else float
+            object.__setattr__(self, field.name, number(getattr(self, field.name)))  # torch takes no Fraction
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
