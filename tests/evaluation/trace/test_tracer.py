@@ -119,8 +119,8 @@ def test_the_tree_of_the_first_round_is_the_one_that_is_proposed(name):
         (proposed,) = decoder.loop.draft([request])
     turn = next(Tracer(toys(name), PROMPT, **OPTIONS).run())
     nodes = turn.nodes[: turn.size]
-    assert [node.token for node in nodes] == proposed.tokens
-    assert [node.parent for node in nodes] == proposed.parents
+    assert [node.token for node in nodes] == [*proposed.tokens]
+    assert [node.parent for node in nodes] == [*proposed.parents]
 
 
 def test_every_drafted_node_is_accepted_rejected_or_not_reached():
