@@ -231,7 +231,7 @@ class Decoder:
         self, prompt: Sequence[Prompt], *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
     ) -> list[Generation]: ...
 
-    def generate(self, prompt=None, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
+    def generate(self, prompt: Any = None, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
         """Generate a text from a prompt, or from each of a list of prompts.
 
         Args:

@@ -82,7 +82,7 @@ class ToyDecoder(Decoder):
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
 
-    def _prepare(self, prompt: Prompt, given: GenerationOptions, *, alone: bool) -> Request:
+    def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         request = super()._prepare(prompt, given, alone=alone)
         request.observer = self
         return request
