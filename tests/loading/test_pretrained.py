@@ -69,6 +69,8 @@ def test_numbers_of_layers_out_of_range_are_told_before_layers_are_built(folder,
 
 def test_a_model_without_layers_is_told(folder):
     change_config(folder, num_hidden_layers=0)
+    config = LlamaConfig.from_pretrained(folder)
+    tiny.from_config(config).save_pretrained(folder)
     assert "it has no layers" in told(ModelError, drafttree.load, folder, "lookup", tokenizer=words("a"))
 
 

@@ -72,8 +72,8 @@ class Sampling:
             legal, range_ = allowed[field.name]
             if not legal:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
-            number = int if field.type is int else float
-            object.__setattr__(self, field.name, number(getattr(self, field.name)))  # torch takes no Fraction
+            kind: Any = field.type  # torch takes no Fraction, and no whole number of more than 64 bits
+            object.__setattr__(self, field.name, kind(getattr(self, field.name)))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
