@@ -54,7 +54,10 @@ def read(path: Path) -> Found:
                 imports += below_a_door(module, [name.name for name in names])
             case ast.Import(names=names):
                 imports += sum(below_a_door(name.name, []) for name in names)
-            case ast.Attribute(value=ast.Name(id="self" | "cls")) | ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+            case (
+                ast.Attribute(value=ast.Name(id="self" | "cls"))
+                | ast.Attribute(value=ast.Call(func=ast.Name(id="super")))
+            ):
                 pass  # a test's own class
             case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
                 private += 1
