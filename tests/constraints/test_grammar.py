@@ -88,7 +88,7 @@ def decoder(tokenizer, policy, verifier=None) -> Decoder:
 short_paths = st.lists(st.lists(st.integers(1, VOCAB - 1), max_size=2).map(tuple), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pattern=st.sampled_from(PATTERNS), committed=st.lists(st.integers(1, VOCAB - 1), max_size=1), paths=short_paths)
 def test_masks_after_a_path_equal_brute_force(tokenizer, pattern, committed, paths):
     state = grammar.regex(pattern).new_state(tokenizer, VOCAB, (EOS,))

@@ -24,7 +24,7 @@ PARTS = st.recursive(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(PARTS)
 def test_a_pattern_without_its_anchors_matches_the_same_texts(pattern):
     """What Python matches is the judge."""
@@ -70,7 +70,7 @@ def compiler():
     return xgrammar.GrammarCompiler(info)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(SPELLINGS)
 @example(r"^(a\\|b)$")
 @example(r"^(a(c|\\)\\|b)$")

@@ -21,7 +21,7 @@ def test_the_reference_is_splitmix64_as_published():
     assert splitmix(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(0, 2**40), st.integers(1, 20))
 def test_uniform_is_splitmix64_of_seed_and_position(seed, position, count):
     numbers = uniform(seed, torch.tensor([position, position + 1]), count)
@@ -29,7 +29,7 @@ def test_uniform_is_splitmix64_of_seed_and_position(seed, position, count):
     assert numbers.tolist() == [plain_uniform(seed, position, count), plain_uniform(seed, position + 1, count)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seeds, st.integers(1, 30), st.integers(0, 30))
 def test_a_longer_stream_begins_with_the_shorter_one(seed, short, more):
     positions = torch.arange(5)
@@ -65,7 +65,7 @@ def test_neighbouring_numbers_are_not_correlated(axis):
     assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1]) < 4 / math.sqrt(len(first))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=12))
 def test_noise_is_the_same_whatever_was_asked_before(asked):
     randomness = SeededRandomness(4, 7, torch.device("cpu"))

@@ -45,7 +45,7 @@ def warp(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return logits
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 10**6),
     vocab=st.integers(1, 40),
@@ -71,7 +71,7 @@ def test_top_p_over_a_large_vocabulary_is_transformers(top_p):
     assert torch.equal(ours, torch.stack([torch.stack(rows) for rows in alone]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     seed=st.integers(0, 10**6),
     vocab=st.integers(1, 130),

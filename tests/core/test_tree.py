@@ -46,7 +46,7 @@ def walk_up(tree: DraftTree, node: int) -> list[int]:
     return seen
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(nodes)
 def test_ancestors_depths_and_children_are_those_of_a_walk_to_the_root(drawn):
     tree = plant(drawn)
@@ -78,7 +78,7 @@ def test_the_ancestors_of_nodes_in_any_order_are_found():
     assert [row.nonzero()[0].tolist() for row in tree.ancestors] == [[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(nodes, st.integers(1, 26))
 def test_best_takes_the_highest_scores_and_keeps_them_connected(drawn, size):
     tree = plant(drawn)

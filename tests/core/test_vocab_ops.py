@@ -45,7 +45,7 @@ def test_argmax_of_rows_of_minus_infinity(width):
     assert vocab_ops.argmax(values) == width - 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, st.sampled_from(WIDTHS), st.floats(0, 1, exclude_max=True))
 def test_a_draw_is_the_column_at_its_cumulative_weight(seed, width, share):
     weights = weights_of(seed, width)

@@ -9,7 +9,7 @@ from helpers import repeats
 from helpers.work import lines
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(repeats.texts, repeats.paths)
 def test_match_is_the_longest_ngram_that_occurred_before_and_its_followers(text, path):
     index = NgramIndex(4)

@@ -14,7 +14,7 @@ from helpers import repeats
 VOCAB = 6
 KINDS = {"lookup": (PromptLookupDrafter(VOCAB, max_ngram=3), 3), "suffix": (SuffixDrafter(VOCAB), 1000)}
 every_kind = pytest.mark.parametrize("kind", KINDS)
-some = settings(max_examples=60, deadline=None)
+some = settings(max_examples=60)
 
 
 def rows(draft, path) -> list[dict[int, float]]:

@@ -12,7 +12,7 @@ from drafttree.drafters.suffix import State, SuffixAutomaton
 from helpers import repeats
 from helpers.work import lines
 
-some = settings(max_examples=80, deadline=None)
+some = settings(max_examples=80)
 
 
 def automaton(text) -> SuffixAutomaton:

@@ -35,7 +35,7 @@ def expected(tokens: list[int], stop: list[str]) -> tuple[int, str]:
     return 0, known(tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts, stops, st.integers(0, 3))
 def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
     stream, shown, ended = Detokenizer(TOKENIZER, [0, 3], stop), "", 0
@@ -51,7 +51,7 @@ def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
     assert known(tokens).startswith(stream.text + (stream.stopped_by or ""))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, stops)
 def test_text_that_has_been_read_is_never_taken_back(tokens, stop):
     stream, shown = Detokenizer(TOKENIZER, [0], stop), ""
@@ -63,7 +63,7 @@ def test_text_that_has_been_read_is_never_taken_back(tokens, stop):
             break
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts)
 def test_origins_name_the_token_that_completed_each_character(tokens):
     stream = Detokenizer(TOKENIZER, [0])

@@ -56,7 +56,7 @@ ANY = st.lists(st.sampled_from([" ", "\n", "end", MARK, DECOMPOSED, "\u1f82", "a
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example(parts=[" "] * 3000 + [MARK] + ["\n"] * 3000)
 @example(parts=[DECOMPOSED] * 50)
 @given(parts=ANY)

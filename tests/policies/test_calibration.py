@@ -142,7 +142,7 @@ def acceptance(found, level: int, rank: int, bin_: int) -> float:
     return (hits + POOLED_WEIGHT * pooled) / (trials + POOLED_WEIGHT)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts, st.integers(0, DEPTHS - 1))
 def test_a_cell_backs_off_to_all_levels_and_these_to_the_curve(found, level):
     made = calibration_of(found)
@@ -150,7 +150,7 @@ def test_a_cell_backs_off_to_all_levels_and_these_to_the_curve(found, level):
         assert made.rate((level, rank, bin_)) == pytest.approx(acceptance(found, level, rank, bin_), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts, st.integers(1, 2 * DEPTHS), st.lists(st.floats(1e-9, 1), min_size=1, max_size=12))
 def test_acceptance_follows_the_table_and_never_rises_along_siblings(found, depth, probs):
     probs = sorted(probs, reverse=True)
@@ -206,7 +206,7 @@ def test_the_rates_of_places_by_hand(tree):
     assert made.places[1][0] == pytest.approx((1 + POOLED_WEIGHT * first) / (2 + POOLED_WEIGHT))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(counts)
 def test_rates_of_places_never_rise(found):
     made = calibration_of(found)

@@ -242,7 +242,7 @@ def test_best_mask_takes_ties_from_the_left_and_nothing_that_is_not_among():
     assert best_mask(scores, among, [2, 0]).tolist() == [[False, False, True, True], [False] * 4]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from([-3.0, -1.0, 0.5, 2.0]), st.booleans()), min_size=1, max_size=30), st.data())
 def test_best_mask_is_a_stable_sort_cut_off(entries, data):
     count = data.draw(st.integers(-1, len(entries) + 1))

@@ -15,7 +15,7 @@ from drafttree.policies.tree_value import best_limits, best_size, best_width
 chances = st.floats(0.001, 0.999)
 rates = st.floats(0, 3)
 steps = st.lists(st.floats(0, 0.6), min_size=12, max_size=12)
-some = settings(max_examples=60, deadline=None)
+some = settings(max_examples=60)
 
 
 def costs_of(steps: Sequence[float]) -> list[float]:

@@ -58,7 +58,7 @@ def first_argmax(rows: list[list[float]]) -> list[int]:
     return [row.index(max(row)) for row in rows]
 
 
-free = settings(max_examples=120, deadline=None)
+free = settings(max_examples=120)
 
 
 @free

@@ -98,7 +98,6 @@ def send_random_requests(operation, number: int) -> None:
     @seed(number)
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=[*HealthCheck],

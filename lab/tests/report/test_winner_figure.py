@@ -15,9 +15,9 @@ from drafttree_lab.winner_map.winner_map import AGREEMENTS, Entrant, MapPoint, W
 
 @pytest.fixture
 def found():
-    """A map in which the winner changes from point to point."""
-    names, points = [PLAIN, *families()], []
-    for place, (costs, agreement) in enumerate((costs, each) for costs in cost_grid() for each in AGREEMENTS):
+    """A map of two points, each with a winner of its own."""
+    names, points, grid = [PLAIN, *families()], [], cost_grid()
+    for place, (costs, agreement) in enumerate(zip((grid[0], grid[-1]), AGREEMENTS, strict=False)):
         winner = names[place % len(names)]
         entrants = {name: Entrant(name, 1 + place / 1000 if name == winner else 1.0) for name in names}
         points.append(MapPoint(agreement, costs, entrants, 0.5 + place / 1000))

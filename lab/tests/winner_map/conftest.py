@@ -11,7 +11,7 @@ from helpers.small_trees import DRAFT, TARGET
 from helpers.toy import ToyModel, greedy_text
 
 PROMPTS = [[3, 1, 4], [2, 7, 1, 5], [6, 6, 2]]
-LENGTH = 20
+LENGTH = 10
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ class PairFinding:
         verifier: the name of the verifier.
         verdict: "exact" by enumeration, "coupled" (exact since every text is that of plain decoding with the same
             noise), "refused", "lossy" by name, or "BIASED".
-        trials: rounds and texts of toy models that were tried.
+        trials: rounds and texts of toy models that were tried; a bias ends them.
         total_variation: the largest distance of the law from the target's in float64; None where nothing was
             enumerated.
         rounded: the largest such distance in float32.
@@ -157,12 +157,16 @@ def _sweep_pair(
 def _enumerated(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """The laws of a pair."""
-    found = [(trial.models.tolerance, trial.law(verifier, sampling)) for trial in trials]
-    exact = all(law.total_variation < tolerance for tolerance, law in found)
+    """The laws of a pair, up to the first that shows a bias."""
+    found, exact = [], True
+    for trial in trials:
+        found.append((trial.models.tolerance, trial.law(verifier, sampling)))
+        exact = found[-1][1].total_variation < trial.models.tolerance
+        if verifier.lossless and not exact:
+            break
     verdict = "lossy" if not verifier.lossless else "exact" if exact else "BIASED"
     precise, rounded = (
-        max(law.total_variation for tolerance, law in found if (tolerance == EXACT) is in_float64)
+        max((law.total_variation for tolerance, law in found if (tolerance == EXACT) is in_float64), default=None)
         for in_float64 in (True, False)
     )
     summary = _summary([law for _, law in found])
@@ -172,14 +176,18 @@ def _enumerated(
 def _compared(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
-    """Compare texts with plain decoding's, in the same models and with the same noise."""
+    """Compare texts with plain decoding's, in the same models and with the same noise, up to the first that differs."""
     greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
-    numbered = enumerate(itertools.product(trials, range(1 if greedy else SEEDS)))
-    found = [text for seed, (trial, _) in numbered for text in trial.texts(verifier, seed, sampling)]
+    found: list[CoupledText] = []
+    tried = 0
+    for seed, ((tried, trial), _) in enumerate(itertools.product(enumerate(trials, 1), range(1 if greedy else SEEDS))):
+        found += trial.texts(verifier, seed, sampling)
+        if any(each.tokens != each.plain for each in found):
+            break
     equal = sum(each.tokens == each.plain for each in found)
     verdict = "coupled" if equal == len(found) else "BIASED"
-    return PairFinding(spec, name, verdict, len(trials), texts=len(found), equal=equal, **_summary(found))
+    return PairFinding(spec, name, verdict, tried, texts=len(found), equal=equal, **_summary(found))
 
 
 def _summary(found: Sequence[RoundLaw | TextLaw | CoupledText]) -> dict[str, Any]:

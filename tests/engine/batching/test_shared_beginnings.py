@@ -92,13 +92,14 @@ def test_a_request_that_comes_later_copies_from_one_that_is_still_written():
 def test_several_texts_of_one_prompt_read_it_once():
     decoder, prompt = make(), [*SYSTEM, 5]
     reads, seeds = Reads(decoder.target), range(4)
-    with Engine(decoder) as engine, engine._thread.changed:
-        handles = [engine.submit(prompt, max_new_tokens=8, temperature=1.0, seed=seed) for seed in seeds]
-        engine._thread.changed.wait_for(lambda: all(handle.done for handle in handles), 60)
+    with Engine(decoder) as engine:
+        with engine._thread.changed:
+            handles = [engine.submit(prompt, max_new_tokens=8, temperature=1.0, seed=seed) for seed in seeds]
+        found = [handle.result(60) for handle in handles]
     assert reads.tokens == len(prompt) - 1
     assert [each.metrics.reused_tokens for each in handles] == [0] + [len(prompt) - 1] * 3
     texts = [alone(decoder, prompt, max_new_tokens=8, temperature=1.0, seed=seed) for seed in seeds]
-    assert [handle.result().tokens for handle in handles] == texts
+    assert [each.tokens for each in found] == texts
 
 
 @pytest.mark.parametrize("options", [GREEDY, DRAWN], ids=["greedy", "coupled"])

@@ -1,10 +1,12 @@
 """The grammars of replies, and those that xgrammar ships for the families."""
 
 import json
-import random
 
+import numpy as np
 import pytest
 import xgrammar
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HARMONY, THINKING, CallForm
@@ -110,8 +112,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name, seed):
+def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name):
     """Texts are drawn token by token from those that the grammar allows."""
     schema = {
         "type": "object",
@@ -121,20 +122,28 @@ def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name, seed)
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     grammar = grammar_of(name, tools=tools, tool_choice="required", parallel_tool_calls=False)
-    matcher = xgrammar.GrammarMatcher(COMPILER.compile_grammar(grammar))
-    mask, written, randomness = xgrammar.allocate_token_bitmask(1, END + 1), "", random.Random(seed)
-    while not matcher.is_terminated():
-        matcher.fill_next_token_bitmask(mask)
-        token = randomness.choice([each for each in range(END + 1) if mask[0, each // 32] >> each % 32 & 1])
-        assert matcher.accept_token(token)
-        written += "" if token == END else chr(token)
-    text = written.encode("latin-1").decode()
-    parts = AnswerReader(None, CALLS[name], speaks=False, schemas={"f": schema}).read(text, final=True)
-    (begun,) = [part for part in parts if isinstance(part, CallBegun)]
-    arguments = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
-    assert begun.name == "f"
-    for key, (_, values) in EXACT.items():
-        assert arguments[key] in values, text
+    compiled, mask = COMPILER.compile_grammar(grammar), xgrammar.allocate_token_bitmask(1, END + 1)
+
+    @settings(max_examples=8)
+    @given(st.data())
+    def check(data):
+        matcher, written = xgrammar.GrammarMatcher(compiled), ""
+        while not matcher.is_terminated():
+            matcher.fill_next_token_bitmask(mask)
+            bits = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")[: END + 1]
+            allowed = bits.nonzero()[0].tolist()
+            token = allowed[0] if len(allowed) == 1 else data.draw(st.sampled_from(allowed))
+            assert matcher.accept_token(token)
+            written += "" if token == END else chr(token)
+        text = written.encode("latin-1").decode()
+        parts = AnswerReader(None, CALLS[name], speaks=False, schemas={"f": schema}).read(text, final=True)
+        (begun,) = [part for part in parts if isinstance(part, CallBegun)]
+        arguments = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
+        assert begun.name == "f"
+        for key, (_, values) in EXACT.items():
+            assert arguments[key] in values, text
+
+    check()
 
 
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"openai"}))

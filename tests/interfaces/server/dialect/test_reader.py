@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
@@ -159,7 +159,6 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("text", "parsers", "expected"), [*ANSWERS.values(), *TEXTS.values()], ids=[*ANSWERS, *TEXTS])
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_cut_of_a_text_reads_the_same(data, text, parsers, expected):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -211,7 +210,6 @@ ALPHABET += [
 
 @pytest.mark.parametrize("calls", CALLS)
 @pytest.mark.parametrize("thinking", ["qwen3", "openai_gptoss"])
-@settings(deadline=None)
 @given(data=st.data())
 def test_nonsense_reads_the_same_in_any_cut(data, thinking, calls):
     text = "".join(data.draw(st.lists(st.sampled_from(ALPHABET), max_size=14)))

@@ -1,0 +1,53 @@
+"""What both suites have in common: one thread per process, a cache folder of their own, and no test that a clock decides.
+
+Small models gain nothing from more threads, and the processes share the cores. What a test measures is not kept for the
+user's own runs, and what those have kept does not decide a test. The terminal is as wide as Rich takes it to be where
+there is none, so that no text is broken elsewhere.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+
+from helpers.fixed_costs import fixed_costs
+
+__all__ = ["fixed_costs"]
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
+
+os.environ["COLUMNS"] = "80"
+settings.register_profile(
+    "drafttree",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("drafttree")
+
+_caches = tempfile.mkdtemp(prefix="drafttree-caches-")
+os.environ["XDG_CACHE_HOME"] = _caches
+atexit.register(shutil.rmtree, _caches, ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Name the command that repeats a property's smallest failing case, which Hypothesis keeps in `.hypothesis`."""
+    report = yield
+    if report.failed and is_hypothesis_test(getattr(item, "obj", None)):
+        report.sections.append(("repeat", f"{sys.executable} -m pytest '{item.nodeid}'"))
+    return report
