@@ -66,7 +66,7 @@ def decoder_of(tokens, tokenizer, prompt, vocab):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_pieces_put_together_are_the_whole_that_the_tokenizer_decodes(name, data):
     tokenizer = TOKENIZERS[name]
