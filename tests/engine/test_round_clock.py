@@ -21,7 +21,7 @@ def test_ranks_are_places_among_siblings_down_to_where_the_text_ends(committed, 
     for part in ("draft", "masks", "target", "verify", "commit", "text"):
         clock.lap(part)
     request = Decoder(ToyModel(TARGET)).new_request(PROMPT)
-    turn = clock.round(request, TREE, path, committed)
+    turn = clock.round(request, TREE, path, committed, collapsed=False)
     assert (turn.accepted, turn.ranks) == (len(ranks), ranks)
 
 

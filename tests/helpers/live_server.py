@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import uvicorn
@@ -57,9 +58,14 @@ def strict(kind: type[Kind], reply: Any) -> Kind:
     Only the fields of `OWN` may stand beside them, at the top of a reply or of the reply that an event has.
     """
     known = _without_own({name: _without_own(value) for name, value in reply.items()})
-    found = TypeAdapter(kind).validate_json(json.dumps(known), strict=True)
+    found = _adapter(kind).validate_json(json.dumps(known), strict=True)
     _refuse_unknown(found)
     return found
+
+
+@lru_cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _without_own(part: Any) -> Any:

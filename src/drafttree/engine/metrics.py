@@ -35,6 +35,7 @@ class Round:
         source: which model of the drafter drafted, 0 unless it has several.
         ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one the drafter
             thinks likeliest, in drawn trees for the one drawn first.
+        collapsed: whether it showed that drafts had become useless to its text (see `Metrics.collapsed_texts`).
     """
 
     committed: int
@@ -53,6 +54,7 @@ class Round:
     widths: tuple[int, ...] = ()
     source: int = 0
     ranks: tuple[int, ...] = ()
+    collapsed: bool = False
 
     @property
     def drafting_seconds(self) -> float:
@@ -151,6 +153,12 @@ class Metrics:
         return sum(bool(r.widths) and r.source == 0 for r in self.rounds) if self.is_mixed else 0
 
     @property
+    def collapsed_texts(self) -> int:
+        """Texts whose drafts were accepted far less often than before from some token on, or ended at the drafter's
+        context. A warning said where."""
+        return sum(r.collapsed for r in self.rounds)
+
+    @property
     def mean_accepted_tokens(self) -> float:
         """tau: committed tokens per target pass, the bonus token included."""
         return _ratio(self.tokens, len(self.rounds))
@@ -241,6 +249,7 @@ class Metrics:
             "draft_weight_bytes": self.draft_weight_bytes,
             "draft_cache_bytes": self.draft_cache_bytes,
             "lookup_rounds": self.lookup_rounds,
+            "collapsed_texts": self.collapsed_texts,
             "peak_memory_bytes": peak_memory(),
         }
 

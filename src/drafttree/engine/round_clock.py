@@ -32,7 +32,9 @@ class RoundClock:
         """Seconds of all parts."""
         return self._last - self.began
 
-    def round(self, request: Request, tree: DraftTree, path: Sequence[int], committed: int) -> Round:
+    def round(
+        self, request: Request, tree: DraftTree, path: Sequence[int], committed: int, *, collapsed: bool
+    ) -> Round:
         """The cost of a request's round that has just ended.
 
         Args:
@@ -40,6 +42,7 @@ class RoundClock:
             tree: the tree that was verified.
             path: the accepted nodes, the root's first; the text may end before its last.
             committed: tokens that became part of the text.
+            collapsed: as in `Round`.
         """
         draft_seconds, draft_passes = request.drafting.read_costs()
         accepted, part = min(committed, len(path) - 1), self.seconds
@@ -60,4 +63,5 @@ class RoundClock:
             widths=tree.widths,
             source=tree.source,
             ranks=tuple(1 + tree.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),
+            collapsed=collapsed,
         )

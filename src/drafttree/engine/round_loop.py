@@ -17,6 +17,7 @@ import torch
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, accepted_rows
+from drafttree.engine.acceptance_watch import AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.metrics import Round
@@ -30,6 +31,7 @@ from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.verifiers.base import check_verdict
 
 logger = logging.getLogger("drafttree")
+
 LONGEST_PART = 512
 """Tokens of prompts in a pass at most."""
 SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
@@ -377,17 +379,41 @@ class RoundLoop:
                 drafting.commit([*tokens], accepted_rows(output.hidden, path))
                 drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
             clock.lap("commit")
+            watch = drafting.watch if drafting.session else None
+            collapsed = watch is not None and self._watch(watch, request, tree, path)
             committed = request.commit(tokens, len(path) - 1)
             clock.lap("text")
             if request.recorder:
                 rows = path[:committed]
                 request.recorder.add(scored[rows], logits[rows], request.tokens[-committed:])
-            turn = clock.round(request, tree, path, committed)
+            turn = clock.round(request, tree, path, committed, collapsed=collapsed)
             if request.observer:
                 request.observer.settled(request, tree, logits, verdict, turn)
             return turn
         except Exception as error:
             return error
+
+    def _watch(self, watch: AcceptanceWatch, request: Request, tree: DraftTree, path: Sequence[int]) -> bool:
+        """Say in the log, once per text, where drafts are of use no more; whether this round has shown it."""
+        context = self.drafter.context if self.drafter else None
+        if context is not None and len(request.tokens) >= context and request.remaining > 1:
+            told = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
+            advice = "use a drafter with a longer context, or lookup"
+        else:
+            drafted = tree.size > 1 and not (request.metrics.is_mixed and tree.source == 0)
+            if not drafted or not watch.observe(request.tokens, len(path) > 1):
+                return False
+            told = (
+                f"from token {watch.begin} of a text on, {watch.since} rounds accepted a drafted token, and "
+                f"{watch.before} before"
+            )
+            advice = (
+                "the text may be longer than those the drafter was trained on, or in a language it does not know; use "
+                "another drafter for such texts, or none (speculate=False)"
+            )
+        request.drafting.watch = None
+        logger.warning("%s: %s", told, advice)
+        return True
 
 
 def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Segment:

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.base import ChoosingSession, DraftSession, HiddenStates
 from drafttree.drafters.session import LateReader
+from drafttree.engine.acceptance_watch import AcceptanceWatch
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
 
@@ -25,6 +26,8 @@ class TextDrafting:
         temperature: divides the drafter's logits.
         session: the session of the drafter; None for plain decoding, before `RoundLoop.open` and after the drafter has
             failed. What becomes of the text it is told by `prefill` and `commit` here.
+        watch: compares the text's drafts with its earlier ones; None after it has found them far worse, and for lookup,
+            which drafts only where the text repeats itself.
         reads_prompt: whether the drafter reads the prompt too.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.
@@ -35,6 +38,7 @@ class TextDrafting:
     wanted: bool = True
     temperature: float = 1.0
     session: DraftSession | None = None
+    watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
     reads_prompt: bool = False
     context: TextContext | None = None
     state: Any = None
@@ -54,6 +58,7 @@ class TextDrafting:
         self.session = session
         self._told = session if hasattr(session, "expected_accepted") else LateReader(session)
         self._can_rest = self._told if isinstance(self._told, LateReader | ChoosingSession) else None
+        self.watch = self.watch if self._can_rest else None
 
     def close(self) -> None:
         """Give the session's memory back."""

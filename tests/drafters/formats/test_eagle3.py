@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import drafttree
 from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
@@ -203,9 +204,48 @@ def test_hidden_states_named_twice_must_be_the_same():
     )
 
 
-def test_the_state_after_the_last_layer_is_not_the_one_after_the_final_norm():
-    message = told(files.weights(KIND), changed(eagle_aux_hidden_state_layer_ids=[1, 2, 4]))
-    assert "reads the hidden states 1, 2, 4 of a target, which has 4 layers and so the states 0 to 3" in message
+INSTEAD = "use another head made for the target, a smaller language model, or lookup"
+
+
+@pytest.mark.parametrize("change", [{"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, {"target_layer_ids": [0, 1, 3]}])
+def test_heads_that_read_the_last_layers_output_are_named_as_not_supported(change, tmp_path):
+    files.write(tmp_path, KIND, files.weights(KIND), changed(**change))
+    assert refusal_of(tmp_path) == (
+        "this EAGLE-3 head reads the output of the target's last layer, number 3, which is not supported: drafttree "
+        f"runs those that read what goes into layers; {INSTEAD}"
+    )
+
+
+def refusal_of(folder) -> str:
+    """Why a folder's head is not run."""
+    with pytest.raises(ModelError) as caught:
+        drafttree.load(files.target(), folder)
+    return str(caught.value).removeprefix(f"cannot load drafter {str(folder)!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "sign"),
+    [
+        ({}, "it has no fc.weight"),
+        ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+    ],
+)
+def test_heads_that_read_no_states_are_named_as_not_supported(config, sign, tmp_path):
+    tensors = files.weights(KIND)
+    if not config:
+        del tensors["fc.weight"]
+    files.write(tmp_path, KIND, tensors, changed(**config))
+    assert refusal_of(tmp_path) == (
+        f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not supported; "
+        f"{INSTEAD}"
+    )
+
+
+def test_heads_that_say_that_they_read_states_are_run(tmp_path):
+    config = changed(eagle_config={**NESTED, "use_aux_hidden_state": True})
+    files.write(tmp_path, KIND, files.weights(KIND), config)
+    assert drafttree.load(files.target(), tmp_path).drafter.hidden_layers == (1, 2, 3)
 
 
 @pytest.mark.parametrize("name", ["norm_output", "return_hidden_post_norm"])

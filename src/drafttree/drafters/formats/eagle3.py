@@ -21,7 +21,14 @@ from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
 from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.formats.draft_vocabulary import check_maps, target_ids
-from drafttree.drafters.formats.eagle3_config import DEPTH, SPECFORGE, format_of, hidden_states_read, read_config
+from drafttree.drafters.formats.eagle3_config import (
+    DEPTH,
+    SPECFORGE,
+    format_of,
+    hidden_states_read,
+    read_config,
+    reads_states,
+)
 from drafttree.drafters.formats.head_checkpoint import (
     SHARED_LM_HEAD,
     Checkpoint,
@@ -31,6 +38,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     flaws,
     nearest,
 )
+from drafttree.drafters.formats.unsupported import ADVICE
 from drafttree.drafters.fused_eagle3 import select_backend
 from drafttree.drafters.heads import embedding, own_bytes, projection
 from drafttree.models.tensor_parallel import whole
@@ -39,7 +47,7 @@ KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
 MODEL = "model."
 """A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, FUSION = "embed_tokens.weight", "lm_head.weight", "fc.weight"
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,14 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
         """The hidden states read from a target of so many layers, counted as `Model.forward` does.
 
         Raises:
-            ModelError: the target is shallower than the head needs.
+            ModelError: the target is shallower than the head needs, or the head reads the output of its last layer.
         """
         layers = self.layers or (2, depth // 2, depth - 3)
+        if self.layers and max(layers) == depth:
+            raise ModelError(
+                f"this EAGLE-3 head reads the output of the target's last layer, number {depth - 1}, which is not "
+                f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
+            )
         if min(layers) < 0 or max(layers) >= depth:
             read = ", ".join(map(str, layers))
             raise ModelError(
@@ -132,7 +145,7 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
 
     Raises:
         ModelError: the configuration is missing, lacks a size, gives a field as what it cannot be, or asks for what a
-            tree pass does not reproduce.
+            tree pass does not reproduce; or the head reads none of the hidden states between the target's layers.
     """
     if not raw:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
@@ -148,6 +161,13 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
     layers, depth = hidden_states_read(raw)
     head = _empty(raw, tensors, len(layers or (0, 0, 0)))
     borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
+    lacks_fusion = head.state_dict().keys() - tensors.keys() - borrowed == {FUSION}
+    if lacks_fusion or not reads_states(raw):
+        sign = f"it has no {FUSION}" if lacks_fusion else "use_aux_hidden_state is false"
+        raise ModelError(
+            f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not "
+            f"supported; {ADVICE}"
+        )
     problems = flaws(head, tensors, borrowed, str if first else _public) + check_maps(
         head.config.vocab, head.config.draft_vocab, maps
     )

@@ -70,6 +70,11 @@ def hidden_states_read(raw: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, 
     return states, depth
 
 
+def reads_states(raw: Mapping[str, Any]) -> bool:
+    """Whether a head reads states between the target's layers; vLLM and ModelOpt know heads that read its last one."""
+    return entry({**raw, **_nested(raw)}, "use_aux_hidden_state", FLAG) is not False
+
+
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """SpecForge's fields of its own."""
     return entry(raw, "eagle_config", OBJECT) or {}

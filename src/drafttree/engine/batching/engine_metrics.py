@@ -60,6 +60,7 @@ class EngineMetrics:
         cancelled: cancelled requests.
         preempted: requests that had to start over because memory ran out.
         drafter_failures: rounds in which the drafter raised an error and that went on without drafts.
+        collapsed_texts: texts whose drafts became useless, as in `Metrics.collapsed_texts`.
         running: requests that are running now.
         waiting: requests that are waiting now.
         predicted_gain: predicted speed of drafting over plain rounds at the present batch size; None before the first
@@ -80,6 +81,7 @@ class EngineMetrics:
     cancelled: int = 0
     preempted: int = 0
     drafter_failures: int = 0
+    collapsed_texts: int = 0
     running: int = 0
     waiting: int = 0
     predicted_gain: float | None = None
@@ -108,6 +110,7 @@ class EngineMetrics:
         self.tokens += turn.committed
         self.drafts += turn.nodes > 1
         self.accepted += turn.accepted
+        self.collapsed_texts += turn.collapsed
         self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))
         for level in range(turn.accepted):
             self.accepted_by_position[level] += 1

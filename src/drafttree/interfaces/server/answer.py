@@ -1,7 +1,6 @@
 """One answer of a chat, as the pieces of its text make it: for a stream, and as a whole."""
 
 import uuid
-from collections.abc import Sequence
 
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Part, Said, Thought
 from drafttree.interfaces.server.protocol.replies import (
@@ -37,6 +36,7 @@ class Answer:
         self._origins: list[int] = []
         self._calls: list[ToolCall] = []
         self._logprobs: list[TokenLogprob] = []
+        self._told = 0
         self._finish_reason: FinishReason = "length"
 
     def begin(self) -> list[ChatChunkChoice]:
@@ -44,15 +44,21 @@ class Answer:
         return [self._chunk(Delta(role="assistant", content=""), None)]
 
     def add(self, piece: Piece) -> list[ChatChunkChoice]:
-        """What a piece of text adds."""
+        """What a piece of text adds: a chunk with text that is said has the log-probabilities of its own tokens."""
         final = piece.finish_reason is not None
         self._generated += piece.generated
         self._origins += piece.origins
-        parts = self._reader.read(piece.text, final=final)
-        deltas = [self._delta(part) for part in parts] or [Delta()] * bool(piece.tokens)
-        logprobs = self._score(piece.tokens)
-        scores = [logprobs, *[None] * len(deltas)]
-        chunks = [self._chunk(delta, score) for delta, score in zip(deltas, scores, strict=False)]
+        if self._names:
+            self._logprobs += [_named(scored, self._names) for scored in piece.tokens]
+        chunks: list[ChatChunkChoice] = []
+        for part in self._reader.read(piece.text, final=final):
+            logprobs = None
+            if isinstance(part, Said):
+                begin, end = part.begin, part.begin + len(part.text)
+                chunks += self._scored(min(self._tokens_before(begin), self._origins[begin]))
+                logprobs = self._score(self._tokens_before(end))
+            chunks.append(self._chunk(self._delta(part), logprobs))
+        chunks += self._scored(len(self._logprobs) if final else self._tokens_before(self._reader.known))
         return [*chunks, self._end(piece.finish_reason)] if piece.finish_reason else chunks
 
     @property
@@ -78,6 +84,11 @@ class Answer:
 
     def _tokens_before(self, character: int) -> int:
         return self._origins[character - 1] + 1 if character else 0
+
+    def _scored(self, tokens: int) -> list[ChatChunkChoice]:
+        """A chunk with the log-probabilities of the tokens before a place that no chunk has had, if there are any."""
+        logprobs = self._score(tokens)
+        return [self._chunk(Delta(), logprobs)] if logprobs and logprobs.content else []
 
     def _chunk(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=None)
@@ -108,21 +119,21 @@ class Answer:
                 self._calls[index].function.arguments += text
                 return Delta(tool_calls=[ToolCallDelta(index=index, function=CalledFunction(arguments=text))])
 
-    def _score(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
+    def _score(self, tokens: int) -> ChatLogprobs | None:
+        """The log-probabilities of the tokens before a place that no chunk has had."""
         if self._names is None:
             return None
-        found = [self._token(scored, self._names) for scored in tokens]
-        self._logprobs += found
+        found = self._logprobs[self._told : tokens]
+        self._told += len(found)
         return ChatLogprobs(content=found, refusal=None)
 
-    @staticmethod
-    def _token(scored: ScoredToken, names: TokenNames) -> TokenLogprob:
-        token, logprob, top = scored
-        likeliest = [
-            TopLogprob(token=names.name(each), bytes=list(names.bytes(each)), logprob=value)
-            for each, value in top.items()
-        ]
-        assert logprob is not None  # an answer's tokens stand behind a prompt
-        return TokenLogprob(
-            token=names.name(token), bytes=list(names.bytes(token)), logprob=logprob, top_logprobs=likeliest
-        )
+
+def _named(scored: ScoredToken, names: TokenNames) -> TokenLogprob:
+    token, logprob, top = scored
+    likeliest = [
+        TopLogprob(token=names.name(each), bytes=list(names.bytes(each)), logprob=value) for each, value in top.items()
+    ]
+    assert logprob is not None  # an answer's tokens stand behind a prompt
+    return TokenLogprob(
+        token=names.name(token), bytes=list(names.bytes(token)), logprob=logprob, top_logprobs=likeliest
+    )

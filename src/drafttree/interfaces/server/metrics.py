@@ -24,6 +24,7 @@ COUNTERS = {
     "generation_tokens": ("tokens", "Tokens that were generated."),
     "num_preemptions": ("preempted", "Requests that had to be read again, since memory ran out."),
     "drafter_failures": ("drafter_failures", "Rounds that went on without drafts, since the drafter failed."),
+    "collapsed_texts": ("collapsed_texts", "Texts whose drafts became useless from some token on."),
 }
 """By name: the attribute of `EngineMetrics`, and what it is."""
 GAUGES = {

@@ -5,7 +5,7 @@ said.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import regex
@@ -23,9 +23,10 @@ class Thought:
 
 @dataclass(frozen=True)
 class Said:
-    """Text beside thinking and calls."""
+    """Text beside thinking and calls, and where it begins in the text with all marks, in characters."""
 
     text: str
+    begin: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,19 @@ class AnswerReader:
             before = now
             parts += self._state(final)
         if final and self._space and not self.calls and self._speaks and self._state == self._saying:
-            parts.append(Said(self._space))
+            parts.append(Said(self._space, self.known))
+            self._space = ""
         return parts
 
     @property
     def in_call(self) -> bool:
         """Whether the arguments of a call have begun and not ended."""
         return self._state == self._calling
+
+    @property
+    def known(self) -> int:
+        """The number of characters of the text that are not held back."""
+        return self._read - len(self._space)
 
     def _compile_marks(self) -> Any:
         """The pattern of all that may stand in what is said; None where that is plain text."""
@@ -140,14 +147,15 @@ class AnswerReader:
         """Go on behind a mark: white space there is no text."""
         self._fresh, self._space, self._state = True, "", state
 
-    def _trimmed(self, text: str, *, ends: bool) -> str:
-        """More of a stretch of text without white space behind a mark, or before the one by which it ends."""
+    def _trimmed(self, text: str, *, ends: bool) -> tuple[str, int]:
+        """More of a stretch of text, and its place: without white space behind a mark, or before one that ends it."""
         text = self._space + text
         text = text.lstrip() if self._fresh else text
+        begin = self._read - len(text)
         kept = text if self._marks is None and self._state == self._saying else text.rstrip()
         self._space = "" if ends else text[len(kept) :]
         self._fresh = self._fresh and not kept
-        return kept
+        return kept, begin
 
     def _opening(self, final: bool) -> Iterator[Part]:
         """The beginning of a text that may think first."""
@@ -166,7 +174,7 @@ class AnswerReader:
         assert self._thinking
         found = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
         ended = found is not None and not found.partial
-        text = self._trimmed(self._take(found.start() if found else len(self._held)), ends=ended)
+        text, _ = self._trimmed(self._take(found.start() if found else len(self._held)), ends=ended)
         if text:
             yield Thought(text)
         if ended:
@@ -179,9 +187,9 @@ class AnswerReader:
         found = self._next_mark(final)
         whole = found is not None and not found.partial
         end = found.start() if found and (whole or not final or self._is_call(found.start())) else len(self._held)
-        text = self._trimmed(self._take(end), ends=end < len(self._held) and (whole or final))
+        text, begin = self._trimmed(self._take(end), ends=end < len(self._held) and (whole or final))
         if text and self._speaks:
-            yield Said(text)
+            yield Said(text, begin)
         if found is None or not whole:
             return
         place, groups = self._read, found.groupdict()

@@ -60,7 +60,6 @@ class ResponseText:
         self.whole = ModelResponse.model_validate(
             {**head, "status": "in_progress", "output": [], "error": None, "incomplete_details": None, "usage": None}
         )
-        self._scores: list[TokenLogprob] = []
         self._events = 0
 
     def begin(self) -> list[ResponseEvent]:
@@ -79,18 +78,16 @@ class ResponseText:
 
     def _read(self, chunk: ChatChunkChoice) -> Iterator[ResponseEvent]:
         """The events of a chunk of the answer."""
-        self._scores += chunk.logprobs.content if chunk.logprobs else []
         if chunk.delta.reasoning_content is not None:
             yield from self._think(chunk.delta.reasoning_content)
         if chunk.delta.content is not None:
-            yield from self._say(chunk.delta.content)
+            yield from self._say(chunk.delta.content, chunk.logprobs.content if chunk.logprobs else [])
         for call in chunk.delta.tool_calls or ():
             yield from self._call(call)
         if chunk.finish_reason is not None:
             yield from self._end(chunk.finish_reason)
 
     def _think(self, text: str) -> Iterator[ResponseEvent]:
-        self._scores.clear()  # thinking has none
         item = self._open
         if not isinstance(item, OutputReasoning):
             yield from self._close("completed")
@@ -102,7 +99,7 @@ class ResponseText:
         item.content[0].text += text
         yield self._event(ThoughtDelta, "reasoning_text.delta", **self._part, delta=text)
 
-    def _say(self, text: str) -> Iterator[ResponseEvent]:
+    def _say(self, text: str, scores: Sequence[TokenLogprob] = ()) -> Iterator[ResponseEvent]:
         message = self._open
         if not isinstance(message, OutputMessage):
             yield from self._close("completed")
@@ -115,20 +112,13 @@ class ResponseText:
             message.content = [part]
         (part,) = message.content
         part.text += text
-        scores = self._take_scores(part)
-        if text:
-            yield self._event(TextDelta, "output_text.delta", **self._part, delta=text, logprobs=scores)
-
-    def _take_scores(self, part: OutputText) -> list[Score]:
-        """Add the log-probabilities that have come to a text."""
-        scores, self._scores = self._scores, []
         part.logprobs = [*part.logprobs, *scores]
-        return _scores(scores)
+        if text:
+            yield self._event(TextDelta, "output_text.delta", **self._part, delta=text, logprobs=_scores(scores))
 
     def _call(self, delta: ToolCallDelta) -> Iterator[ResponseEvent]:
         if delta.id is not None:
             yield from self._close("completed")
-            self._scores.clear()  # a call has none
             name = delta.function.name or ""
             call = OutputCall(
                 type="function_call",
@@ -172,7 +162,6 @@ class ResponseText:
         """End the item that is being written, if there is one."""
         match self._open:
             case OutputMessage(content=[part]) as item:
-                self._take_scores(part)
                 scores = _scores(part.logprobs)
                 yield self._event(TextDone, "output_text.done", **self._part, text=part.text, logprobs=scores)
                 yield self._event(PartEvent, "content_part.done", **self._part, part=part)
