@@ -180,8 +180,9 @@ def _compared(
     greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
     found: list[CoupledText] = []
-    tried = 0
-    for seed, ((tried, trial), _) in enumerate(itertools.product(enumerate(trials, 1), range(1 if greedy else SEEDS))):
+    tried, seeds = 0, 1 if greedy else SEEDS
+    for seed, (trial, _) in enumerate(itertools.product(trials, range(seeds))):
+        tried = seed // seeds + 1
         found += trial.texts(verifier, seed, sampling)
         if any(each.tokens != each.plain for each in found):
             break
