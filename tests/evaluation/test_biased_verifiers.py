@@ -45,10 +45,12 @@ class ReRanks(RRSw):
     """Keeps the drawn nodes of the best paths only, as EAGLE-2 does with selected ones."""
 
     def verify(self, tree, logits, randomness):
-        best = sorted(range(tree.size), key=lambda node: -tree.path_logprobs[node])[:3]
-        for children in tree.children:
-            children[:] = [child for child in children if child in best]
+        self.best = sorted(range(tree.size), key=lambda node: -tree.path_logprobs[node])[:3]
         return super().verify(tree, logits, randomness)
+
+    def judge(self, view):
+        view.children[:] = [[child for child in children if child in self.best] for children in view.children]
+        return super().judge(view)
 
 
 class LikeliestFirst(RRSw):
@@ -226,7 +228,7 @@ class SkipsAhead(Coupled):
 
     def verify(self, tree, logits, randomness):
         path, bonus = super().verify(tree, logits, randomness)
-        return Verdict([[path[0], path[-1]]], [bonus])
+        return Verdict([path[0], path[-1]], bonus)
 
 
 def test_a_coupled_path_that_is_none_is_found_out():

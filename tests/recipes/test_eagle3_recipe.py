@@ -1,7 +1,6 @@
 """The EAGLE-3 recipe: what it learns is what drafting does, and runs stop, cache, go on, and load back."""
 
 import importlib
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats import read_config, read_tensors, recognise
@@ -256,7 +255,7 @@ def test_targets_and_sizes_that_do_not_do_are_refused(target, data, tmp_path):
     for file in target.iterdir():
         (shallow / file.name).parent.mkdir(exist_ok=True)
         (shallow / file.name).write_bytes(file.read_bytes())
-    config = json.loads((shallow / "config.json").read_text())
-    (shallow / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2, "layer_types": None}))
+    config = AutoConfig.from_pretrained(target, num_hidden_layers=2, layer_types=None)
+    AutoModelForCausalLM.from_config(config).save_pretrained(shallow)
     with pytest.raises(SystemExit, match="has 2 layers; an EAGLE-3 head reads the states of at least 3"):
         train(KIND, shallow, data, tmp_path / "b")

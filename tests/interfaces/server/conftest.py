@@ -5,6 +5,7 @@ import openai
 import pytest
 
 import drafttree
+from drafttree.core.errors import InputError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
@@ -37,3 +38,13 @@ def post(address):
     """Posts a body to a path below /v1."""
     with httpx.Client(base_url=f"{address}/v1", timeout=60) as made:
         yield lambda path, **body: made.post(path, json=body)
+
+
+@pytest.fixture
+def broken(decoder, monkeypatch):
+    """The target refuses every pass."""
+
+    def refuse(*_, **__):
+        raise InputError("the pass is refused")
+
+    monkeypatch.setattr(decoder.target, "forward", refuse)
