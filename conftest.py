@@ -1,4 +1,4 @@
-"""What both suites have in common: one thread per process, a cache folder of their own, and no test that a clock decides.
+"""What both suites share: one thread per process, a cache folder of their own, and no test that a clock decides.
 
 Small models gain nothing from more threads, and the processes share the cores. What a test measures is not kept for the
 user's own runs, and what those have kept does not decide a test. The terminal is as wide as Rich takes it to be where

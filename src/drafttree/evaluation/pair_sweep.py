@@ -181,7 +181,8 @@ def _compared(
     sampling = {"temperature": 0.0} if greedy else sampling
     found: list[CoupledText] = []
     tried = 0
-    for seed, ((tried, trial), _) in enumerate(itertools.product(enumerate(trials, 1), range(1 if greedy else SEEDS))):
+    for seed, ((number, trial), _) in enumerate(itertools.product(enumerate(trials, 1), range(1 if greedy else SEEDS))):
+        tried = number
         found += trial.texts(verifier, seed, sampling)
         if any(each.tokens != each.plain for each in found):
             break
