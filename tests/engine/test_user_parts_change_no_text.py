@@ -9,7 +9,7 @@ from drafttree.engine.batching import Engine
 from drafttree.engine.decoder import Decoder
 from drafttree.policies import Talon
 from drafttree.verifiers import Coupled, Greedy
-from drafttree.verifiers.base import Verdict
+from drafttree.verifiers.base import SamplingVerifier, Verdict
 from helpers.costs import toy_decoder
 from helpers.small_trees import DRAFT, TARGET
 from helpers.toy import ToyDraft, ToyDrafter, ToyModel
@@ -207,3 +207,15 @@ def test_what_is_no_verdict(verdict, message):
     with pytest.raises(ValueError) as told:  # noqa: PT011
         decoder(verifier=Wrong).generate([1, 2], max_new_tokens=4)
     assert str(told.value) == message
+
+
+@pytest.mark.parametrize("judged", [None, [0], ([0], 1, 2)], ids=str)
+def test_what_a_sampling_verifier_judges_that_is_no_verdict(judged):
+    class Wrong(SamplingVerifier):
+        def judge(self, view):
+            return judged
+
+    with pytest.raises(ValueError) as told:  # noqa: PT011
+        decoder(verifier=Wrong).generate([1, 2], max_new_tokens=4, temperature=1.0)
+    wanted = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
+    assert str(told.value) == f"Wrong returns {judged!r}; {wanted}"

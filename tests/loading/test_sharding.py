@@ -11,7 +11,7 @@ from drafttree.loading.target_options import check_sharding, check_shares
 HERE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.0, "2", True, None])
+@pytest.mark.parametrize("size", [0, -1, 2.0, "2", True, None, torch.tensor([1, 2])])
 def test_a_size_that_is_no_number_of_processes_is_refused(size):
     with pytest.raises(ConfigError, match=r"tensor_parallel_size is .*; give a number of processes"):
         drafttree.load(tensor_parallel_size=size)

@@ -69,6 +69,50 @@ def test_numbers_that_layers_keep_are_noticed():
     assert decoder.generate(PROMPT, max_new_tokens=12).tokens == expected != before
 
 
+def test_a_forward_that_was_put_into_a_class_is_never_bypassed(monkeypatch):
+    """Libraries replace `forward` in transformers' classes; what such a function closes over decides texts."""
+    module, scale = tiny.build("llama"), [1.0]
+    kind = type(module.model.layers[0].mlp)
+    own = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, states: scale[0] * own(self, states))
+    decoder = drafttree.load(module, "lookup")
+    with drafttree.Engine(decoder) as engine:
+        before = engine.submit(PROMPT, max_new_tokens=12).result().tokens
+        scale[0] = 0.2
+        after = engine.submit(PROMPT, max_new_tokens=12).result()
+    alone = decoder.generate(PROMPT, max_new_tokens=12).tokens
+    decoder.target.release()
+    expected = module.generate(IDS, **OPTIONS)[0, len(PROMPT) :].tolist()
+    assert after.tokens == alone == expected != before
+    assert after.metrics.reused_tokens == 0
+    assert repr(decoder.target).endswith(
+        "ModuleBackend, reuses no rows by default because of the forward of the class LlamaMLP)"
+    )
+
+
+def test_rows_are_not_reused_where_a_class_of_layers_closes_over_values():
+    module, scale = tiny.build("llama"), [1.0]
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, states: Tensor) -> Tensor:
+            return scale[0] * self.inner(states)
+
+    for layer in module.model.layers:
+        layer.mlp = Scaled(layer.mlp)
+    decoder = drafttree.load(module, "lookup")
+    with drafttree.Engine(decoder) as engine:
+        before = engine.submit(PROMPT, max_new_tokens=12).result().tokens
+        scale[0] = 0.2
+        after = engine.submit(PROMPT, max_new_tokens=12).result().tokens
+    decoder.target.release()
+    assert after == module.generate(IDS, **OPTIONS)[0, len(PROMPT) :].tolist() != before
+    assert decoder.target.unseen == "the forward of the class Scaled"
+
+
 def test_hidden_states_of_llama_4_are_found():
     module = tiny.from_config(families.config("llama4"))
     expected = module(IDS, output_hidden_states=True).hidden_states

@@ -108,6 +108,8 @@ def load(
     select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)
     tuned = policy if isinstance(policy, TunedPolicy) else None
+    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned, "low_memory": low_memory}
+    check_sharding(tensor_parallel_size, target, unserved)
     if tuned:
         drafter, verifier = _defaults(tuned, drafter, verifier)
         dtype = tuned.dtype if is_auto(dtype) and not isinstance(target, PreTrainedModel) else dtype
@@ -121,8 +123,6 @@ def load(
     check_quantization("quantize", quantize, target)
     check_quantization("quantize_drafter", quantize_drafter, drafter)
     check_low_memory(low_memory, target)
-    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned, "low_memory": low_memory}
-    check_sharding(tensor_parallel_size, target, unserved)
     if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
         dtype = find_dtype(dtype, find_device(device))
     nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)

@@ -143,7 +143,11 @@ class SamplingVerifier(Verifier):
         if tree.proposal not in self.accepts:
             accepted = ", ".join(sorted(self.accepts))
             raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")
-        return Verdict(*self.judge(TreeView(tree, logits, self.sampling, randomness)))
+        judged = self.judge(TreeView(tree, logits, self.sampling, randomness))
+        try:
+            return Verdict(*judged)
+        except TypeError:
+            raise _no_verdict(self, judged) from None
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
         """The accepted path and the bonus token."""
@@ -166,13 +170,17 @@ def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: i
         nodes, token = cast(Any, verdict)
         path, bonus = [*map(index, nodes)], index(token)
     except (TypeError, ValueError):
-        wanted = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
-        raise ConfigError(f"{name} returns {verdict!r}; {wanted}") from None
+        raise _no_verdict(verifier, verdict) from None
     if path[:1] != [0] or any(below not in tree.children[node] for node, below in pairwise(path)):
         raise ConfigError(f"{name} accepts the nodes {path}, which do not form a path from the root")
     if not 0 <= bonus < vocab:
         raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
     return Verdict(path, bonus)
+
+
+def _no_verdict(verifier: Verifier, given: object) -> ConfigError:
+    wanted = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
+    return ConfigError(f"{type(verifier).__name__} returns {given!r}; {wanted}")
 
 
 def not_numbers() -> ModelError:

@@ -19,11 +19,11 @@ It does not notice
 
 - an edit through `.data` of a few entries of a matrix;
 - another method than `forward` that is replaced on a class, and functions and globals that a `forward` calls or reads;
-- what numpy arrays hold, objects of the standard library, torch and transformers other than modules and configs, and
-  containers of more than `LONGEST` entries;
+- class attributes, and what is held by numpy arrays, by objects with `__slots__`, by those of the standard library,
+  torch and transformers other than modules and configs, and by containers of more than `LONGEST` entries;
 - any change while a text is being generated.
 
-What hooks and replaced `forward` functions close over is not looked at either: `unseen` names them.
+What hooks and `forward` functions of no library close over is not looked at either: `unseen` names them.
 """
 
 import math
@@ -214,7 +214,21 @@ def _unseen(module: nn.Module, parts: Iterable[nn.Module]) -> str | None:
             if not all(map(_is_of_library, functions)):
                 name = next((name for name, each in module.named_modules() if each is part), "")
                 return f"{what} of {name or type(part).__name__}"
+        if is_patched(type(part)):
+            return f"the forward of the class {type(part).__name__}"
     return None
+
+
+def is_patched(kind: type[nn.Module]) -> bool:
+    """Whether the `forward` of a class is no library's, and closes over values or was put there by another module."""
+    owner = next(each for each in kind.__mro__ if "forward" in vars(each))
+    forward = vars(owner)["forward"]
+    if _is_of_library(forward):
+        return False
+    closes_over = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    return getattr(forward, "__globals__", {}).get("__name__") != owner.__module__ or not {*closes_over} <= {
+        "__class__"
+    }
 
 
 def _is_of_library(function: Any) -> bool:
@@ -280,7 +294,7 @@ def is_plain_module(module: nn.Module) -> bool:
 
 
 def _is_plain_part(part: nn.Module) -> bool:
-    replaced = "forward" in part.__dict__ or hasattr(part, "_hf_hook") or part.training
+    replaced = "forward" in vars(part) or is_patched(type(part)) or hasattr(part, "_hf_hook") or part.training
     hooked = any(getattr(hook, "__module__", None) != INERT_HOOKS for hook in own_hooks(part))
     known = type(part).__module__.startswith(CLASSES) and (type(part) is nn.Linear or not isinstance(part, nn.Linear))
     tensors = chain(part._parameters.values(), part._buffers.values())
