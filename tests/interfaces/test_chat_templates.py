@@ -211,3 +211,80 @@ def test_words_that_do_not_arrive_are_refused(chat_template, messages, complaint
     with pytest.raises(InputError) as refused:
         made.generate(messages, max_new_tokens=1)
     assert str(refused.value) == complaint
+
+
+FIRST_SYSTEM = template("{% if message.role != 'system' or loop.first %}{{ message.content }}{% endif %}", TOLD)
+LAST_SYSTEM = (
+    "{% set found = namespace(system='') %}{% for message in messages %}{% if message.role == 'system' %}"
+    "{% set found.system = message.content %}{% endif %}{% endfor %}{{ found.system }}"
+) + NO_SYSTEM
+FIRST_CALL = template("{{ message.content }}", TOLD).replace(
+    "message.tool_calls or []", "(message.tool_calls or [])[:1]"
+)
+CALL_OR_WORDS = template("{{ message.content }}", TOLD).replace(
+    CALLS, f"{{% if not message.content %}}{CALLS}{{% endif %}}"
+)
+ALTERNATES = template("{{ message.content }}") + (
+    "{% for message in messages %}{% if not loop.first and message.role == loop.previtem.role %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}"
+)
+ONE_PLACE = "since it shows the role 'system' at one place alone; say all of that in the first message"
+SENT = [{**CALL, "id": name, "function": {"name": "clock", "arguments": "{}"}} for name in ("c1", "c2")]
+RESULTS = [{**text("tool", "Noon."), "tool_call_id": call["id"]} for call in SENT]
+ASKED = text("user", "What is the time?")
+LATE = [ASKED, text("assistant", "Noon."), text("system", "Be kind."), ASKED]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "messages", "complaint"),
+    [
+        (FIRST_SYSTEM, LATE, f"the chat template leaves out what message 3 says, {ONE_PLACE}"),
+        (
+            LAST_SYSTEM,
+            [text("system", "Be kind."), text("system", "Be brief."), ASKED],
+            f"the chat template leaves out what message 1 says, {ONE_PLACE}",
+        ),
+        (
+            FIRST_CALL,
+            [ASKED, {**text("assistant"), "tool_calls": SENT}, *RESULTS],
+            "the chat template leaves out tool call 2 of message 2; give each call, with its result behind it, in a "
+            "message of its own",
+        ),
+        (
+            CALL_OR_WORDS,
+            [ASKED, {**text("assistant", "I look."), "tool_calls": SENT[:1]}, RESULTS[0]],
+            "the chat template leaves out the tool calls of message 2; give them as its content",
+        ),
+        (
+            ALTERNATES,
+            [ASKED, {**text("assistant"), "tool_calls": SENT}, *RESULTS],
+            "the chat template refuses message 4 (role 'user') with an error of its own: Roles must alternate.",
+        ),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}" + PARTS,
+            [ASKED],
+            "the chat template refuses the message that tells of the tools (role 'system') with an error of its own: "
+            "No system role.",
+        ),
+    ],
+)
+def test_the_server_names_the_client_s_message_that_is_left_out_or_refused(chat_template, messages, complaint):
+    with serving(create_app(decoder(chat_template), ServerSettings("toy"))) as address:
+        reply = httpx.post(f"{address}/v1/chat/completions", json={"messages": messages, "tools": [TOOL]})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, complaint)
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "messages"),
+    [
+        (template("{{ message.content }}", TOLD), LATE),
+        (template("{{ message.content }}", TOLD), [ASKED, {**text("assistant"), "tool_calls": SENT}, *RESULTS]),
+        (CALL_OR_WORDS, [ASKED, {**text("assistant"), "tool_calls": SENT}, *RESULTS]),
+    ],
+)
+def test_messages_of_the_system_and_calls_that_are_all_shown_are_taken(chat_template, messages):
+    with serving(create_app(decoder(chat_template), ServerSettings("toy"))) as address:
+        found = httpx.post(f"{address}/tokenize", json={"messages": messages, "tools": [TOOL]}).json()["tokens"]
+    calls = [{**call, "function": {"name": "clock", "arguments": {}}} for call in SENT]
+    right = [{**each, "tool_calls": calls} if "tool_calls" in each else each for each in messages]
+    assert found == TOKENIZER.apply_chat_template(right, tools=[TOOL], add_generation_prompt=True)["input_ids"]

@@ -122,18 +122,19 @@ def _schema_rules(part: dict[str, Any]) -> str:
 def _place_told(root: dict[str, Any]) -> Iterator[None]:
     """Add to what xgrammar says of a schema where in it that is."""
 
-    def fails(document: dict[str, Any], told: str) -> bool:
+    def told_of(document: dict[str, Any]) -> str:
         try:
             Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(json.dumps(document)))
         except ConfigError as found:
-            return str(found) == told
-        return False
+            return str(found)
+        return ""
 
     load_xgrammar()
     try:
         yield
     except ConfigError as error:
-        place = failing_part(root, functools.partial(fails, told=str(error)))
+        told = told_of({"$defs": {}, **root}) or str(error)  # a reference to nothing is told in other words without
+        place = failing_part(root, lambda document: told_of(document) == told)
         raise ConfigError(f"{str(error).rstrip('.')} at {place}") from None
 
 

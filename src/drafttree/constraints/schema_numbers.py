@@ -39,6 +39,9 @@ def ignored_numbers(schema: Schema) -> Iterator[str]:
     for keyword in RANGE_KEYWORDS:
         if _is_number(bound := schema.get(keyword)) and abs(bound) > LARGEST_WHOLE:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
+    for keyword in ("minLength", "maxLength", "minItems"):  # xgrammar itself refuses others below 0
+        if _is_number(bound := schema.get(keyword)) and bound < 0:
+            yield f"{keyword!r} of {_shown(bound)}, which is below 0,"
     for keyword in ("minProperties", "maxProperties"):
         if _is_number(bound := schema.get(keyword)) and bound > LARGEST:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 32 bits,"

@@ -29,6 +29,7 @@ def render_chat(
     messages: Sequence[Message],
     tokenizer: Any,
     context: int | None = None,
+    first: int = 1,
     /,
     *,
     add_generation_prompt: bool = True,
@@ -42,6 +43,7 @@ def render_chat(
             template. It is given their content as text, or in parts where it shows only those.
         tokenizer: the tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
+        first: the number by which errors name the first message; 0 for one that tells of tools before the client's own.
         add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
         continue_final_message: end within the last message, which the text goes on with; no answer begins then.
         **variables: variables of the template, such as `tools`.
@@ -53,7 +55,7 @@ def render_chat(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
-    said = [_texts(number, message) for number, message in enumerate(messages, start=1)]
+    said = [_texts(number, message) for number, message in enumerate(messages, first)]
     begins = add_generation_prompt and not continue_final_message
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
@@ -68,12 +70,13 @@ def render_chat(
     shaped: list[Message] = list(messages)
     try:
         template = tokenizer.get_chat_template(tools=variables.get("tools"))
-        shaped = [_shaped(*each, tokenizer, template) for each in zip(itertools.count(1), messages, said)]
+        shaped = [_shaped(*each, tokenizer, template) for each in zip(itertools.count(first), messages, said)]
         text = render(shaped)
+        _check_shown(shaped, tokenizer, template, render, first)
     except InputError:
         raise
     except Exception as error:  # a template is a program: it raises what it likes
-        raise _failure(error, shaped, render) from error
+        raise _failure(error, shaped, render, first) from error
     check_characters(text, tokenizer, context)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -100,15 +103,16 @@ WORDS = ("7391846205", "5026481937")
 
 
 @lru_cache(maxsize=64)
-def _form(tokenizer: Any, template: str, role: str) -> Form | None:
+def _form(tokenizer: Any, template: str, role: str, beside: str = "") -> Form | None:
     """The form in which a template shows all of what a message of a role says; None where it shows it in none.
 
-    Text where it fails on the conversations that are tried, so that it says what it wants of the real one.
+    Text where it fails on the conversations that are tried, so that it says what it wants of the real one. For `CALL`,
+    `beside` is what the message says that has the call.
     """
     silent = False
     for form, arguments in itertools.product(FORMS, ({}, "{}")):
         try:
-            sample = _sample(tokenizer, template, role, form(WORDS), arguments)
+            sample = _sample(tokenizer, template, role, form(WORDS), arguments, beside)
             text = tokenizer.apply_chat_template(sample, tokenize=False, chat_template=template)
         except Exception:  # as above
             continue
@@ -118,7 +122,9 @@ def _form(tokenizer: Any, template: str, role: str) -> Form | None:
     return None if silent else as_text
 
 
-def _sample(tokenizer: Any, template: str, role: str, content: Any, arguments: object) -> list[dict[str, Any]]:
+def _sample(
+    tokenizer: Any, template: str, role: str, content: Any, arguments: object, beside: str
+) -> list[dict[str, Any]]:
     """A short conversation in which a message of a role has some content."""
 
     def say(role: str) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def _sample(tokenizer: Any, template: str, role: str, content: Any, arguments: o
     function = {"name": content if role == CALL else "f", "arguments": arguments}
     call = {
         **say("assistant"),
-        "content": "",
+        "content": (_form(tokenizer, template, "assistant") or as_text)([beside]) if beside else "",
         "tool_calls": [{"id": 9 * "a", "type": "function", "function": function}],
     }
     result = own if role == "tool" else say("tool")
@@ -188,12 +194,56 @@ def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any,
             f"the chat template leaves out what message {number} says, as all content of the role {role!r}; use "
             "another chat template or role"
         )
-    if message.get("tool_calls") and _form(tokenizer, template, CALL) is None:
+    beside = "hello" if any(texts) else ""
+    if message.get("tool_calls") and _form(tokenizer, template, CALL, beside) is None:
         raise InputError(f"the chat template leaves out the tool calls of message {number}; give them as its content")
     return {**message, "content": (form or as_text)(texts or [""])}
 
 
-def _failure(error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> InputError:
+def _check_shown(
+    messages: Sequence[Message], tokenizer: Any, template: str, render: Callable[[Sequence[Message]], str], first: int
+) -> None:
+    """Refuse what a template leaves out since it shows but one of several: messages of the system, and calls."""
+    systems = [place for place, message in enumerate(messages) if message["role"] in ("system", "developer")]
+    systems = [place for place in systems if systems != [0] and any(_texts(place, messages[place]))]
+    several = [place for place, message in enumerate(messages) if len(message.get("tool_calls") or ()) > 1]
+    asked = [*messages]
+    for place in systems:
+        form = _form(tokenizer, template, messages[place]["role"]) or as_text
+        asked[place] = {**messages[place], "content": form([_word(place)])}
+    for place in several:
+        calls = [_renamed(call, _word(place, number)) for number, call in enumerate(messages[place]["tool_calls"])]
+        asked[place] = {**messages[place], "tool_calls": calls}
+    if asked == [*messages]:
+        return
+    text = render(asked)
+    if (left := next((place for place in systems if _word(place) not in text), None)) is not None:
+        raise InputError(
+            f"the chat template leaves out what message {left + first} says, since it shows the role "
+            f"{messages[left]['role']!r} at one place alone; say all of that in the first message"
+        )
+    for place in several:
+        for number in range(len(messages[place]["tool_calls"])):
+            if _word(place, number) not in text:
+                raise InputError(
+                    f"the chat template leaves out tool call {number + 1} of message {place + first}; give each call, "
+                    "with its result behind it, in a message of its own"
+                )
+
+
+def _word(place: int, number: int = 0) -> str:
+    """What stands for what a message says, or for the name of a call, where it is looked for in a prompt."""
+    return f"{WORDS[0]}{place:06}{number:06}{WORDS[1]}"
+
+
+def _renamed(call: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A call of another function."""
+    return {**call, "function": {**call["function"], "name": name}} if "function" in call else {**call, "name": name}
+
+
+def _failure(
+    error: Exception, messages: Sequence[Message], render: Callable[[Sequence[Message]], str], first: int
+) -> InputError:
     """What to say where a template fails; names the message with which that begins, unless it fails on any."""
 
     def fails(tried: Sequence[Message]) -> bool:
@@ -209,7 +259,8 @@ def _failure(error: Exception, messages: Sequence[Message], render: Callable[[Se
         while number - passes > 1:
             middle = (passes + number) // 2
             passes, number = (passes, middle) if fails(messages[:middle]) else (middle, number)
-        where = f"message {number} (role {messages[number - 1]['role']!r})"
+        named = f"message {number - 1 + first}" if number - 1 + first else "the message that tells of the tools"
+        where = f"{named} (role {messages[number - 1]['role']!r})"
     reason = " ".join(str(error).split())
     if type(error).__name__ == "TemplateError":  # jinja2's own kinds are subclasses
         return InputError(f"the chat template refuses {where} with an error of its own: {reason}")

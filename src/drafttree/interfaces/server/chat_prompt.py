@@ -42,7 +42,8 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
         return render_chat(messages, tokenizer, context, **{**variables, "tools": described})
     messages = [_as_text(message, dialect) for message in request.messages]
-    return render_chat(_with_tools(messages, tools, dialect), tokenizer, context, **variables)
+    told = _with_tools(messages, tools, dialect)
+    return render_chat(told, tokenizer, context, 1 - len(told) + len(messages), **variables)
 
 
 def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
