@@ -30,7 +30,7 @@ def test_the_term_whose_ideal_value_would_raise_the_ratio_most(factor, levels, t
     assert limit.possible == pytest.approx(possible)
     assert limit.sentence.startswith(f"{factor} limits the gain: ")
     assert said in limit.sentence
-    assert limit.sentence.endswith(f"(R could be {possible:.2f})")
+    assert limit.sentence.endswith(f"(without that, {possible:.2f} times plain decoding)")
 
 
 def test_where_most_rounds_drafted_nothing_that_is_the_limit():

@@ -111,7 +111,7 @@ def test_ways_to_draft_are_no_targets(name, monkeypatch):
     assert told(ModelError, drafttree.load, name, "none") == reason
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words"])
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/models/x", "a/b/c", "two words", "x" * 5000])
 def test_missing_folder(name):
     assert told(ModelError, open_folder, name) == f"model folder {name!r} does not exist"
 

@@ -41,7 +41,8 @@ class LimitingFactor:
         factor = max(ideals, key=ideals.__getitem__)
         if ideals[factor] <= law.predicted:
             return cls("nothing", law.predicted, "nothing limits the gain with trees of this depth; try a deeper one")
-        said = f"{factor} limits the gain: {_advice(law, most)[factor]} (R could be {ideals[factor]:.2f})"
+        possible = f"(without that, {ideals[factor]:.2f} times plain decoding)"
+        said = f"{factor} limits the gain: {_advice(law, most)[factor]} {possible}"
         return cls(factor, ideals[factor], said)
 
 

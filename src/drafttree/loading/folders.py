@@ -3,6 +3,7 @@
 import difflib
 import functools
 import logging
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,7 @@ def local_folder(name: str) -> Path | None:
     """The folder of an embedded name, a path or a hub name as far as it is on this machine, else None."""
     if name in zoo.NAMES:
         return zoo.folder(name)
-    if not name or Path(name).is_dir():
+    if not name or os.path.isdir(name):  # a Path raises where a name is too long
         return Path(name) if name else None
     try:
         found = try_to_load_from_cache(name, "config.json")
@@ -51,7 +52,7 @@ def resolve(source: str | Path) -> str:
         ModelError: it is none of these, or the hub does not answer and the model was never downloaded.
     """
     found = _name_or_folder(source, zoo.NAMES, "model")
-    return found if Path(found).is_dir() or hub_answers() else _cached(found)
+    return found if os.path.isdir(found) or hub_answers() else _cached(found)
 
 
 def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
@@ -60,14 +61,14 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
         raise ModelError("the name of a model is empty; give an embedded name, a folder or a hub name")
     if name in zoo.NAMES:
         return str(zoo.folder(name))
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return name
     if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
         drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
         raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{drafts}")
-    if Path(name).is_file():
+    if os.path.isfile(name):
         raise ModelError(f"{name!r} is a file; give its folder, with its config.json")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+    if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
         raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")

@@ -10,7 +10,7 @@ from helpers.command_line import PROMPT, run
 from helpers.given_times import give_times
 from helpers.timed_metrics import timed
 
-RATIO = re.compile(r"\d times|R measured|R predicted|R could be|times plain decoding")
+RATIO = re.compile(r"\d times|R measured|R predicted|times plain decoding")
 NOTHING = "No ratio: nothing was drafted (1.00 tokens a pass)."
 REJECTED = "No ratio: no draft was accepted (1.00 tokens a pass)."
 DISTURBED = (
