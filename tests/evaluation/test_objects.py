@@ -1,4 +1,4 @@
-"""Policies as objects and verifiers as classes are certified and measured, under their canonical specifications."""
+"""Policies as objects and verifiers as classes are certified, under their canonical specifications."""
 
 from typing import ClassVar
 
@@ -6,19 +6,11 @@ import pytest
 
 import drafttree
 from drafttree import Layer
-from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.drafters import PromptLookupDrafter
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
-from drafttree.evaluation.prompts import Example
 from drafttree.policies import Chain, Talon, TreePolicy
 from drafttree.verifiers import Coupled, PointMass, RRSw
-from drafttree_lab.experiment.law import measure_law
-from drafttree_lab.experiment.lookup import bench_lookup
-from drafttree_lab.experiment.methods import bench_drafters, bench_policies
-from drafttree_lab.experiment.overhead import measure_overhead
-from drafttree_lab.micro.verifiers import bench_verifiers
 
 PROMPT = list(range(20, 26)) * 3
 OURS = f"{__name__}.Pairs"
@@ -77,24 +69,3 @@ def test_a_sweep_takes_names_objects_and_classes():
     ]
     assert table.passed
     assert table.sampling == Sampling(1.0)
-
-
-def test_policies_are_measured_as_objects(decoder):
-    options = {"repeats": 1, "max_new_tokens": 4}
-    result = bench_policies(decoder, [PROMPT], POLICIES, **options)
-    assert [row.method for row in result.rows] == ["plain", *SPECS]
-    assert [row.policy for row in measure_overhead(decoder, [PROMPT], POLICIES, **options)] == ["plain", *SPECS]
-    law = measure_law(decoder, [PROMPT], POLICIES, context=8, peers=False, **options)
-    assert [row.method for row in law.bench.rows] == ["plain", *SPECS]
-    drafters = {"mine": PromptLookupDrafter(decoder.target.vocab_size)}
-    rows = bench_drafters(decoder, drafters, {"one": [PROMPT]}, POLICIES, **options).rows
-    assert [row.method for row in rows] == ["plain", *(f"mine|{spec}" for spec in SPECS)]
-    lookup = bench_lookup(decoder, {"one": [Example("a b a b", None)]}, POLICIES, **options)
-    assert {row.policy for row in lookup.rows} == {*SPECS}
-
-
-def test_verifiers_are_timed_as_classes():
-    result = bench_verifiers([RRSw, Walk], nodes=(4,), vocabs=(40,), hidden=8, repeats=1)
-    assert [row.verifier for row in result.rows] == ["rrsw", f"{__name__}.Walk"]
-    with pytest.raises(ConfigError, match="it is no subclass of"):
-        bench_verifiers([Pairs], nodes=(4,), vocabs=(40,), hidden=8, repeats=1)

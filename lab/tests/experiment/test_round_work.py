@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 
+import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.policies import Chain
+from drafttree.loading import find_drafter
+from drafttree.policies import Chain, Talon
 from drafttree_lab.experiment.round_work import count_work
 from helpers.small_trees import DRAFT, PROMPT, TARGET
 from helpers.toy import ToyDrafter, ToyModel
@@ -53,3 +55,29 @@ def test_a_profiler_that_was_there_stays():
         assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)
+
+
+TEXT = "The old man looked at the sea for a long time, and then he said"
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return drafttree.load(dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "policy", "operations", "calls"),
+    [
+        (None, Chain(depth=5), 390, 290),
+        ("embedded-eagle3", Chain(depth=5), 930, 960),
+        ("embedded-draft", Talon(budget=16, width=4), 665, 635),
+    ],
+    ids=["plain decoding", "a chain of 5", "TALON-16"],
+)
+def test_a_round_takes_few_operations_and_calls(embedded, drafter, policy, operations, calls):
+    """Counted by `drafttree bench overhead`: those of torch, both models' passes included, and our own functions'."""
+    found = find_drafter(drafter, embedded.target, embedded.tokenizer)
+    pair = embedded.with_drafter(found).with_policy(policy)
+    work = count_work(pair, TEXT, max_new_tokens=48, ignore_eos=True)
+    assert work.operations <= operations
+    assert work.calls <= calls

@@ -119,7 +119,7 @@ def _schema_rules(part: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _place_told(root: dict[str, Any]) -> Iterator[None]:
+def _place_told(root: Any) -> Iterator[None]:
     """Add to what xgrammar says of a schema where in it that is."""
 
     def told_of(document: dict[str, Any]) -> str:
@@ -133,6 +133,8 @@ def _place_told(root: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if not isinstance(root, dict):
+            raise
         told = told_of({"$defs": {}, **root}) or str(error)  # a reference to nothing is told in other words without
         place = failing_part(root, lambda document: told_of(document) == told)
         raise ConfigError(f"{str(error).rstrip('.')} at {place}") from None

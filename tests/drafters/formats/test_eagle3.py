@@ -235,7 +235,7 @@ def test_heads_that_read_no_states_are_named_as_not_supported(config, sign, tmp_
     tensors = files.weights(KIND)
     if not config:
         del tensors["fc.weight"]
-    files.write(tmp_path, KIND, tensors, changed(**config))
+    files.write(tmp_path, KIND, tensors, changed(**config) if config else changed(eagle_config=None))
     assert refusal_of(tmp_path) == (
         f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not supported; "
         f"{INSTEAD}"

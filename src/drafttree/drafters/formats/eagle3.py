@@ -161,7 +161,7 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoi
     layers, depth = hidden_states_read(raw)
     head = _empty(raw, tensors, len(layers or (0, 0, 0)))
     borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
-    lacks_fusion = head.state_dict().keys() - tensors.keys() - borrowed == {FUSION}
+    lacks_fusion = layers is None and head.state_dict().keys() - tensors.keys() - borrowed == {FUSION}
     if lacks_fusion or not reads_states(raw):
         sign = f"it has no {FUSION}" if lacks_fusion else "use_aux_hidden_state is false"
         raise ModelError(
