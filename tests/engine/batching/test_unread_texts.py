@@ -92,6 +92,15 @@ def test_texts_take_turns_where_each_is_read_by_and_by(decoder, alone):
         assert texts == [alone] * 5
 
 
+def test_whoever_waits_for_the_whole_text_need_not_read_its_chunks(engine, alone):
+    assert unread(engine).result(20).tokens == alone
+
+    async def wait() -> list[int]:
+        return (await engine.submit(PROMPT, max_new_tokens=LENGTH, max_unread=1)).tokens
+
+    assert asyncio.run(wait()) == alone
+
+
 def test_an_event_loop_reads_on(engine, alone):
     async def read() -> list[int]:
         handle = engine.submit(PROMPT, max_new_tokens=LENGTH, max_unread=2)

@@ -130,8 +130,8 @@ class Engine:
             group: texts of the same group share the batch with others as one text would, so that many of them delay no
                 others. None makes a group of its own.
             max_unread: maximum number of unread chunks. At that number the text pauses, gives its place to others, and
-                continues when half of the chunks are read. It must be read or cancelled before the engine can drain.
-                None for no limit.
+                continues when half of the chunks are read or its whole is waited for. It must be read, waited for or
+                cancelled before the engine can drain. None for no limit.
             **options: as for `Decoder.generate`.
 
         Raises:

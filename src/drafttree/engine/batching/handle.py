@@ -82,7 +82,7 @@ class Handle(Reader):
             listener()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Wait for the whole text.
+        """Wait for the whole text, which pauses for unread chunks no more.
 
         Args:
             timeout: maximum number of seconds to wait; None for no limit.
@@ -97,12 +97,15 @@ class Handle(Reader):
                 raise InputError(f"timeout is {timeout!r}; give seconds, or None for as long as it takes")
             timeout = min(float(timeout), threading.TIMEOUT_MAX)
         with self._changed:
+            self._lift_limit()
             if not self._changed.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the text has not ended within {timeout} seconds; it goes on")
         return self._whole()
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, without holding up the event loop."""
+        with self._changed:
+            self._lift_limit()
         yield from self._news(lambda: self.done).__await__()
         return self._whole()
 
@@ -118,6 +121,12 @@ class Handle(Reader):
     def __aiter__(self) -> AsyncIterator[Chunk]:
         """As iteration, without holding up the event loop."""
         return _Chunks(self)
+
+    def _lift_limit(self) -> None:
+        self._max_unread = math.inf
+        if self.full:
+            self.full = False
+            self._wake()
 
     def _next(self, reader: object) -> Chunk | None:
         with self._read_by(reader), self._changed:
