@@ -5,6 +5,7 @@ Every text is compared with that of transformers' own `generate`.
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -204,7 +205,31 @@ def replace_forward(module: PreTrainedModel, scales: list[float]) -> None:
     layer.forward = functools.wraps(own)(lambda *given, **named: own(*given, **named) * scales[0])
 
 
-UNSEEN = {add_hook: "the forward hook of model.layers.1", replace_forward: "the replaced forward of model.layers.1"}
+@dataclass(slots=True)
+class Held:
+    scales: list[float]
+
+
+class Holding(nn.Module):
+    """A layer of a user's own, which reads an object that cannot be looked into."""
+
+    def __init__(self, inner: nn.Module, scales: list[float]) -> None:
+        super().__init__()
+        self.inner, self.held = inner, Held(scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.held.scales[0]
+
+
+def hold(module: PreTrainedModel, scales: list[float]) -> None:
+    module.model.layers[1].mlp = Holding(module.model.layers[1].mlp, scales).eval()
+
+
+UNSEEN = {
+    add_hook: "the forward hook of model.layers.1",
+    replace_forward: "the replaced forward of model.layers.1",
+    hold: "the attribute held of the class Holding",
+}
 
 
 @pytest.mark.parametrize("add", UNSEEN)
@@ -227,6 +252,38 @@ def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add):
             assert turn.tokens == own_text(decoder, module, talked)
     decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS)
     assert decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS).metrics.reused_tokens
+
+
+class OfTheClass(nn.Module):
+    """A layer of a user's own, which reads attributes of its class."""
+
+    scale, scales = 1.0, {"one": 1.0}
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scale * self.scales["one"]
+
+
+def test_the_text_is_that_of_what_classes_hold(monkeypatch):
+    module = module_of()
+    module.model.layers[0].mlp = OfTheClass(module.model.layers[0].mlp).eval()
+    decoder = drafttree.load(module, "lookup", policy="chain:depth=4")
+    with drafttree.Engine(decoder) as engine:
+        reused = []
+        for change in (
+            lambda: None,
+            lambda: None,
+            lambda: monkeypatch.setattr(OfTheClass, "scale", -2.0),
+            lambda: monkeypatch.setitem(OfTheClass.scales, "one", 3.0),
+        ):
+            change()
+            found = engine.submit(PROMPT, **OPTIONS).result()
+            assert found.tokens == own_text(decoder, module)
+            reused.append(found.metrics.reused_tokens > 0)
+    assert reused == [False, True, False, False]
 
 
 def test_hooks_of_libraries_keep_no_state():

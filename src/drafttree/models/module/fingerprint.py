@@ -19,11 +19,12 @@ It does not notice
 
 - an edit through `.data` of a few entries of a matrix;
 - another method than `forward` that is replaced on a class, and functions and globals that a `forward` calls or reads;
-- class attributes, and what is held by numpy arrays, by objects with `__slots__`, by those of the standard library,
-  torch and transformers other than modules and configs, and by containers of more than `LONGEST` entries;
+- what an object deep inside a module holds, if that is a numpy array, has `__slots__`, or is of the standard library,
+  torch or transformers and no module or config; and containers of more than `LONGEST` entries;
 - any change while a text is being generated.
 
-What hooks and `forward` functions of no library close over is not looked at either: `unseen` names them.
+What hooks and `forward` functions of no library close over is not looked at, nor such an object as an attribute of a
+layer of no library: `unseen` names them.
 """
 
 import math
@@ -33,7 +34,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
-from types import SimpleNamespace
+from types import GetSetDescriptorType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -53,6 +54,8 @@ INERT_HOOKS = "transformers.utils.output_capturing"
 """transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.")
 """Packages whose hooks and replaced `forward` functions have no state but what modules hold."""
+KNOWN = (*LIBRARIES, "builtins", "drafttree.", "transformers_modules.", "bitsandbytes.", "torchao.")
+"""Packages whose classes of modules hold all that they read in their instances."""
 VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
     *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
@@ -86,6 +89,7 @@ class Fingerprint:
         self._dicts: list[dict] = [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
         self._lists: list[Iterable] = []
         self._owners: list[object] = []
+        self._foreign: dict[type, None] = {}
         self._tensors: list[Tensor] = []
         self._walk()
         parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
@@ -145,6 +149,10 @@ class Fingerprint:
                 self._dicts.append(vars(value))
                 if isinstance(value, nn.Module):
                     scratch.update(map(id, _working_buffers(value)))
+                    for kind in _foreign_classes(value):
+                        if kind not in self._foreign:
+                            self._foreign[kind] = None
+                            pending += [each for each in vars(kind).values() if not _is_code(each)]
                     facts.append([*map(id, (type(value).forward, *own_hooks(value)))])
                     self._dicts += value._forward_pre_hooks, value._forward_hooks
             else:
@@ -159,8 +167,9 @@ class Fingerprint:
         """All that the module holds, classes, hooks and the `forward` functions of classes included."""
         dicts = [*filter(None, self._dicts)]
         classes = map(type, self._owners)
+        own = (vars(kind).values() for kind in self._foreign)
         return list(
-            chain(*map(dict.values, dicts), *dicts, *self._lists, classes, (kind.forward for kind in self._kinds))
+            chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *own, (kind.forward for kind in self._kinds))
         )
 
     def _read_state(self) -> tuple[list[int], list[int]]:
@@ -178,6 +187,22 @@ def _is_read(value: object) -> bool:
         return True
     package = type(value).__module__.partition(".")[0]
     return hasattr(value, "__dict__") and not isinstance(value, type) and package not in CLOSED
+
+
+def _foreign_classes(part: nn.Module) -> list[type]:
+    """Those of a module's classes that no library defines."""
+    return [kind for kind in type(part).__mro__ if not f"{kind.__module__}.".startswith(KNOWN)]
+
+
+def _is_code(value: object) -> bool:
+    """Whether a class attribute decides nothing but by being another object."""
+    return callable(value) or isinstance(value, property | staticmethod | classmethod | GetSetDescriptorType)
+
+
+def _is_opaque(value: object) -> bool:
+    """Whether an attribute may hold values that are not compared."""
+    compared = type(value) in VALUES or isinstance(value, Tensor | dict | list | tuple | set | frozenset)
+    return not (compared or _is_read(value) or callable(value))
 
 
 def _working_buffers(part: nn.Module) -> list[Tensor]:
@@ -216,6 +241,10 @@ def _unseen(module: nn.Module, parts: Iterable[nn.Module]) -> str | None:
                 return f"{what} of {name or type(part).__name__}"
         if is_patched(type(part)):
             return f"the forward of the class {type(part).__name__}"
+        if _foreign_classes(part):
+            hidden = (name for name, each in vars(part).items() if name not in UNREAD and _is_opaque(each))
+            if (name := next(hidden, None)) is not None:
+                return f"the attribute {name} of the class {type(part).__name__}"
     return None
 
 
