@@ -58,6 +58,7 @@ def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     check_sane(found, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[5::8], ids=names(PAIRS)[5::8])
 def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, index):
     tables = toy_pair(1000 + index, vocab=4)
