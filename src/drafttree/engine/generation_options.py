@@ -76,8 +76,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         grammar: a grammar that the text must follow, made by `drafttree.grammar`.
         reuse_prefix: reuse the KV rows of an earlier text with the same prefix, and keep those of this text (see
             `engine.prefix_cache`). On by default in an engine, and for conversations with a greedy or coupled verifier,
-            unless the target has hooks or layers whose state cannot be compared. Other verifiers refuse it outside lists
-            and engines, since rounding in the reused rows may change the text of a seed.
+            unless the target has hooks or layers whose state cannot be compared. Other verifiers refuse it outside
+            lists and engines, since rounding in the reused rows may change the text of a seed.
         draft_temperature: divides the drafter's logits before the policy sees them. Below 1, policies trust the drafter
             more, which helps where it is right more often than it says. Never changes the target's distribution.
         logprobs: True for the log-probability of every token; a number for that many best alternatives too.
