@@ -141,6 +141,20 @@ def test_bfloat16_is_served():
     assert isinstance(select_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_family
+@torch.inference_mode()
+def test_a_converted_model_knows_far_positions(name, dtype):
+    """`.to(dtype)` also rounds the rotary frequencies; positions above 256 are no numbers of bfloat16."""
+    module = tiny.from_config(CONFIGS[name]())
+    prompt, clone = tiny.random_tokens(400, 1), deepcopy(module.to(dtype))
+    exact = deepcopy(clone).float()(torch.tensor([prompt])).logits[0, -1]
+    model = TargetModel(module, FusedBackend)
+    own = append(model, model.new_cache(400), prompt).logits[-1].float()
+    theirs = clone(torch.tensor([prompt])).logits[0, -1].float()
+    assert (own - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
 def _storage_bytes(module: nn.Module) -> int:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
     return sum(storages.values())

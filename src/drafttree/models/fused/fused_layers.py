@@ -34,7 +34,7 @@ class RotaryAngles:
 
     def __init__(self, rotary: Any, dtype: torch.dtype, layer_type: str | None = None) -> None:
         prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
-        self._frequencies: Tensor = getattr(rotary, f"{prefix}inv_freq").clone()
+        self._frequencies: Tensor = getattr(rotary, f"{prefix}inv_freq").float().clone()
         self._scaling: float = getattr(rotary, f"{prefix}attention_scaling")
         self._dtype = dtype
         self._table = self._make_table(SMALLEST_TABLE) if self._frequencies.is_cpu else None
