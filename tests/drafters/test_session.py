@@ -164,7 +164,7 @@ def two_levels(kind: str) -> None:
     draft_expand(sessions, [Frontier([1] * width, [0] * width) for width in (2, 0, 1, 2)], CPU)
 
 
-@pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module", "eagle3, paged"])
+@pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module", "eagle3, packed"])
 def test_a_level_is_one_pass_for_all_requests_that_go_on(kind, monkeypatch):
     drafter: Any = drafter_of(kind)
     owner = TargetModel if kind == "language model" else type(drafter.backend)

@@ -11,14 +11,14 @@ from drafttree.engine.pass_recording import PROMPT, TOKENS, record_passes
 from drafttree.policies import Chain, Talon
 from helpers import tiny
 from helpers.replays import Replays
-from helpers.varlen import paged
+from helpers.varlen import packed
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 1]]
 
 
 def recording_decoder(policy) -> tuple[Decoder, Replays]:
     recorder = Replays()
-    target, draft = (paged(tiny.build("llama", seed=seed), recorder) for seed in (0, 1))
+    target, draft = (packed(tiny.build("llama", seed=seed), recorder) for seed in (0, 1))
     return Decoder(target, LanguageModelDrafter(draft), policy), recorder
 
 
@@ -29,12 +29,12 @@ def test_batches_like_these_find_their_passes_recorded(policy, caplog):
     expected = [decoder.plain().generate(prompt, max_new_tokens=12).tokens for prompt in PROMPTS]
     record_passes(decoder, 4, 8192)
     assert recorder.recorded > 0
-    assert "PagedSizes" in caplog.text
+    assert "PackedSizes" in caplog.text
     caplog.clear()
     trial = decoder.with_costs(TRIAL_COSTS)
     for size in (4, 2):
         trial.generate([[0] * PROMPT] * size, max_batch=size, max_new_tokens=TOKENS, temperature=0, ignore_eos=True)
-    assert "PagedSizes" not in caplog.text
+    assert "PackedSizes" not in caplog.text
     assert [each.tokens for each in decoder.generate(PROMPTS, max_new_tokens=12)] == expected
 
 

@@ -43,7 +43,7 @@ def _module_eagle3() -> Drafter:
     return Eagle3Drafter(fused.head, fused.hidden_layers, fused.nbytes)
 
 
-def _paged_eagle3() -> Drafter:
+def _packed_eagle3() -> Drafter:
     """The embedded head, whose passes are recorded and attend to the prefixes of all requests at once."""
     fused = _embedded("embedded-eagle3")
     assert isinstance(fused, Eagle3Drafter)
@@ -109,7 +109,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "a model of another tokenizer": _other_tokenizer,
     "eagle3": lambda: _embedded("embedded-eagle3"),
     "eagle3, module": _module_eagle3,
-    "eagle3, paged": _paged_eagle3,
+    "eagle3, packed": _packed_eagle3,
     "medusa": lambda: _embedded("embedded-medusa"),
     "hydra": _plain_hydra,
     "hydra++": lambda: _embedded("embedded-hydra"),

@@ -26,7 +26,7 @@ from drafttree.models.fused.int8_linear import quantize_int8
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from helpers import families, tiny
 from helpers.replays import Operations, Replays, unrecorded
-from helpers.varlen import paged
+from helpers.varlen import packed
 
 TOLERANCE = 1e-5
 LAYERS = (0, 2)
@@ -103,8 +103,8 @@ BACKENDS = {
     "module": TargetModel,
     "fused": lambda module: TargetModel(module, FusedBackend),
     "recorded": lambda module: TargetModel(module, lambda each: RecordedBackend(FusedBackend(each), Replays())),
-    "paged": lambda module: paged(module, unrecorded),
-    "paged and recorded": lambda module: paged(module, Operations()),
+    "packed": lambda module: packed(module, unrecorded),
+    "packed and recorded": lambda module: packed(module, Operations()),
     "windowed": partial(windowed, window=LossyWindow(6, 2)),
     "int8": lambda module: TargetModel(quantized(module), select_backend),
 }

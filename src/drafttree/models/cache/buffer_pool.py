@@ -1,5 +1,6 @@
 """Buffers of KV caches that outlive their text, with the passes that were recorded on them."""
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,10 +22,8 @@ MIN_CAPACITY = 512
 """Rows of the smallest buffer; larger ones have a power of two."""
 POOL_SIZE = 2
 """Buffers of finished texts that are kept."""
-PAGE = 256
-"""Rows of a page: torch's kernel for sequences of different lengths takes multiples of it."""
 PADDING_ROW = 0
-"""The row that padding nodes write and read. It is on the first page, which belongs to no cache."""
+"""The row that padding nodes write and read, which belongs to no cache."""
 
 
 @dataclass(eq=False)
@@ -78,8 +77,8 @@ class BufferPool:
         return PooledBuffers(zero_buffers(self._layout, capacity, like))
 
 
-class PagedPool(BufferPool):
-    """A pool whose buffers are ranges of pages of one allocation, so one attention call can read those of all requests.
+class RangePool(BufferPool):
+    """A pool whose buffers are ranges of one allocation, so one attention call can read those of all requests.
 
     The allocation doubles when it is full, and what was recorded on it is lost then; `reserve` makes it large at once.
 
@@ -98,30 +97,29 @@ class PagedPool(BufferPool):
         self._ranges: weakref.WeakSet[PooledBuffers] = weakref.WeakSet()
 
     @property
-    def pages(self) -> int:
-        """Number of pages."""
-        return self.buffers[0].shape[-2] // PAGE if self.buffers else 0
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.buffers[0].shape[-2] if self.buffers else 0
 
     def reserve(self, rows: int, like: Tensor) -> None:
         """Make room for so many rows, of the dtype and device of a tensor."""
-        if rows > self.pages * PAGE:
-            self._move(-(-rows // PAGE) * PAGE, like)
+        if rows > self.rows:
+            self._move(rows, like)
 
     def _make(self, capacity: int, like: Tensor) -> PooledBuffers:
         start = self._find(capacity)
-        if start is None:
-            start = max(self.pages, 1) * PAGE
-            self._move(max(2 * start, start + capacity), like)
+        if start + capacity > self.rows:
+            self._move(max(2 * self.rows, start + capacity), like)
         made = PooledBuffers(self._views(start, capacity), start)
         made.clear()
         self._ranges.add(made)
         return made
 
-    def _find(self, capacity: int) -> int | None:
-        """The first row of a gap between ranges that is large enough."""
+    def _find(self, capacity: int) -> int:
+        """The first row of a gap that is large enough; the last one begins behind all ranges and has no end."""
         taken = sorted((each.start, each.start + each.buffers[0].shape[-2]) for each in self._ranges)
-        bounds = [(0, PAGE), *taken, (self.pages * PAGE, 0)]
-        return next((end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity), None)
+        bounds = [(0, PADDING_ROW + 1), *taken, (math.inf, 0)]
+        return next(end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity)
 
     def _move(self, rows: int, like: Tensor) -> None:
         """Move all ranges to a larger allocation."""

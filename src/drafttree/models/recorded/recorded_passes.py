@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from drafttree.models.attention.varlen_attention import VarlenAttention
-from drafttree.models.cache.buffer_pool import BufferPool, PagedPool, PooledCache, RecordedPass, Recorder
+from drafttree.models.cache.buffer_pool import BufferPool, PooledCache, RangePool, RecordedPass, Recorder
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.recorded.masked_inputs import BUCKETS, MaskedInputs
-from drafttree.models.recorded.paged_inputs import PagedInputs
+from drafttree.models.recorded.packed_inputs import PackedInputs
 from drafttree.models.segment import Output, Segment
 from drafttree.models.windows import EVERYTHING
 
@@ -84,8 +84,8 @@ class RecordedPasses:
         self._layout = layout
         self._like = like
         self._masked = MaskedInputs(layout, groups, like, hidden)
-        self._paged = PagedInputs(PagedPool(layout), layout, groups, varlen) if varlen else None
-        self._pool = self._paged.pool if self._paged else BufferPool(layout)
+        self._packed = PackedInputs(RangePool(layout), layout, groups, varlen) if varlen else None
+        self._pool = self._packed.pool if self._packed else BufferPool(layout)
 
     def new_cache(self, capacity: int) -> PooledCache:
         """A KV cache whose passes can be recorded, with room for the padding of the last pass."""
@@ -93,8 +93,8 @@ class RecordedPasses:
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows of KV caches, so that what is recorded from now on need not be recorded again."""
-        if self._paged:
-            self._paged.pool.reserve(rows, self._like)
+        if self._packed:
+            self._packed.pool.reserve(rows, self._like)
 
     def replay(
         self,
@@ -126,7 +126,7 @@ class RecordedPasses:
         caches = [segment.cache for segment in segments]
         if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
             return None
-        return self._masked if len(segments) == 1 else self._paged
+        return self._masked if len(segments) == 1 else self._packed
 
     def _replay(
         self,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafttree.models.attention.varlen_attention import Prefixes, VarlenAttention, attend_densely
-from drafttree.models.cache.buffer_pool import PADDING_ROW, PAGE, PagedPool, PooledCache
+from drafttree.models.cache.buffer_pool import PADDING_ROW, PooledCache, RangePool
 from drafttree.models.cache.kv_cache import CacheLayout, layer_rows
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.segment import Segment
@@ -21,8 +21,8 @@ MAX_REQUESTS = 64
 """Requests of a recorded pass."""
 
 
-class PagedAttention(NamedTuple):
-    """Attention to the pages of several requests. See `PassAttention`.
+class PackedAttention(NamedTuple):
+    """Attention to the rows of several requests. See `PassAttention`.
 
     The committed rows of all requests are attended to in one call and the trees in another, whose results are joined by
     their log-sum-exps.
@@ -61,33 +61,30 @@ class PagedAttention(NamedTuple):
         return out.to(query.dtype).view(grouped.shape).transpose(1, 2).flatten(1)
 
 
-class PagedSizes(NamedTuple):
+class PackedSizes(NamedTuple):
     """The sizes of a pass: all its shapes.
 
     Attributes:
         nodes: nodes of all requests.
         drafted: drafted rows of all requests, the nodes' included.
         requests: number of requests.
-        pages: largest number of pages of one request.
         most_nodes: largest number of nodes of one request.
     """
 
     nodes: int
     drafted: int
     requests: int
-    pages: int
     most_nodes: int
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> "PagedSizes":
+    def of(cls, segments: Sequence[Segment]) -> "PackedSizes":
         """The sizes of a pass without padding."""
         nodes = [segment.nodes for segment in segments]
         drafted = sum(segment.visible.shape[2] for segment in segments)
-        pages = max(-(-segment.cache.length // PAGE) for segment in segments)
-        return cls(sum(nodes), drafted, len(segments), max(pages, 1), max(nodes))
+        return cls(sum(nodes), drafted, len(segments), max(nodes))
 
 
-class PagedTensors(NamedTuple):
+class PackedTensors(NamedTuple):
     """The tensors that a pass reads on the device; padding nodes belong to no request.
 
     Attributes:
@@ -99,7 +96,7 @@ class PagedTensors(NamedTuple):
         tree_rows: `[drafted]` where the drafted rows are.
         starts: int32 `[requests + 1]`: the first node of every request, and the end of the last one's.
         lengths: int32 `[requests]`: committed rows, at least 1.
-        pages: int32 `[requests, pages]`: where they are.
+        firsts: int32 `[requests + 1]`: the first of them; the last number is not read.
         has_prefix: bool `[nodes]`: whether there are any for a node.
     """
 
@@ -111,13 +108,13 @@ class PagedTensors(NamedTuple):
     tree_rows: Tensor
     starts: Tensor
     lengths: Tensor
-    pages: Tensor
+    firsts: Tensor
     has_prefix: Tensor
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], hidden: Tensor, sizes: PagedSizes) -> "PagedTensors":
-        """The tensors of a pass on the rows that its requests have in a `PagedPool`, padded to sizes."""
-        nodes, drafted, requests, pages, _ = sizes
+    def of(cls, segments: Sequence[Segment], hidden: Tensor, sizes: PackedSizes) -> "PackedTensors":
+        """The tensors of a pass on the rows that its requests have in a `RangePool`, padded to sizes."""
+        nodes, drafted, requests, _ = sizes
         counts = [segment.nodes for segment in segments]
         trees = [_tree_rows(segment) for segment in segments]
         ends = [*accumulate(counts, initial=0)]
@@ -129,11 +126,15 @@ class PagedTensors(NamedTuple):
             _padded(_repeated([segment.cache.length > 0 for segment in segments], counts), nodes, 0),
             _padded(ends, requests + 1, ends[-1]),
             _padded([segment.cache.length for segment in segments], requests, 0),
-            _padded(chain(*(_pages(segment, pages) for segment in segments)), requests * pages, 0),
+            _padded(
+                (rows.start - segment.cache.length for rows, segment in zip(trees, segments, strict=True)),
+                requests + 1,
+                0,
+            ),
         )
         # what the host knows goes to the device by one copy, for which it does not wait
         numbers = torch.tensor([*chain(*columns)]).to(hidden.device, non_blocking=True)
-        new_rows, tree_rows, node_owners, row_owners, has_prefix, starts, lengths, own_pages = numbers.split(
+        new_rows, tree_rows, node_owners, row_owners, has_prefix, starts, lengths, firsts = numbers.split(
             [*map(len, columns)]
         )
         padding = nodes - ends[-1]
@@ -148,12 +149,12 @@ class PagedTensors(NamedTuple):
             tree_rows,
             starts.int(),
             lengths.clamp(min=1).int(),
-            own_pages.view(requests, pages).int(),
+            firsts.int(),
             has_prefix.bool(),
         )
 
 
-class PagedInputs:
+class PackedInputs:
     """Makes the inputs of passes over several requests. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
     Args:
@@ -166,20 +167,20 @@ class PagedInputs:
         pool: as given.
     """
 
-    def __init__(self, pool: PagedPool, layout: CacheLayout, groups: int, varlen: VarlenAttention) -> None:
+    def __init__(self, pool: RangePool, layout: CacheLayout, groups: int, varlen: VarlenAttention) -> None:
         self.pool = pool
         self._layout = layout
         self._groups = groups
         self._varlen = varlen
 
-    def make_room(self, segments: Sequence[Segment], like: Tensor) -> PagedSizes | None:
+    def make_room(self, segments: Sequence[Segment], like: Tensor) -> PackedSizes | None:
         for segment in segments:
             segment.cache.reserve(like, segment.nodes)
-        own = PagedSizes.of(segments)
+        own = PackedSizes.of(segments)
         nodes, drafted = (next((size for size in BUCKETS if size >= count), None) for count in own[:2])
         if nodes is None or drafted is None or own.requests > MAX_REQUESTS:
             return None
-        return PagedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), self.pool.pages, nodes)
+        return PackedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), nodes)
 
     def recorded(self, segments: Sequence[Segment]) -> dict[Any, Any]:
         return self.pool.passes
@@ -189,27 +190,27 @@ class PagedInputs:
         return [(keys[0], values[0]) for keys, values in layer_rows(self._layout, self.pool.buffers)]
 
     def store(
-        self, segments: Sequence[Segment], hidden: Tensor, sizes: PagedSizes, memory: PagedTensors | None = None
-    ) -> PagedTensors:
-        tensors = PagedTensors.of(segments, hidden, sizes)
+        self, segments: Sequence[Segment], hidden: Tensor, sizes: PackedSizes, memory: PackedTensors | None = None
+    ) -> PackedTensors:
+        tensors = PackedTensors.of(segments, hidden, sizes)
         if memory is None:
             return tensors
         for place, given in zip(memory, tensors, strict=True):
             place.copy_(given)
         return memory
 
-    def inputs(self, memory: PagedTensors, sizes: PagedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
+    def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         groups = self._groups
 
-        def attention(_: Span) -> PagedAttention:
-            prefixes = Prefixes(memory.starts * groups, memory.lengths, memory.pages, sizes.most_nodes * groups)
+        def attention(_: Span) -> PackedAttention:
+            prefixes = Prefixes(memory.starts * groups, memory.lengths, memory.firsts, sizes.most_nodes * groups)
             visible, has_prefix = (each.repeat_interleave(groups, 0) for each in (memory.visible, memory.has_prefix))
-            return PagedAttention(self._varlen, memory.new_rows, memory.tree_rows, visible, prefixes, has_prefix)
+            return PackedAttention(self._varlen, memory.new_rows, memory.tree_rows, visible, prefixes, has_prefix)
 
         return PassInputs(memory.tokens, memory.positions, memory.hidden, rows, attention)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
-        sizes = PagedSizes.of(segments)
+        sizes = PackedSizes.of(segments)
         return self.inputs(self.store(segments, hidden, sizes), sizes, self.rows(segments))
 
 
@@ -219,13 +220,6 @@ def _tree_rows(segment: Segment) -> range:
     assert isinstance(cache, PooledCache)
     first = cache.pooled.start + cache.length
     return range(first, first + cache.drafted + segment.nodes)
-
-
-def _pages(segment: Segment, count: int) -> list[int]:
-    """The pages of a request's committed rows, padded; an empty one has the page of its first row."""
-    first = _tree_rows(segment).start - segment.cache.length
-    used = max(-(-segment.cache.length // PAGE), 1)
-    return _padded(range(first // PAGE, first // PAGE + used), count, 0)
 
 
 def _repeated(values: Iterable[int], counts: Iterable[int]) -> Iterable[int]:

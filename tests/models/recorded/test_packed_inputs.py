@@ -1,4 +1,4 @@
-"""Packed passes over pages give each request what it gets alone; one call attends to all prefixes, one to all trees."""
+"""Packed passes give each request what it gets alone; one call attends to all prefixes, one to all trees."""
 
 import gc
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from drafttree.loading import make_policy
 from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, select_backend
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
 from drafttree.models.base import Backend
-from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PAGE, PagedPool, PooledCache
+from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PADDING_ROW, PooledCache, RangePool
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.recorded.paged_inputs import BUCKETS, MAX_REQUESTS, PagedAttention
+from drafttree.models.recorded.packed_inputs import BUCKETS, MAX_REQUESTS, PackedAttention
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.wrapped_backends import WindowedBackend
 from helpers import tiny
 from helpers.replays import Operations, unrecorded
-from helpers.varlen import paged, stand_in, varlen_attn
+from helpers.varlen import packed, stand_in, varlen_attn
 
 LAYOUT = CacheLayout.uniform(2, 3, 4)
 RECORDERS = {"recorded": Operations, "unrecorded": lambda: unrecorded}
@@ -34,30 +34,30 @@ def close(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("lengths", [(300, 0, 7), (0, 0, 0), (PAGE, 2 * PAGE, 1)], ids=str)
+@pytest.mark.parametrize("lengths", [(300, 0, 7), (0, 0, 0), (256, 512, 1)], ids=str)
 def test_merged_attention_is_dense_attention(groups, lengths):
-    """Three requests of two pages each; their trees are behind their prefixes, on a page of their own."""
+    """Three requests, the second of which lies before the first; their trees are behind the prefixes of all."""
     nodes, heads, width = (2, 1, 3), 2, 8
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator, dtype=torch.float64)
-    rows = draw(2, heads, 10 * PAGE, width).unbind(0)
+    rows = draw(2, heads, 1600, width).unbind(0)
     query, key, value = draw(6, groups * heads, width), *draw(2, 6, heads, width)
-    places = torch.tensor([9 * PAGE + node for node in range(6)])
+    places = torch.arange(1590, 1596)
     trees = torch.block_diag(*(torch.ones(each, each).tril() for each in nodes)).bool()
-    firsts = [(1 + 2 * request) * PAGE for request in range(3)]
-    visible = torch.zeros(6, 10 * PAGE, dtype=torch.bool)
+    firsts = [521, 3, 1040]
+    visible = torch.zeros(6, 1600, dtype=torch.bool)
     visible[:, places] = trees
     for own, first, length in zip(visible.split(nodes), firsts, lengths, strict=True):
         own[:, first : first + length] = True
     prefixes = Prefixes(
         torch.tensor((0, 2, 3, 6)).int() * groups,
         torch.tensor(lengths).clamp(min=1).int(),
-        torch.tensor([[first // PAGE, first // PAGE + 1] for first in firsts]).int(),
+        torch.tensor([*firsts, 0]).int(),
         3 * groups,
     )
     has_prefix = torch.tensor(lengths).repeat_interleave(torch.tensor(nodes)) > 0
     by_query = (each.repeat_interleave(groups, 0) for each in (trees, has_prefix))
-    attention = PagedAttention(stand_in(), places, places, next(by_query), prefixes, next(by_query))
+    attention = PackedAttention(stand_in(), places, places, next(by_query), prefixes, next(by_query))
     found = attention.attend(query, key, value, rows, 0.3)
     keys, values = (each.repeat_interleave(groups, 0) for each in rows)
     scores = (query.transpose(0, 1) @ keys.transpose(1, 2) * 0.3).masked_fill(~visible, -torch.inf)
@@ -95,7 +95,7 @@ def long_llama(dtype: torch.dtype = torch.float32, device: str = "cpu"):
 @pytest.mark.parametrize("lengths", [(0, 0), (5, 0, 256), (255, 257, 1), (700, 3, 0, 12)], ids=str)
 @torch.inference_mode()
 def test_prefixes_of_all_lengths(lengths, recorder):
-    model = paged(long_llama(), RECORDERS[recorder]())
+    model = packed(long_llama(), RECORDERS[recorder]())
     check(model, TargetModel(model.module, FusedBackend), lengths)
 
 
@@ -118,7 +118,7 @@ def check_rounding(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @torch.inference_mode()
 def test_reduced_precision_differs_by_rounding_only(dtype):
-    check_rounding(paged(long_llama(dtype), unrecorded), (300, 0, 9))
+    check_rounding(packed(long_llama(dtype), unrecorded), (300, 0, 9))
 
 
 @pytest.mark.parametrize("recorder", RECORDERS)
@@ -127,10 +127,10 @@ def test_a_layer_attends_to_all_prefixes_in_one_call(recorder):
     calls = []
 
     def counted(*arguments, **named):
-        calls.append(named["block_table"].shape)
+        calls.append(named["seqused_k"].shape)
         return varlen_attn(*arguments, **named)
 
-    model = paged(long_llama(), RECORDERS[recorder](), counted)
+    model = packed(long_llama(), RECORDERS[recorder](), counted)
     calls.clear()
     model.forward(segments_of(model, (4, 9, 2)))
     assert len(calls) == tiny.LAYERS
@@ -139,7 +139,8 @@ def test_a_layer_attends_to_all_prefixes_in_one_call(recorder):
 @torch.inference_mode()
 def test_passes_of_about_the_same_sizes_are_recorded_once():
     recorder = Operations()
-    model = paged(long_llama(), recorder)
+    model = packed(long_llama(), recorder)
+    model.backend.reserve(8 * MIN_CAPACITY)
     for lengths in ((4, 9, 2), (1, 0), (300, 8, 2)):
         segments = segments_of(model, lengths)
         before = recorder.recorded
@@ -154,7 +155,7 @@ def test_passes_of_about_the_same_sizes_are_recorded_once():
 @torch.inference_mode()
 def test_larger_passes_run_unrecorded(lengths, branches):
     module = tiny.build("llama")
-    model, alone = paged(module, Operations()), TargetModel(module, FusedBackend)
+    model, alone = packed(module, Operations()), TargetModel(module, FusedBackend)
     outputs = model.forward(segments_of(model, lengths, branches))
     assert not model.backend._passes._pool.passes
     for output, segment in zip(outputs, segments_of(alone, lengths, branches), strict=True):
@@ -165,7 +166,7 @@ def test_larger_passes_run_unrecorded(lengths, branches):
 @torch.inference_mode()
 def test_a_damaged_text_damages_no_other(recorder):
     module = tiny.build("llama")
-    model, alone = paged(module, RECORDERS[recorder]()), TargetModel(module, FusedBackend)
+    model, alone = packed(module, RECORDERS[recorder]()), TargetModel(module, FusedBackend)
     for _ in range(2):
         segments = segments_of(model, (4, 9, 0))
         for buffer in segments[1].cache._buffers:
@@ -183,7 +184,7 @@ def test_a_damaged_text_damages_no_other(recorder):
 def test_a_request_may_move_the_rows_of_all(recorder):
     """The second text fills its rows, so the pass makes room, for which the rows of the first are moved too."""
     module = long_llama()
-    model, alone = paged(module, RECORDERS[recorder]()), TargetModel(module, FusedBackend)
+    model, alone = packed(module, RECORDERS[recorder]()), TargetModel(module, FusedBackend)
     results, moved = [], []
     for each in (model, alone):
         first, second = segments_of(each, (3, MIN_CAPACITY - 112), (1,) * 120)
@@ -218,7 +219,7 @@ def one(segment: Segment) -> Segment:
     return Segment(segment.cache, token, segment.positions[:, :1] + 1, torch.ones(1, 1, 1, dtype=torch.bool))
 
 
-def pooled(pool: PagedPool, rows: int, value: float) -> PooledCache:
+def pooled(pool: RangePool, rows: int, value: float) -> PooledCache:
     """A cache with committed rows of one value."""
     cache = PooledCache(LAYOUT, rows, pool)
     cache.reserve(torch.zeros(0), rows)
@@ -235,34 +236,33 @@ def ranges(*caches: PooledCache) -> list[tuple[int, int]]:
 
 @torch.inference_mode()
 def test_ranges_lie_beside_each_other_and_keep_their_rows_when_they_are_moved():
-    pool = PagedPool(LAYOUT)
+    pool = RangePool(LAYOUT)
     caches = [pooled(pool, rows, value) for value, rows in enumerate((3, 600, 40, 1500, 3), start=1)]
     found = ranges(*caches)
-    assert found[0][0] == PAGE
+    assert found[0][0] == PADDING_ROW + 1
     assert all(end <= start for (_, end), (start, _) in pairwise(found))
-    assert all(start % PAGE == 0 for start, _ in found)
     for value, cache in enumerate(caches, start=1):
         assert all((both == value).all() for layer in cache.committed() for both in layer)
-    assert all((buffer[..., :PAGE, :] == 0).all() for buffer in pool.buffers)
+    assert all((buffer[..., PADDING_ROW, :] == 0).all() for buffer in pool.buffers)
 
 
 @torch.inference_mode()
 def test_ranges_of_finished_texts_are_used_again_and_empty():
-    pool = PagedPool(LAYOUT)
+    pool = RangePool(LAYOUT)
     caches = [pooled(pool, 5, torch.nan) for _ in range(6)]
-    pages = pool.pages
+    rows = pool.rows
     del caches
     gc.collect()
     caches = [PooledCache(LAYOUT, 5, pool) for _ in range(6)]
     for cache in caches:
         cache.reserve(torch.zeros(0), 5)
         assert all((rows == 0).all() for layer in cache.pass_rows(5) for rows in layer)
-    assert pool.pages == pages
+    assert pool.rows == rows
 
 
 @torch.inference_mode()
 def test_a_gap_is_filled():
-    pool = PagedPool(LAYOUT)
+    pool = RangePool(LAYOUT)
     caches = [pooled(pool, 5, value) for value in range(6)]
     gaps, kept = ranges(*caches[1:5]), [caches[0], caches[5]]
     del caches
@@ -274,7 +274,7 @@ def test_a_gap_is_filled():
 
 @torch.inference_mode()
 def test_what_was_recorded_ends_when_the_rows_are_moved():
-    pool = PagedPool(LAYOUT)
+    pool = RangePool(LAYOUT)
     first = pooled(pool, 5, 1)
     first.pooled.passes[1, ()] = pool.passes["packed"] = lambda: ()
     pooled(pool, 5000, 2)
@@ -282,35 +282,26 @@ def test_what_was_recorded_ends_when_the_rows_are_moved():
     assert not pool.passes
 
 
-def refusing(*others: str):
-    """A kernel that does not know some arguments, or refuses the first rows of keys."""
-
-    def kernel(*arguments, **named):
-        if "cu_seq_k" in others:
-            if arguments[4] is not None:
-                raise RuntimeError("If cu_seqlens_k is passed in, then page table is not supported")
-            arguments = (*arguments[:4], arguments[3], *arguments[5:])
-        if named.keys() & set(others):
-            raise TypeError("varlen_attn() got an unexpected keyword argument")
-        return varlen_attn(*arguments, **named)
-
-    return kernel
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_a_kernel_is_found_whichever_rows_of_keys_it_wants(dtype):
-    for kernel in (varlen_attn, refusing("cu_seq_k")):
-        assert find_varlen_attention(torch.zeros(0, dtype=dtype), 3, 16, kernel)
+def test_a_kernel_that_serves_such_rows_is_found(dtype):
+    assert find_varlen_attention(torch.zeros(0, dtype=dtype), 3, 16, varlen_attn)
 
 
-def test_a_kernel_that_knows_no_pages_or_number_of_splits_is_not_used():
+def knows_no_lengths(*arguments, seqused_k, **named):
+    raise TypeError("_flash_attention_forward() got an unexpected keyword argument")
+
+
+def test_a_kernel_that_refuses_is_not_used():
     assert find_varlen_attention(torch.zeros(0), 2, 8) is None  # torch's own, which is for GPUs
-    for missing in ("block_table", "num_splits"):
-        assert find_varlen_attention(torch.zeros(0), 2, 8, refusing(missing)) is None
+    assert find_varlen_attention(torch.zeros(0), 2, 8, knows_no_lengths) is None
 
 
-def wrong_pages(*arguments, **named):
-    return varlen_attn(*arguments, **named | {"block_table": named["block_table"].flip(1).contiguous()})
+def wrong_firsts(*arguments, **named):
+    return varlen_attn(*arguments[:4], arguments[4].clamp(max=500), *arguments[5:], **named)
+
+
+def wrong_lengths(*arguments, **named):
+    return varlen_attn(*arguments, **named | {"seqused_k": named["seqused_k"].flip(0).contiguous()})
 
 
 def wrong_sizes(*arguments, **named):
@@ -325,7 +316,7 @@ def missing_rows(*arguments, **named):
     return out, sizes
 
 
-@pytest.mark.parametrize("kernel", [wrong_pages, wrong_sizes, missing_rows])
+@pytest.mark.parametrize("kernel", [wrong_firsts, wrong_lengths, wrong_sizes, missing_rows])
 def test_a_kernel_that_gives_something_else_is_not_used(kernel):
     assert find_varlen_attention(torch.zeros(0), 2, 8, kernel) is None
 
@@ -333,7 +324,7 @@ def test_a_kernel_that_gives_something_else_is_not_used(kernel):
 @pytest.mark.parametrize("recorder", RECORDERS)
 def test_texts_of_a_batch_are_those_of_each_alone(recorder):
     target, draft = (tiny.from_config(tiny.CONFIGS["llama"](), seed) for seed in (0, 1))
-    target, draft = paged(target, RECORDERS[recorder]()), paged(draft, RECORDERS[recorder]())
+    target, draft = packed(target, RECORDERS[recorder]()), packed(draft, RECORDERS[recorder]())
     decoder = Decoder(target, LanguageModelDrafter(draft), make_policy("talon:budget=8"))
     plain = Decoder(TargetModel(target.module, FusedBackend))
     prompts = [tiny.random_tokens(length, length) for length in (3, 9, 1, 14)]
@@ -343,14 +334,10 @@ def test_texts_of_a_batch_are_those_of_each_alone(recorder):
         assert [text.tokens for text in together] == [text.tokens for text in alone]
 
 
-needs_pages = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch's kernel knows pages from torch 2.13 on")
-
-
 @pytest.mark.cuda
-@needs_pages
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "width"), [(2, 64), (8, 128), (1, 256), (3, 40)])
-def test_torchs_kernel_serves_pages(heads, width, dtype):
+def test_torchs_kernel_serves_rows_of_several_requests(heads, width, dtype):
     """Where this fails, packed passes run with one call per request; `find_varlen_attention` says what is needed."""
     assert find_varlen_attention(torch.zeros(0, dtype=dtype, device="cuda"), heads, width)
 
@@ -360,7 +347,6 @@ def on_cuda(segments: list[Segment]) -> list[Segment]:
 
 
 @pytest.mark.cuda
-@needs_pages
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("lengths", [(0, 0), (5, 0, 256), (255, 257, 1), (700, 3, 0, 12), (9,) * 40], ids=str)
@@ -371,10 +357,10 @@ def test_on_cuda_a_packed_pass_gives_each_what_it_gets_alone(lengths, dtype, rec
     model = TargetModel(long_llama(dtype, "cuda"), select_backend)
     assert isinstance(model.backend, RecordedBackend)
     passes = model.backend._passes
-    assert passes._paged, "torch's kernel does not serve pages here"
+    assert passes._packed, "torch's kernel does not serve these rows here"
     for _ in range(3):
         check_rounding(model, lengths, on_cuda)
-    assert bool(passes._pool.passes) is (recorded and len(lengths) < 40)
+    assert bool(passes._pool.passes) is recorded
 
 
 @pytest.mark.cuda
@@ -396,7 +382,7 @@ def test_on_cuda_texts_of_a_batch_are_those_of_each_alone_up_to_rounding():
 def test_what_is_recorded_stays_where_room_was_made_beforehand():
     layout, like = CacheLayout.uniform(2, 2, 8), torch.zeros(0)
     for reserved, kept in ((8192, True), (0, False)):
-        pool = PagedPool(layout)
+        pool = RangePool(layout)
         pool.reserve(reserved, like)
         first = pool.take(512, like)
         first.buffers[0][..., :3, :] = 7.0
