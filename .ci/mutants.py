@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -34,7 +35,7 @@ TARGETS = {
 SAMPLE = 40
 """Mutants of each."""
 SECONDS = 900
-"""After which a mutant that still runs counts as caught: it hangs."""
+"""Of CPU, or four times as many on the clock, after which a mutant that still runs counts as caught: it hangs."""
 
 OPPOSITES = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
@@ -106,6 +107,7 @@ def run(path: Path, text: str, tests: list[str], folder: Path) -> tuple[str, flo
     process = os.fork()
     if process == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         copy_of = folder / "src" / "drafttree"
         shutil.rmtree(folder / "src", ignore_errors=True)
         shutil.copytree(SOURCE, copy_of, symlinks=True)
@@ -118,7 +120,7 @@ def run(path: Path, text: str, tests: list[str], folder: Path) -> tuple[str, flo
         import pytest
 
         os._exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
-    while time.monotonic() - begun < SECONDS:
+    while time.monotonic() - begun < 4 * SECONDS:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             return {0: "survived", 1: "caught"}.get(
