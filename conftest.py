@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from helpers.fixed_costs import fixed_costs
+from testing.fixed_costs import fixed_costs
 
 __all__ = ["fixed_costs"]
 torch.set_num_threads(1)

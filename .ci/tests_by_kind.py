@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCES = {"drafttree": Path("src/drafttree"), "drafttree_lab": Path("lab/src/drafttree_lab")}
 PUBLIC = {"drafttree.errors", "drafttree.exactness", "drafttree.grammar", "drafttree.hf"}
 """Modules that users import, as docs/stability.md lists them."""
-FOLDERS = ("tests", "lab/tests")
+FOLDERS = ("tests", "lab/tests", "testing")
 
 
 @dataclass(frozen=True)

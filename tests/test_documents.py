@@ -16,7 +16,7 @@ import typer
 import drafttree
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli.command_line import USAGE_ERROR
-from helpers.command_line import run
+from testing.command_line import run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

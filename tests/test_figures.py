@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from drafttree.core.tree import DraftTree
+from drafttree import DraftTree
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = sorted((DOCS / "images").glob("*.svg"))

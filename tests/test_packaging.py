@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import drafttree
+from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES
-from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.policies import Talon
 from drafttree.verifiers import Traversal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafttree.interfaces.cli.demo import OPENING
-from helpers.browser import CHROMIUM
+from testing.browser import CHROMIUM
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")

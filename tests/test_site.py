@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.browser import CHROMIUM
+from testing.browser import CHROMIUM
 
 ROOT = Path(__file__).parents[1]
 CONTENTS = re.findall(r"^ +- \"?(.+?)\"?: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)

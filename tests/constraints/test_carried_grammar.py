@@ -7,8 +7,8 @@ import xgrammar
 from drafttree.constraints import carried_grammar, grammar
 from drafttree.constraints.carried_grammar import pack
 from drafttree.constraints.grammar import vocabulary_of
-from drafttree.core.errors import ConfigError
-from helpers.tokenizers import words
+from drafttree.errors import ConfigError
+from testing.tokenizers import words
 
 LETTERS = ("<eos>", *'ab"{}:, ')
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a{1,200}$"}, "b": {"enum": ["b"]}}}

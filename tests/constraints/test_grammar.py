@@ -18,14 +18,14 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 import drafttree
+from drafttree import Decoder
 from drafttree.constraints import grammar
-from drafttree.core.errors import ConfigError
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing.toy import Table, ToyDrafter, ToyModel
 
 xgrammar = pytest.importorskip("xgrammar")
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from drafttree.constraints import grammar, schema_comparison
 from drafttree.constraints.json_schema import prepare_schema
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 
 pytest.importorskip("xgrammar")
 from xgrammar.testing import _is_grammar_accept_string

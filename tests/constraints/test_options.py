@@ -11,15 +11,15 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from drafttree import Decoder
 from drafttree.constraints.options import PROCESSOR_FACTORIES, ProcessorContext, ProcessorOptions, make_processors
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import TargetModel
 from drafttree.policies import Eagle, Talon
-from helpers import tiny
-from helpers.toy import Script, Table, ToyDrafter, ToyModel
+from testing import tiny
+from testing.toy import Script, Table, ToyDrafter, ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20
 SETTING = ProcessorContext(3, 20, (7,), 8, torch.device("cpu"))

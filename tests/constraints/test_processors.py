@@ -17,12 +17,12 @@ from transformers import (
 )
 from transformers.generation.logits_process import LogitNormalization
 
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree import Decoder
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError, ModelError
 from drafttree.policies import Chain, DynaTree, Eagle, OptTree, Talon, Template
 from drafttree.verifiers import RRSw, Traversal
-from helpers.toy import Script, Table, ToyDrafter, ToyModel
+from testing.toy import Script, Table, ToyDrafter, ToyModel
 
 VOCAB, PROMPT, LENGTH, EOS = 8, [2, 1, 3], 24, 7
 TARGET = Table(VOCAB, seed=61, scale=1.0)

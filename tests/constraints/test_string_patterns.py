@@ -10,7 +10,7 @@ from xgrammar.testing import _is_grammar_accept_string
 
 from drafttree.constraints import grammar
 from drafttree.constraints.string_patterns import ignored_anchor, join_halves
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 
 TEXTS = ["".join(text) for length in range(5) for text in itertools.product("ab", repeat=length)]
 PARTS = st.recursive(

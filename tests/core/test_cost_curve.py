@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttree.core.cost_curve import LARGEST_STEP, CostCurve, Costs, DraftCosts, parse_cost_curve
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 
 COSTS = Costs((1, 4, 16), (1.0, 1.6, 4.0))
 CURVE = CostCurve(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from drafttree.core.randomness import RUN, SPAN, SeededRandomness, gumbel, stream, uniform
-from drafttree.core.tree import Proposal
+from drafttree.core import Proposal, SeededRandomness
+from drafttree.core.randomness import RUN, SPAN, gumbel, stream, uniform
 from drafttree.core.vocab_ops import draw
 from helpers.splitmix import plain_uniform, splitmix
 

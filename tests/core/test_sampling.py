@@ -19,9 +19,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from drafttree.core.errors import ConfigError
+from drafttree import Sampling
 from drafttree.core.randomness import gumbel
-from drafttree.core.sampling import Sampling
+from drafttree.errors import ConfigError
 
 
 def random_logits(seed: int, rows: int, vocab: int) -> torch.Tensor:

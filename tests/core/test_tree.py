@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.tree import DraftTree, Layer, PartialTree
+from drafttree import DraftTree, Layer
+from drafttree.core.tree import PartialTree
 
 nodes = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0.0, -0.5, -1.0, -2.0])), max_size=24)
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree import Decoder, Engine
 from drafttree.drafters import AssistantDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.formats import recognise
 from drafttree.drafters.session import Frontier
-from drafttree.engine.batching.engine import Engine
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.inspect import inspect
 from drafttree.models import TargetModel, prefill
 from drafttree.policies import POLICIES, Chain, Talon
-from helpers import assistants, tiny
+from helpers import assistants
 from helpers.refusals import told
+from testing import tiny
 
 every_kind = pytest.mark.parametrize("kind", assistants.KINDS)
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [8])

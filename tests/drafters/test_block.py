@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters import BlockDrafter
 from drafttree.drafters.formats import block as format_of_blocks
 from drafttree.drafters.formats import read_config, recognise
 from drafttree.drafters.session import Frontier
+from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
 from drafttree.policies import POLICIES, Auto, Chain, Talon
 from helpers import block_files as files

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree import Decoder, Engine
 from drafttree.drafters import EagleDrafter
 from drafttree.drafters.formats import read_config, read_tensors, recognise
 from drafttree.drafters.formats.eagle import load, parse
 from drafttree.drafters.session import Frontier
-from drafttree.engine.batching.engine import Engine
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ModelError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.inspect import inspect
 from drafttree.models import TargetModel, lay_out_for_cpu
 from drafttree.policies import POLICIES, Talon
-from helpers import eagle3_files, tiny
+from helpers import eagle3_files
 from helpers import eagle_files as files
 from helpers.refusals import told
+from testing import tiny
 
 TOLERANCE = 1e-4
 """Of the largest logit. Weights are float64; norms of transformers compute in float32, and every level builds on it."""

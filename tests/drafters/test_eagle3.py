@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from drafttree import Decoder
 from drafttree.drafters import Eagle3Drafter, fused_eagle3
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
-from helpers import tiny
 from helpers.replays import Replays, frozen
+from testing import tiny
 
 TOLERANCE = 1e-5
 SAMPLINGS = (

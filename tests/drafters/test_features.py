@@ -2,10 +2,10 @@
 
 import torch
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.policies import Talon
-from helpers import tiny
+from testing import tiny
 
 LAYERS = (1, tiny.LAYERS)
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from drafttree.drafters.formats import medusa
 from drafttree.drafters.heads import final_logits, projection
-from helpers import tiny
+from testing import tiny
 
 SSM = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 CONFIGS = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import TargetModel
-from helpers import tiny
+from testing import tiny
 
 PROMPT = tiny.random_tokens(6, 1)
 TOLERANCE = 1e-4

@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given, settings
 
-from drafttree.core.errors import ConfigError
-from drafttree.drafters.lookup import NgramIndex, PromptLookupDrafter
+from drafttree.drafters import PromptLookupDrafter
+from drafttree.drafters.lookup import NgramIndex
+from drafttree.errors import ConfigError
 from helpers import repeats
 from helpers.work import lines
 

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
+from drafttree import Decoder
 from drafttree.drafters import LOOKUPS, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, PointMass, RRSw, Traversal
-from helpers import tiny
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
 from helpers.statistics import RAGGED, SMALL_P, p_value, texts_law
 from helpers.statistics import TARGET as LAW
-from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
+from testing import tiny
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, PROMPT, SMALL, TARGET, VOCAB, small
+from testing.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 LENGTH = 40
 KINDS = {

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.drafters import suffix
-from drafttree.drafters.lookup import PromptLookupDrafter
+from drafttree.drafters import PromptLookupDrafter, SuffixDrafter, suffix
 from drafttree.drafters.match_index import FADE_AFTER, MAX_FOLLOWERS, Confidence, Match, count_follower
-from drafttree.drafters.suffix import SuffixDrafter
 from helpers import repeats
 
 VOCAB = 6

@@ -7,14 +7,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafttree.core.errors import ModelError
+from drafttree import Decoder
 from drafttree.drafters.formats import medusa, read_config, read_tensors, recognise
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, Chain, Talon
-from helpers import tiny, trained
-from helpers.costs import toy_decoder
+from helpers import trained
 from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, affine, assert_close, exact, silu, states
+from testing import tiny
+from testing.costs import toy_decoder
 
 TARGET = trained.counting()
 MODEL = TargetModel(TARGET)

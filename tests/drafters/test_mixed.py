@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.match_index import LookupSession
 from drafttree.drafters.mixed import MixedSession
-from drafttree.engine.decoder import Decoder
 from drafttree.policies import Chain, Talon
-from helpers import tiny
-from helpers.small_trees import DRAFT, PROMPT, TARGET, VOCAB
-from helpers.toy import Script, ToyDrafter, ToyModel, greedy_text
+from testing import tiny
+from testing.small_trees import DRAFT, PROMPT, TARGET, VOCAB
+from testing.toy import Script, ToyDrafter, ToyModel, greedy_text
 
 
 class Watched:

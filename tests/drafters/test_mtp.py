@@ -12,8 +12,8 @@ from drafttree.drafters.session import Frontier
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS, Coupled
 from helpers import mtp_files as files
-from helpers import tiny
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 TEXT = [5, 17, 3, 88, 41, 7]
 WIDTHS = (2, 3, 2, 2)

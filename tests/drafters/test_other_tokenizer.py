@@ -8,18 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 import drafttree
-from drafttree.core.errors import TokenizerMismatch
+from drafttree import Decoder
 from drafttree.drafters import MixedDrafter, OtherTokenizerDrafter, VocabularyMap
-from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.exactness import law
-from drafttree.evaluation.toy_models import TabularModel
+from drafttree.errors import TokenizerMismatch
+from drafttree.exactness import TabularModel, law
 from drafttree.loading import make_policy
 from drafttree.models import TargetModel
 from drafttree.verifiers import VERIFIERS
-from helpers import tiny
 from helpers.refusals import told
-from helpers.tokenizers import words
-from helpers.toy_pairs import EXACT, SMALL_TREES
+from testing import tiny
+from testing.tokenizers import words
+from testing.toy_pairs import EXACT, SMALL_TREES
 
 CPU = torch.device("cpu")
 WORDS = [f"w{index}" for index in range(tiny.VOCAB)]

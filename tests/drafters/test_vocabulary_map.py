@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
-from drafttree.drafters.vocabulary_map import VocabularyMap
-from helpers.tokenizers import byte_level, pieces, words
+from drafttree.drafters import VocabularyMap
+from testing.tokenizers import byte_level, pieces, words
 
 CPU = torch.device("cpu")
 FIRST = "the quick brown fox jumps over the lazy dog; a café in the houses, naïve and quick. " * 3

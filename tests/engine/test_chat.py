@@ -6,13 +6,13 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from drafttree.core.errors import InputError
 from drafttree.engine.chat import render_chat, turn_end
 from drafttree.engine.prompt import encode, is_batch
-from helpers.tokenizers import CHAT_TEMPLATE as TEMPLATE
-from helpers.tokenizers import CHAT_WORDS as VOCABULARY
-from helpers.tokenizers import chat_words as tokenizer
-from helpers.tokenizers import spelled
+from drafttree.errors import InputError
+from testing.tokenizers import CHAT_TEMPLATE as TEMPLATE
+from testing.tokenizers import CHAT_WORDS as VOCABULARY
+from testing.tokenizers import chat_words as tokenizer
+from testing.tokenizers import spelled
 
 
 def say(role: str, content: object) -> dict:

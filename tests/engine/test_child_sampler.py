@@ -7,19 +7,18 @@ import pytest
 import torch
 from scipy import stats
 
+from drafttree import Decoder, DraftTree, Sampling
+from drafttree.core import Proposal, SeededRandomness
 from drafttree.core import randomness as noises
-from drafttree.core.randomness import SeededRandomness, stream
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree.core.randomness import stream
+from drafttree.engine import grow
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
-from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
+from drafttree.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import DRAFT, LENGTH, PROMPT, RAGGED, SMALL_P, TARGET, VOCAB, p_value, texts_law
-from helpers.toy import ToyDraft, ToyDrafter, ToyModel, softmax
+from testing.toy import ToyDraft, ToyDrafter, ToyModel, softmax
 
 CPU = torch.device("cpu")
 DRAWN = [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT, Proposal.TOP_K_PLUS_SAMPLE]

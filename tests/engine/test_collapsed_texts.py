@@ -9,15 +9,15 @@ from fastapi.testclient import TestClient
 from transformers import GPT2Config, MistralConfig
 
 import drafttree
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Auto, Chain, TreePolicy
-from helpers import tiny
-from helpers.batches import TOKENIZER
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing import tiny
+from testing.batches import TOKENIZER
+from testing.toy import Table, ToyDrafter, ToyModel
 
 VOCAB = len(TOKENIZER)
 LAW = Table(VOCAB, order=1, seed=3, scale=3.0)

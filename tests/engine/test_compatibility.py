@@ -4,15 +4,15 @@ from typing import ClassVar
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.engine.compatibility import incompatibility
-from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.exactness import law
+from drafttree.errors import ConfigError
+from drafttree.exactness import law
 from drafttree.policies import POLICIES, Auto, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, PointMass, Traversal, Verifier
-from helpers.costs import toy_decoder
-from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.toy_pairs import toy_pair
+from testing.costs import toy_decoder
+from testing.toy import Table, ToyDrafter, ToyModel
+from testing.toy_pairs import toy_pair
 
 SMALL = {
     "auto": Auto(depth=2, children=2, budget=5),

@@ -8,9 +8,9 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from drafttree.policies import Chain
-from helpers.costs import toy_decoder
-from helpers.tokenizers import byte_level, pieces
-from helpers.toy import PieceTokenizer, Script, ToyDrafter, ToyModel
+from testing.costs import toy_decoder
+from testing.tokenizers import byte_level, pieces
+from testing.toy import PieceTokenizer, Script, ToyDrafter, ToyModel
 
 TEXT = "the cat isn't here: é€😀\n"
 BYTES = [f"<0x{byte:02X}>" for byte in b"A\n \xc3\xa9\xe2\x82\xac\xff"]

@@ -6,16 +6,15 @@ import pytest
 import torch
 from transformers import BatchEncoding, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from drafttree.core.errors import ConfigError, ContextError, InputError
-from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.metrics import Metrics
+from drafttree import Decoder, Metrics
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import Coupled, Greedy
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
 from helpers.splitmix import plain_uniform
-from helpers.toy import PieceTokenizer, Script, ToyDrafter, ToyModel, greedy_text
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
+from testing.toy import PieceTokenizer, Script, ToyDrafter, ToyModel, greedy_text
 
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 

@@ -3,7 +3,7 @@
 import torch
 
 import drafttree
-from helpers import tiny
+from testing import tiny
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 

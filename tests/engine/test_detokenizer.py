@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from drafttree.engine.detokenizer import Detokenizer
-from helpers.tokenizers import byte_level
-from helpers.toy import PieceTokenizer
+from testing.tokenizers import byte_level
+from testing.toy import PieceTokenizer
 
 PIECES = [b"a", b"b", b"ab", b"c ", b"\xc3", b"\xa9", b"b\xc3", b"\xe2\x82", b"\xac", b"ba", "\ufffd".encode()]
 EURO = [7, 8]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
+from drafttree import Sampling
+from drafttree.core import SeededRandomness
 from drafttree.drafters.session import Frontier, SharedSession
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw

@@ -5,16 +5,16 @@ from functools import partial
 import pytest
 
 import drafttree
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.fidelity import Fidelity
 from drafttree.models import LossyWindow, TargetModel, select_windowed
 from drafttree.policies import Talon
 from drafttree.verifiers import VERIFIERS, Coupled, LossyTypical, Traversal
-from helpers import tiny
-from helpers.costs import toy_decoder
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing import tiny
+from testing.costs import toy_decoder
+from testing.toy import Table, ToyDrafter, ToyModel
 
 PROMPT = [1, 2, 3]
 SAMPLED = {"max_new_tokens": 6, "temperature": 0.8, "seed": 4}

@@ -14,20 +14,20 @@ from transformers import (
 )
 
 import drafttree
-from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions, model_defaults
+from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
-from helpers import tiny
-from helpers.costs import toy_decoder
-from helpers.small_trees import TARGET
 from helpers.stock_generate import StopAt
-from helpers.tokenizers import words
-from helpers.toy import ToyModel
+from testing import tiny
+from testing.costs import toy_decoder
+from testing.small_trees import TARGET
+from testing.tokenizers import words
+from testing.toy import ToyModel
 
 PROMPT, NEW = tiny.random_tokens(6, 3), 20
 IDS = torch.tensor([PROMPT])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import Cache
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, DynaTree, Talon
-from helpers import families, tiny
+from testing import families, tiny
 
 pytestmark = pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="recurrent layers share no cache here")
 POLICIES = {"plain": None, "chain": Chain(depth=4), "dynatree": DynaTree(), "talon": Talon(budget=12)}

@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine.costs import measured_costs
 from drafttree.engine.costs.cost_file import KeptCosts
 from drafttree.engine.costs.measured_costs import FEWEST, MeasuredCosts
 from drafttree.engine.costs.round_costs import RoundCosts, RoundTimes
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
-from helpers.toy import ToyDrafter, ToyModel
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 pytestmark = pytest.mark.measured_costs
 SLOW_TREES = CostCurve(

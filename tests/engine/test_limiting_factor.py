@@ -2,8 +2,9 @@
 
 import pytest
 
+from drafttree import Metrics, SpeedupLaw
 from drafttree.engine.limiting_factor import LimitingFactor
-from drafttree.engine.metrics import Metrics, Round, SpeedupLaw
+from drafttree.engine.metrics import Round
 
 
 def found(levels: list[int], **terms: float) -> LimitingFactor:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import Phi3Config, PhimoeConfig, PreTrainedModel
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
-from helpers import tiny
-from helpers.costs import toy_decoder
+from testing import tiny
+from testing.costs import toy_decoder
 
 ORIGINAL = 24
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 4.0, 9.0, 16.0]}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import drafttree
-from drafttree.engine.metrics import Metrics, Round, SpeedupLaw, peak_memory
+from drafttree import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Round, peak_memory
 from drafttree.evaluation.compare import compare
 
 PACKAGE = Path(drafttree.__file__).parent

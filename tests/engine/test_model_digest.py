@@ -5,7 +5,7 @@ import torch
 from drafttree.drafters import LanguageModelDrafter, PromptLookupDrafter
 from drafttree.engine.model_digest import model_digest
 from drafttree.models import TargetModel, select_backend
-from helpers import tiny
+from testing import tiny
 
 
 def test_the_backend_does_not_change_it():

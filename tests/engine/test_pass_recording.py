@@ -4,14 +4,14 @@ import logging
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import PROMPT, TOKENS, record_passes
 from drafttree.policies import Chain, Talon
-from helpers import tiny
 from helpers.replays import Replays
 from helpers.varlen import packed
+from testing import tiny
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 1]]
 

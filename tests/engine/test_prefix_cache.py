@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.prefix_cache import LEAST_TOKENS, PrefixCache
+from drafttree.errors import ConfigError
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.policies import Chain, Talon
-from helpers import families, tiny
 from helpers.replays import Replays
+from testing import families, tiny
 
 HEADS = ("embedded-eagle3", "embedded-hydra", "embedded-medusa")
 REUSING = {"max_new_tokens": 16, "reuse_prefix": True}

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder, load
 from drafttree.engine.text_drafting import TextDrafting
-from drafttree.loading.load import load
 from drafttree.policies import Chain
 
 PROMPT = "The old man looked at the sea for a long time"

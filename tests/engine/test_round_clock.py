@@ -2,12 +2,12 @@
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.engine.round_clock import RoundClock
 from drafttree.policies import Fixed
-from helpers.small_trees import DRAFT, PROMPT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
 from helpers.trees import tree_of
+from testing.small_trees import DRAFT, PROMPT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 TREE = tree_of([0, 0, 0, 1, 1, 3], [0.5, 0.3, 0.2, 0.6, 0.4, 1.0])
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.policies import Auto
 from drafttree.verifiers import RRS, Coupled, Greedy, Traversal
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing.toy import Table, ToyDrafter, ToyModel
 
 TABLE = Table(6, seed=1)
 

@@ -5,13 +5,13 @@ import pickle
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter, PromptLookupDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import Coupled
-from helpers import tiny
+from testing import tiny
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from tokenizers import AddedToken
 from transformers import LlamaConfig
 
 import drafttree
-from drafttree.core.errors import ConfigError
-from helpers import tiny
-from helpers.command_line import PROMPT, run
-from helpers.tokenizers import byte_level
+from drafttree.errors import ConfigError
+from testing import tiny
+from testing.command_line import PROMPT, run
+from testing.tokenizers import byte_level
 
 TOKENIZER = byte_level("this is so it is", 270, "<|end|>")
 TOKENIZER.add_tokens([AddedToken("<|turn|>", special=True)], special_tokens=True)

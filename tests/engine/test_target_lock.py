@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.target_lock import lock_of
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 LENGTH = 24
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree.core.errors import DraftTreeError, UnfinishedTextError
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.metrics import Metrics
+from drafttree import Decoder, Metrics
+from drafttree.errors import DraftTreeError, UnfinishedTextError
 from drafttree.policies import Chain
-from helpers.toy import PieceTokenizer, Script, ToyDrafter, ToyModel
+from testing.toy import PieceTokenizer, Script, ToyDrafter, ToyModel
 
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 TEXT = "abcdefghab"

@@ -14,23 +14,34 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree import DraftTree
+from drafttree.core import Proposal, SeededRandomness
 from drafttree.drafters.session import draft_expand
+from drafttree.engine import grow
 from drafttree.engine.child_sampler import ChildSampler
-from drafttree.engine.tree_growth import grow
+from drafttree.errors import ConfigError
 from drafttree.evaluation.exactness import toy_tree
-from drafttree.evaluation.toy_models import TabularModel
-from drafttree.loading.load import make_policy
-from drafttree.policies import POLICIES, Auto, Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template
-from drafttree.policies.base import TreePolicy
+from drafttree.exactness import TabularModel
+from drafttree.loading import make_policy
+from drafttree.policies import (
+    POLICIES,
+    Auto,
+    Chain,
+    DynaTree,
+    DySpec,
+    Eagle,
+    Fixed,
+    OptTree,
+    Talon,
+    Template,
+    TreePolicy,
+)
 from drafttree.policies.template import SHIPPED
 from drafttree.verifiers import RRS, GreedyMultiDraft, PointMass, RRSw
 from helpers import papers
-from helpers.costs import new_states
 from helpers.reads import Reads
-from helpers.toy import ToyDraft
+from testing.costs import new_states
+from testing.toy import ToyDraft
 
 ROOT = 0
 FAR = 1000

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from drafttree import Decoder, Verdict
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.policies import Talon
 from drafttree.verifiers import Coupled, Greedy
-from drafttree.verifiers.base import SamplingVerifier, Verdict
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDraft, ToyDrafter, ToyModel
+from drafttree.verifiers.base import SamplingVerifier
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDraft, ToyDrafter, ToyModel
 
 PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(6)]
 SAMPLED = {"temperature": 0.9, "seed": 3}

@@ -5,19 +5,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.tree import Proposal, Verdict
+from drafttree import Verdict
+from drafttree.core import Proposal, SeededRandomness
+from drafttree.errors import ConfigError
 from drafttree.evaluation import pair_sweep
-from drafttree.evaluation.exactness import coupled_text, law
 from drafttree.evaluation.pair_sweep import sweep_pair
 from drafttree.evaluation.pair_trials import FORMS, LARGE, RoundTrial, large_trials, ordinary_trials, toy_pair
-from drafttree.evaluation.scripted_random import ScriptedRandom
+from drafttree.exactness import ScriptedRandom, coupled_text, law
 from drafttree.loading import make_policy
 from drafttree.policies import Chain, Eagle, TreePolicy
 from drafttree.verifiers import RRS, Coupled, LossyTypical, PointMass, RRSw, Traversal, Verifier, traversal
 from drafttree.verifiers.base import residual, without
-from helpers.toy_pairs import EXACT, SMALL_TREES, constant
+from testing.toy_pairs import EXACT, SMALL_TREES, constant
 
 SIBLINGS, RAGGED = SMALL_TREES["siblings"], SMALL_TREES["ragged"]
 LATE = SMALL_TREES["late branch"]

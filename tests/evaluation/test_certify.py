@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ConfigError, ContextError
-from drafttree.engine.request import Request
+from drafttree.engine import Request
+from drafttree.errors import ConfigError, ContextError
 from drafttree.evaluation.certify import certify, fit
 from drafttree.evaluation.reference import find_difference, released, transformers_generate
 from drafttree.models import NAME

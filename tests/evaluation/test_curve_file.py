@@ -5,7 +5,7 @@ import json
 import pytest
 
 from drafttree.core.cost_curve import parse_cost_curve
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree.evaluation.curve_file import read_cost_curves
 
 LATER = {"1": 0.1, "8": 0.2}

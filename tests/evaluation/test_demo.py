@@ -3,13 +3,13 @@
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import MachineMemory
+from drafttree.errors import ConfigError
 from drafttree.evaluation import demo
 from drafttree.evaluation.demo import DRAFTED, PLAIN, DemoTarget, judge, load_demo
 from drafttree.evaluation.reference import Difference
 from drafttree.evaluation.shapes import Shape
-from helpers.given_times import give_times
+from testing.given_times import give_times
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.5, "seed": 0}
 

@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import Verdict
+from drafttree import Verdict
 from drafttree.engine.compatibility import incompatibility
+from drafttree.errors import ConfigError
 from drafttree.evaluation import scripted_random
-from drafttree.evaluation.exactness import RoundLaw, coupled_text, law, trees
 from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
 from drafttree.evaluation.pair_trials import FORMS, LARGE
-from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
-from drafttree.evaluation.toy_models import TabularModel
+from drafttree.exactness import RoundLaw, ScriptedRandom, TabularModel, coupled_text, law, outcomes, trees
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
@@ -29,7 +27,7 @@ from drafttree.verifiers import (
 )
 from drafttree.verifiers.base import residual
 from helpers.splitmix import plain_uniform
-from helpers.toy_pairs import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, toy_pair
+from testing.toy_pairs import EXACT, LARGE_PAIRS, LARGE_TREES, PAIRS, SMALL_TREES, constant, toy_pair
 
 
 def names(pairs: list) -> list[str]:

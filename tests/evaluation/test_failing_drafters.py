@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine
-from drafttree.evaluation.text_law import Texts, text_law
-from drafttree.evaluation.toy_models import TabularModel, TabularSession
+from drafttree.errors import ConfigError
+from drafttree.evaluation.toy_models import TabularSession
+from drafttree.exactness import TabularModel, Texts, text_law
 from drafttree.policies import Chain, Talon, Template
 from drafttree.verifiers import Greedy, KSeq, PointMass, RRSw, Traversal
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.toy_pairs import EXACT
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import Table, ToyDrafter, ToyModel
+from testing.toy_pairs import EXACT
 
 ERRORS = {
     "broken": lambda: ArithmeticError("the draft broke"),

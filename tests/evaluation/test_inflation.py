@@ -5,12 +5,12 @@ import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.evaluation.inflation import inflate, load_inflated
 from drafttree.evaluation.shapes import SHAPES, Shape, find_shape
 from drafttree.loading import zoo
 from drafttree.policies import DynaTree
-from helpers import tiny
+from testing import tiny
 
 SMALL = {**tiny.GROUPED, "head_dim": 8}
 SHAPE = Shape(hidden=128, layers=5, intermediate=100, heads=8, key_value_heads=4, head_dim=8)

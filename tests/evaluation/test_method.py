@@ -3,8 +3,8 @@
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import PromptLookupDrafter
+from drafttree.errors import ConfigError
 from drafttree.evaluation.method import Method, parse_methods
 from drafttree.evaluation.method_decoders import make_decoders
 from drafttree.policies import Chain, Talon

@@ -5,8 +5,7 @@ from typing import ClassVar
 import pytest
 
 import drafttree
-from drafttree import Layer
-from drafttree.core.sampling import Sampling
+from drafttree import Layer, Sampling
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
 from drafttree.policies import Chain, Talon, TreePolicy

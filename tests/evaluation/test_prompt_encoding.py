@@ -2,13 +2,13 @@
 
 import pytest
 
-from drafttree.core.errors import InputError
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.errors import InputError
 from drafttree.evaluation.prompt_encoding import encode_prompts
 from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
 from drafttree.evaluation.prompts import Example
-from helpers.tokenizers import CHAT_WORDS, chat_words, spelled
-from helpers.toy import ToyModel
+from testing.tokenizers import CHAT_WORDS, chat_words, spelled
+from testing.toy import ToyModel
 
 TALK = Example("hello you", later_turns=("bye", "hello"))
 ANSWER = "you you"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree.evaluation.prompt_sets import read_prompt_sets
 
 

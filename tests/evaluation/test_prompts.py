@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree.evaluation.prompts import (
     EXCERPT,
     Example,

@@ -1,9 +1,9 @@
 """The reference is transformers' own `generate`, whatever the model attends with."""
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import TargetModel, select_backend
-from helpers import families, tiny
+from testing import families, tiny
 
 
 def test_models_that_take_the_tree_as_a_mask_have_a_reference():

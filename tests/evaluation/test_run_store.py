@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree import Decoder, Generation
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
+from drafttree.errors import ConfigError, InputError
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
@@ -15,8 +14,8 @@ from drafttree.evaluation.reference import Difference, ReferenceRun
 from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.policies import Chain
-from helpers.interrupts import interrupt_after
-from helpers.toy import Table, ToyModel
+from testing.interrupts import interrupt_after
+from testing.toy import Table, ToyModel
 
 TARGET = Table(8, order=2, seed=3, scale=1.0)
 DRAFT = TARGET.blurred(0.7)

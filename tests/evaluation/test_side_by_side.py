@@ -2,12 +2,12 @@
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation import side_by_side
 from drafttree.evaluation.side_by_side import SideBySide
 from drafttree.policies import Chain
-from helpers.small_trees import DRAFT, PROMPT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing.small_trees import DRAFT, PROMPT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 
 def decoders() -> dict[str, Decoder]:

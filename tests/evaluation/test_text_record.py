@@ -1,6 +1,7 @@
 """Records of single texts, worked out by hand."""
 
-from drafttree.engine.metrics import Metrics, Round
+from drafttree import Metrics
+from drafttree.engine.metrics import Round
 from drafttree.evaluation.text_record import TextRecord
 
 ROUNDS = [

@@ -11,12 +11,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, event, given, settings
 
-from drafttree.core.errors import DraftTreeError
+from drafttree import Decoder, Generation
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
+from drafttree.errors import DraftTreeError
 from drafttree.verifiers import Coupled
-from helpers.random_cases import Case, cases
+from testing.random_cases import Case, cases
 
 CASES = int(os.environ.get("FUZZ_CASES", 0))
 FUZZ = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate, Phase.shrink]}

@@ -1,1 +1,1 @@
-"""Shared code of the tests: toy models, small checkpoints, and independent computations to compare with."""
+"""What several tests of the library share, beside `testing`: fake checkpoints, pages in a browser, recorders."""

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from helpers import families, tiny
+from testing import families, tiny
 
 VOCAB = 96
 KINDS = ("gemma4", "gemma4 sharing keys", "unified", "ordered embeddings")

@@ -6,9 +6,9 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from drafttree.engine.decoder import Decoder
-from helpers.tokenizers import byte_level
-from helpers.toy import ToyDrafter, ToyModel
+from drafttree import Decoder
+from testing.tokenizers import byte_level
+from testing.toy import ToyDrafter, ToyModel
 
 TURNS = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n"

@@ -11,21 +11,21 @@ from drafttree.drafters import (
     BlockDrafter,
     Drafter,
     Eagle3Drafter,
+    HiddenStates,
     HydraDrafter,
     LanguageModelDrafter,
     OtherTokenizerDrafter,
     VocabularyMap,
 )
-from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats import mtp, read_config, read_tensors
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.drafters.hydra import HydraHeads
 from drafttree.loading import load_model, zoo
 from helpers.replays import Operations
-from helpers.tokenizers import words
-from helpers.toy import Table, ToyModel
 from helpers.varlen import stand_in
+from testing.tokenizers import words
+from testing.toy import Table, ToyModel
 
 HIDDEN, VOCAB = 256, 4096
 

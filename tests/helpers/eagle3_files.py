@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from helpers import tiny
+from testing import tiny
 
 DEPTH, TARGET_HIDDEN, VOCAB = 4, 32, 23
 

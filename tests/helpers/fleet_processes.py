@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.dynamo import file_discovery
 
 WORKER_ID = 0xABC123

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from helpers import tiny
+from testing import tiny
 
 WIDTHS = {"hidden_size": 16, "intermediate_size": 16}
 ENCODER = {**WIDTHS, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}

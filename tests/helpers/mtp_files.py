@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
-from helpers import families, tiny
+from testing import families, tiny
 
 PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 import drafttree
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 
 STREAM = "/v1/playground/rounds"

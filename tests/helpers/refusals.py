@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import DraftTreeError
+from drafttree.errors import DraftTreeError
 
 
 def told(error: type[DraftTreeError], call, *arguments, **options) -> str:

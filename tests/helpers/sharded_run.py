@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import drafttree
-from drafttree.core.errors import DraftTreeError
+from drafttree.errors import DraftTreeError
 from drafttree.evaluation.toy_models import TOY_COSTS
 
 PROMPT = "The old man looked at the sea"

@@ -5,7 +5,7 @@ from collections import Counter
 from scipy import stats
 
 from drafttree.policies import Template
-from helpers.toy import Table, softmax
+from testing.toy import Table, softmax
 
 SMALL_P = 1e-4
 VOCAB, LENGTH, PROMPT = 8, 3, [2, 1]

@@ -6,7 +6,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from helpers import tiny
+from testing import tiny
 
 
 class Recorder(BaseStreamer):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.core.cost_curve import CostCurve
-from helpers.toy import ToyDraft, ToyDrafter, ToyModel
+from testing.toy import ToyDraft, ToyDrafter, ToyModel
 
 
 class FakeClock:

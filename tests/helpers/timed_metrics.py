@@ -1,6 +1,7 @@
 """Metrics of texts that were never written, with the speed a test wants."""
 
-from drafttree.engine.metrics import Metrics, Round
+from drafttree import Metrics
+from drafttree.engine.metrics import Round
 
 
 def timed(seconds: float, tokens: int = 10, **fields) -> Metrics:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.trace import PHASES, Outcome, Rule, Trace, TracedNode, TracedRound
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
-from helpers.costs import toy_decoder
-from helpers.toy import Law, ToyDrafter, ToyModel
+from testing.costs import toy_decoder
+from testing.toy import Law, ToyDrafter, ToyModel
 
 DRAFTED = [0.5, 0.3, 0.15, 0.05]
 """The drafter's probabilities of the four tokens, whatever the text."""

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from drafttree import Decoder
 from drafttree.drafters import Drafter
-from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, TreePolicy
-from helpers import tiny
-from helpers.costs import toy_decoder
-from helpers.small_trees import SMALL
+from testing import tiny
+from testing.costs import toy_decoder
+from testing.small_trees import SMALL
 
 HIDDEN, VOCAB = tiny.SIZES["hidden_size"], tiny.VOCAB
 PROMPT = tiny.random_tokens(6, seed=3)

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree
+from drafttree import DraftTree, Sampling
+from drafttree.core import SeededRandomness
 from drafttree.drafters.base import DraftLogits
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Greedy

@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from drafttree.loading import zoo
-from helpers import tiny
+from testing import tiny
 
 
 @pytest.fixture(scope="module")

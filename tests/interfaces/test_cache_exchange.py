@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, Phi3Config, StaticCache
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces import transformers_generate as hf
-from helpers import families, tiny
 from helpers.stock_generate import padded
+from testing import families, tiny
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 TURN = {"max_new_tokens": 10, "return_dict_in_generate": True}

@@ -11,15 +11,15 @@ import string
 import httpx
 import pytest
 
-from drafttree.core.errors import InputError
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.errors import InputError
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.command_line import run
-from helpers.command_line_fixtures import embedded, quick
-from helpers.live_server import serving
-from helpers.tokenizers import byte_level
-from helpers.toy import ToyModel, argmax
+from testing.command_line import run
+from testing.command_line_fixtures import embedded, quick
+from testing.live_server import serving
+from testing.tokenizers import byte_level
+from testing.toy import ToyModel, argmax
 
 __all__ = ["embedded", "quick"]
 TOKENIZER = byte_level("a small text of no family", 280, "<|end|>")

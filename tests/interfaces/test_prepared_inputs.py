@@ -14,11 +14,12 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces import transformers_generate as hf
 from drafttree.interfaces.prepared_inputs import split_processors
-from helpers import images, tiny
+from helpers import images
 from helpers.stock_generate import Recorder, StopAt, padded
+from testing import tiny
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 

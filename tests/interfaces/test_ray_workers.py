@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree.errors import ConfigError, ModelError
 from drafttree.interfaces.batch import read_jobs, write_texts
 from drafttree.interfaces.ray_workers import Worker, block_size, checked, share_cluster
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 WORDS = ("Once upon a time", "The old man looked at the sea", "She opened the letter", "It was a dark night")
 LENGTH = 24

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from drafttree.interfaces import transformers_generate as hf
-from helpers import tiny
 from helpers.stock_generate import padded
+from testing import tiny
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 ROWS = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 20}

@@ -18,15 +18,15 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from drafttree.constraints import grammar
-from drafttree.core.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError, ContextError, InputError, ModelError, TokenizerMismatch
 from drafttree.interfaces import transformers_generate as hf
 from drafttree.loading import zoo
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES
-from helpers import tiny
 from helpers.stock_generate import Recorder, StopAt, padded
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import tiny
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import hub
+from drafttree.errors import ModelError
 from drafttree.loading import find_folder, folders
 from drafttree.loading.inspect import inspect
 from helpers.hubs import COMMIT, silent_hub, slow_hub

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
+from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
 from helpers import eagle3_files as files
-from helpers import tiny
+from testing import tiny
 
 WIDTH, VOCAB = 8, 13
 

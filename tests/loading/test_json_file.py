@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree.loading.json_file import read_json_file
 
 

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 import drafttree
-from drafttree.core.errors import ConfigError, ModelError, TokenizerMismatch
+from drafttree import Decoder
 from drafttree.drafters import (
     LOOKUPS,
     Eagle3Drafter,
@@ -20,7 +20,7 @@ from drafttree.drafters import (
     MixedDrafter,
     PromptLookupDrafter,
 )
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError, ModelError, TokenizerMismatch
 from drafttree.loading import (
     choose_drafter,
     find_device,
@@ -32,9 +32,9 @@ from drafttree.loading import (
 from drafttree.models import TargetModel
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
-from helpers import tiny
 from helpers.refusals import told
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.models import LossyWindow
-from helpers.command_line import PROMPT, complaint, run
+from testing.command_line import PROMPT, complaint, run
 
 
 def test_a_loaded_window_is_the_targets_and_speculation_writes_plain_decodings_text():

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.evaluation.reference import transformers_generate, transformers_model
 from drafttree.models.fused import fused_linear
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.packed_linear import PackedLinear
-from helpers import tiny
 from helpers.refusals import told
+from testing import tiny
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}

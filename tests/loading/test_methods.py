@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import drafttree
 from drafttree import hf
-from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter
 from drafttree.drafters.formats import hub
+from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.pair_trials import FORMS
 from drafttree.loading import (
     POLICY_CLASSES,
@@ -29,8 +29,9 @@ from drafttree.loading import (
 from drafttree.loading.inspect import inspect
 from drafttree.policies import POLICIES, Chain, DynaTree, Talon, Template
 from drafttree.verifiers import VERIFIERS, RRSw
-from helpers import refusals, tiny
-from helpers.command_line import run
+from helpers import refusals
+from testing import tiny
+from testing.command_line import run
 
 MODULE = r'''
 import re

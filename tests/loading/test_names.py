@@ -9,7 +9,7 @@ import drafttree
 from drafttree.drafters import SuffixDrafter
 from drafttree.loading import zoo
 from drafttree.loading.names import PartNames, drafter_name, model_name, target_name
-from helpers.toy import ToyModel
+from testing.toy import ToyModel
 
 VOCAB = 4
 

@@ -6,12 +6,12 @@ import pytest
 
 import drafttree
 from drafttree import Decoder
-from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, MtpDrafter, PromptLookupDrafter, SuffixDrafter
+from drafttree.errors import ConfigError, ModelError
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import Traversal
-from helpers import tiny, toy
 from helpers.refusals import told
+from testing import tiny, toy
 
 PROMPT = "The old man looked at"
 

@@ -9,11 +9,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from drafttree import load
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.loading import placement
 from drafttree.loading.pretrained import linear_shapes
-from helpers import tiny
 from helpers.refusals import told
+from testing import tiny
 
 CPU = torch.device("cpu")
 SHAPES = [(96, 32), (32, 96)]

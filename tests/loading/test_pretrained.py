@@ -21,12 +21,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.loading import check_tokenizers, load_model
 from drafttree.loading.inspect import inspect
-from helpers import images, tiny
+from helpers import images
 from helpers.refusals import told
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 CPU = torch.device("cpu")
 

@@ -7,14 +7,14 @@ import pytest
 from transformers import GPT2Config
 
 import drafttree
-from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.reference import transformers_generate, transformers_model
 from drafttree.loading.inspect import inspect
 from drafttree.models.fused.fused_backend import FusedBackend
-from helpers import tiny
 from helpers.refusals import told
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig
 
 import drafttree
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree.errors import ConfigError, ModelError
 from drafttree.loading.target_options import check_sharding, check_shares
 
 HERE = torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.loading import (
     find_verifier,
     make_policy,
     parse_policies,
+    policy_spec,
 )
-from drafttree.loading.specs import default_policy, policy_spec
+from drafttree.loading.specs import default_policy
 from drafttree.policies import POLICIES, Auto, Chain, DynaTree, Talon
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal
 from helpers.refusals import told

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree import Metrics
 from drafttree.drafters.formats.checkpoints import read_tensors
-from drafttree.engine.metrics import Metrics
+from drafttree.errors import ModelError
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.loading import load_tokenizer, zoo
 

@@ -8,13 +8,13 @@ from peft import LoraConfig, PeftModel, PromptTuningConfig, TaskType, get_peft_m
 from transformers import LlamaConfig, PreTrainedModel
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
-from helpers import tiny
 from helpers.refusals import told
+from testing import tiny
 
 PROMPT = tiny.random_tokens(6, 1) * 2
 IDS = torch.tensor([PROMPT])

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
-from helpers import tiny
 from helpers.refusals import told
-from helpers.tokenizers import chat_words
+from testing import tiny
+from testing.tokenizers import chat_words
 
 PROMPT = tiny.random_tokens(10, 3) * 4
 OPTIONS = {"max_new_tokens": 12, "temperature": 0}

@@ -6,21 +6,20 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig
 
-from drafttree.core.errors import ModelError
-from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
-from drafttree.loading.pretrained import load_model
-from drafttree.models import TargetModel, append, select_exact_text
+from drafttree import Decoder
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ModelError
+from drafttree.loading import load_model
+from drafttree.models import TargetModel, TreeCache, append, select_exact_text
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
-from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.windows import EVERYTHING, Span
 from drafttree.models.wrapped_backends import WrappedBackend
 from drafttree.policies import Chain, DynaTree, Eagle, Talon
-from helpers import tiny
-from helpers.families import config, hybrids
+from testing import tiny
+from testing.families import config, hybrids
 
 CONTEXT = 1024
 GROUPED = {**tiny.GROUPED, "max_position_embeddings": CONTEXT}

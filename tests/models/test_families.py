@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.models import prefill, select_backend
-from helpers import families, tiny
+from testing import families, tiny
 
 TOLERANCE = 1e-3  # rounding grows in recurrent layers
 every_family = pytest.mark.parametrize("name", families.known())

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.policies import Talon
-from helpers import families, tiny
 from helpers.refusals import told
+from testing import families, tiny
 
 PROMPT = tiny.random_tokens(9, 1)
 IDS = torch.tensor([PROMPT])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.models import Segment, prefill
-from helpers import tiny
+from testing import tiny
 
 TOLERANCE = 1e-4
 SHAPES = {"chain": (1, 1, 1, 1, 1, 1), "bushy": (3, 5, 4), "ragged": (2, 4, 2, 3, 1)}

@@ -24,9 +24,9 @@ from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.int8_linear import quantize_int8
 from drafttree.models.recorded.recorded_passes import RecordedBackend
-from helpers import families, tiny
 from helpers.replays import Operations, Replays, unrecorded
 from helpers.varlen import packed
+from testing import families, tiny
 
 TOLERANCE = 1e-5
 LAYERS = (0, 2)

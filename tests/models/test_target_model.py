@@ -11,14 +11,14 @@ from torch.nn.utils import parametrize
 from transformers import LlamaConfig
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.fused import fused_layers
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
-from helpers import tiny
 from helpers.replays import Replays
+from testing import tiny
 
 BACKENDS = {
     "module": ModuleBackend,

@@ -32,7 +32,8 @@ REFUSED = {
 def processes(tmp_path_factory):
     """What each of the two processes has found."""
     folder = tmp_path_factory.mktemp("sharded")
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    folders = TESTS, TESTS.parent, TESTS.parent / "src", os.environ.get("PYTHONPATH", "")
+    paths = os.pathsep.join(map(str, folders))
     environment = os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*torchrun, "-m", "helpers.sharded_run", folder], env=environment, check=True, timeout=300)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, select_backend, validation
 from drafttree.models.attention import tree_attention
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module import module_inputs
 from drafttree.models.module.module_backend import ModuleBackend
-from helpers import families, tiny
+from testing import families, tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)

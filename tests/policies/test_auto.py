@@ -10,16 +10,15 @@ from typing import ClassVar
 import pytest
 import torch
 
+from drafttree import Decoder, DraftTree
+from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Proposal
-from drafttree.engine import tree_growth
+from drafttree.engine import grow, tree_growth
 from drafttree.engine.compatibility import incompatibility
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.exactness import law, trees
+from drafttree.errors import ConfigError
 from drafttree.evaluation.pair_trials import EXACT, toy_pair
 from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.exactness import law, trees
 from drafttree.policies import Auto, TreePolicy
 from drafttree.policies.auto import LOOK_EVERY, AutoSampled
 from drafttree.policies.auto_state import (
@@ -35,10 +34,10 @@ from drafttree.policies.auto_state import (
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.policies.tree_value import best_limits
 from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, RRSw, Traversal
-from helpers.costs import new_states
-from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET, VOCAB
-from helpers.toy import ToyDraft, ToyDrafter, ToyModel, argmax, greedy_text
 from helpers.trees import plain_draft, tree_of
+from testing.costs import new_states
+from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET, VOCAB
+from testing.toy import ToyDraft, ToyDrafter, ToyModel, argmax, greedy_text
 
 ONE = Costs((1,), (1.0,))
 

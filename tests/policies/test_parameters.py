@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree
-from drafttree.engine.tree_growth import grow
+from drafttree import DraftTree
+from drafttree.engine import grow
+from drafttree.errors import ConfigError
 from drafttree.policies import POLICIES, DynaTree, OptTree, Talon, Template
 from drafttree.policies.base import RoundOutcome, TextContext, best_mask
-from helpers.toy import Table, ToyDraft
 from helpers.trees import plain_draft
+from testing.toy import Table, ToyDraft
 
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 

@@ -10,7 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from helpers import tiny, trained
+from helpers import trained
+from testing import tiny
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

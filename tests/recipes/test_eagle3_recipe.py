@@ -10,14 +10,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen3Config
 
+from drafttree import Decoder
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.drafters.formats import read_config, read_tensors, recognise
-from drafttree.engine.decoder import Decoder
 from drafttree.loading.inspect import inspect
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
-from helpers import tiny, trained
+from helpers import trained
 from helpers.toy_run import SIZES, stop, train
+from testing import tiny
 
 KINDS = {
     "plain": (),

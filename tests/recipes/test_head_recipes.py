@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
+from drafttree import Decoder
 from drafttree.drafters.formats import hydra, medusa, read_config, read_tensors, recognise
-from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
-from helpers import tiny, trained
+from helpers import trained
 from helpers.toy_run import SIZES, stop, train
+from testing import tiny
 
 KINDS = {
     "medusa": ("medusa",),

@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from drafttree import Decoder
 from drafttree.drafters.formats import block, mtp, read_config, read_tensors, recognise
-from drafttree.engine.decoder import Decoder
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
-from helpers import tiny, trained
+from helpers import trained
 from helpers.toy_run import SIZES, stop, train
+from testing import tiny
 
 DEEP = ("--mask-token", "1", "--states", "1", "--mlp", "24", "--rank", "4", "--blocks", "3")
 KINDS = {

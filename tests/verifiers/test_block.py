@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from drafttree.evaluation.exactness import law
+from drafttree.exactness import law
 from drafttree.policies import Chain
 from drafttree.verifiers import Block, RRSw
 from drafttree.verifiers.base import TreeView
-from helpers.toy_pairs import drawn_tree, judged, toy_pair
+from testing.toy_pairs import drawn_tree, judged, toy_pair
 
 P, Q = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
 

@@ -11,15 +11,14 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from drafttree import DraftTree, Sampling, Verdict
 from drafttree.core.randomness import gumbel
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Verdict
-from drafttree.engine.tree_growth import grow
+from drafttree.engine import grow
 from drafttree.policies import POLICIES, Chain
 from drafttree.verifiers import Coupled
 from drafttree.verifiers.base import walk
-from helpers.costs import new_states, toy_decoder
-from helpers.toy import Table, ToyDrafter, ToyModel, softmax
+from testing.costs import new_states, toy_decoder
+from testing.toy import Table, ToyDrafter, ToyModel, softmax
 
 DRAWS, VOCAB, LENGTH, LEVELS = 5000, 4, 3, 3
 PROMPT = [2, 1]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import law
+from drafttree.core import Proposal
+from drafttree.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import KSeq
 from drafttree.verifiers.k_seq import scale_of
-from helpers.toy_pairs import constant, drawn_tree, judged
+from testing.toy_pairs import constant, drawn_tree, judged
 
 P, Q = [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import law
+from drafttree.core import Proposal
+from drafttree.exactness import law
 from drafttree.policies import Template
 from drafttree.verifiers import RRS, GreedyMultiDraft, RRSw
-from helpers.toy_pairs import constant, drawn_tree, judged
+from testing.toy_pairs import constant, drawn_tree, judged
 
 ROWS = [
     ([0.2, 0.4, 0.3, 0.1], [0.5, 0.3, 0.15, 0.05]),

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import law, trees
+from drafttree.core import Proposal
+from drafttree.exactness import law, trees
 from drafttree.verifiers import PointMass
-from helpers.toy_pairs import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, toy_pair
+from testing.toy_pairs import CHAINS, RERANKING, SMALL_TREES, drawn_tree, judged, toy_pair
 
 
 class NaiveWalk(PointMass):

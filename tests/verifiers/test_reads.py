@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
+from drafttree import Sampling
+from drafttree.core import SeededRandomness
+from drafttree.engine import grow
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
-from drafttree.engine.tree_growth import grow
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import (
     RRS,
@@ -21,7 +21,7 @@ from drafttree.verifiers import (
     Verifier,
 )
 from helpers.reads import Reads
-from helpers.toy import Table, ToyDraft
+from testing.toy import Table, ToyDraft
 
 VOCAB = 8
 MOST = {Greedy: 1, Coupled: 1, RRSw: 5, RRS: 5, PointMass: 5, Traversal: 5, Block: 5}

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import law
+from drafttree.core import Proposal
+from drafttree.errors import ConfigError
+from drafttree.exactness import law
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, RRSw, Traversal
 from drafttree.verifiers.base import normalise, ratio, residual, without
-from helpers.toy_pairs import SMALL_TREES, constant, drawn_tree, judged
+from testing.toy_pairs import SMALL_TREES, constant, drawn_tree, judged
 
 P, Q = [0.2, 0.5, 0.3], [0.6, 0.3, 0.1]
 ROWS = [(P, Q), ([0.1, 0.1, 0.8], [0.5, 0.4, 0.1]), ([0.25, 0.5, 0.25], [0.0, 0.5, 0.5]), (P, P)]

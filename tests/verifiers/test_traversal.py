@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from drafttree.core.sampling import Sampling
-from drafttree.evaluation.exactness import law
+from drafttree import Sampling
+from drafttree.exactness import law
 from drafttree.verifiers import Block, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView
 from drafttree.verifiers.traversal import ChainNode
-from helpers.toy_pairs import CHAINS, LARGE_TREES, SMALL_TREES, Told, ToyPair, cut, drawn_tree, judged, toy_pair
+from testing.toy_pairs import CHAINS, LARGE_TREES, SMALL_TREES, Told, ToyPair, cut, drawn_tree, judged, toy_pair
 
 TARGET, DRAFT = [0.3, 0.4, 0.3], [0.6, 0.3, 0.1]
 EXAMPLE = drawn_tree(tokens=[0, 1, 2], parents=[0, 1, 1], draft=DRAFT)

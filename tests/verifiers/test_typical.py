@@ -6,13 +6,12 @@ import math
 import pytest
 import torch
 
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder, DraftTree, Sampling
+from drafttree.core import Proposal
 from drafttree.policies import Template
 from drafttree.verifiers import VERIFIERS, LossyTypical
-from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.toy_pairs import Told, drawn_tree, judged
+from testing.toy import Table, ToyDrafter, ToyModel
+from testing.toy_pairs import Told, drawn_tree, judged
 
 TREE = DraftTree(
     tokens=[0, 0, 1, 0, 1, 2, 0],

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededRandomness, gumbel
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree
+from drafttree import DraftTree, Sampling
+from drafttree.core import SeededRandomness
+from drafttree.core.randomness import gumbel
+from drafttree.errors import ConfigError
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 
 VOCAB = 5

@@ -5,14 +5,14 @@ import re
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.engine.chat import render_chat
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.shapes import SHAPES, Shape
 from drafttree.verifiers import Traversal
 from drafttree_lab.experiment import lookup, memory
 from drafttree_lab.experiment.memory import MemoryUse
-from helpers.command_line import complaint, run
-from helpers.given_times import give_times
+from testing.command_line import complaint, run
+from testing.given_times import give_times
 
 
 @pytest.mark.usefixtures("quick")

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 SMALL = ["--arriving", 40, "--running", 2, "--repeats", 2]
 

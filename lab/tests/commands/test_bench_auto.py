@@ -5,7 +5,7 @@ import json
 import pytest
 
 from drafttree_lab.experiment.auto import GRID
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 CURVE = {
     "target": {"1": 1.0, "8": 1.0, "64": 1.0},

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation import run_store
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
 from drafttree_lab.commands.option_groups import PromptOptions
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 SMALL = ["--batches", "2,1,2", "--budgets", "2", "--max-new-tokens", 4, "--repeats", 2, "--no-transformers"]
 

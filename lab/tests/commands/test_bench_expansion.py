@@ -5,7 +5,7 @@ import json
 import pytest
 
 from drafttree_lab.micro import expansion
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 SMALL = ["--vocab", "30", "--alpha", "0.7,5", "--repeats", 2, "--policies", "talon:budget=8;chain"]
 

@@ -9,9 +9,9 @@ from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.commands import bench_serve as command
 from drafttree_lab.display.serve import show_serve
 from drafttree_lab.load.serve import ServeBench, ServedWay, ServeRow
-from helpers.batches import TOKENIZER
-from helpers.command_line import complaint, run
-from helpers.held_server import held_server
+from testing.batches import TOKENIZER
+from testing.command_line import complaint, run
+from testing.held_server import held_server
 
 
 @pytest.fixture

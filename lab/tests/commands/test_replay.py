@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree_lab.replay import replay_target
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only"]
 

@@ -8,7 +8,7 @@ from drafttree.evaluation.run_store import RUNS, NothingFinished
 from drafttree_lab.replay import replay_target
 from drafttree_lab.winner_map import winner_map
 from drafttree_lab.winner_map.cost_grid import GridCosts
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
 

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.models import TreePlan
 from drafttree_lab.support import check
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.display.batch_plot import write_plot
 from drafttree_lab.load.batch import BatchBench

@@ -6,14 +6,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
+from drafttree import Decoder, Sampling
+from drafttree.core import SeededRandomness
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.evaluation import prompt_encoding
-from drafttree.evaluation.exactness import law, node_logits, trees
-from drafttree.evaluation.toy_models import TabularModel
+from drafttree.evaluation.exactness import node_logits
+from drafttree.exactness import TabularModel, law, trees
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli import decoders
 from drafttree.policies import Chain
@@ -28,8 +27,8 @@ from drafttree_lab.experiment.judged_tree import (
     reach_by_walking,
     score_trees,
 )
-from helpers.toy import Table, ToyDrafter, ToyModel
-from helpers.toy_pairs import CHAINS, RERANKING, SMALL_TREES, toy_pair
+from testing.toy import Table, ToyDrafter, ToyModel
+from testing.toy_pairs import CHAINS, RERANKING, SMALL_TREES, toy_pair
 
 TREES = CHAINS | {name: SMALL_TREES[name] for name in ("siblings", "ragged", "late branch", "dynatree", "talon")}
 EXPECTED = {

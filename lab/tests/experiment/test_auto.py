@@ -5,10 +5,10 @@ import json
 import pytest
 
 import drafttree
+from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.core.errors import ConfigError, InputError
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError, InputError
 from drafttree.evaluation.prompt_form import AS_TEXT
 from drafttree.evaluation.prompts import Example
 from drafttree.evaluation.run_store import RunStore

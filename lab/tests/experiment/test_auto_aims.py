@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree.engine.metrics import SpeedupLaw
+from drafttree import SpeedupLaw
 from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree_lab.experiment.auto import AutoRow, CountedPolicy
 from drafttree_lab.experiment.auto_aims import aims, shortfalls

@@ -7,7 +7,7 @@ import torch
 
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree_lab.experiment.calibration import JudgedNode, RecordingAuto, ReliabilityCurve, bench_reliability
 
 CURVE = CostCurve(Costs.of({1: 1.0, 8: 1.1, 64: 2.0}), (DraftCosts(0.1, Costs.of({1: 0.1, 8: 0.1})),), 0.1, 0.1)

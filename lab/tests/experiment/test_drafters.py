@@ -4,8 +4,8 @@ import pytest
 from safetensors.torch import load_file
 
 import drafttree
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
+from drafttree.errors import ConfigError
 from drafttree.loading.zoo import folder
 from drafttree_lab.experiment.methods import bench_drafters, bench_methods
 

@@ -2,15 +2,15 @@
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
 from drafttree.policies import Chain
 from drafttree_lab.experiment.methods import bench_policies
 from drafttree_lab.experiment.overhead import measure_overhead
 from drafttree_lab.micro.verifiers import bench_verifiers
-from helpers.interrupts import interrupt_after
-from helpers.toy import Table, ToyModel
+from testing.interrupts import interrupt_after
+from testing.toy import Table, ToyModel
 
 TARGET = Table(8, order=2, seed=3, scale=1.0)
 DRAFT = TARGET.blurred(0.7)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.costs.pass_times import time_passes
+from drafttree.errors import ConfigError
 from drafttree.evaluation.inflation import load_inflated
 from drafttree_lab.display.tables import show_law
 from drafttree_lab.experiment.law import measure_law, pass_bytes
-from helpers import tiny
+from testing import tiny
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 

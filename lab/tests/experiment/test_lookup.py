@@ -6,14 +6,14 @@ import re
 import pytest
 import torch
 
-from drafttree.core.errors import InputError
+from drafttree import Decoder
 from drafttree.drafters import PromptLookupDrafter, SuffixDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import InputError
 from drafttree.evaluation.prompts import Example
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
 from drafttree_lab.experiment.lookup import CONTEXTS, Recording, bench_lookup, code_edits, drafting_cost
-from helpers import tiny
+from testing import tiny
 
 
 class Bytes:

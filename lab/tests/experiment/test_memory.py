@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from drafttree.core.errors import ConfigError, ModelError
+from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.display.tables import show_memory
 from drafttree_lab.experiment import memory, memory_process

@@ -3,13 +3,13 @@ import math
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.evaluation.compare import compare
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.verifiers import RRSw
 from drafttree_lab.experiment.methods import bench_methods, bench_policies, loops
 from drafttree_lab.experiment.overhead import PARTS, measure_overhead
-from helpers.given_times import give_times, idle
+from testing.given_times import give_times, idle
 
 PROMPT = "The old man looked at the sea"
 

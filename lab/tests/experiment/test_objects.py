@@ -3,8 +3,8 @@
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import PromptLookupDrafter
+from drafttree.errors import ConfigError
 from drafttree.evaluation.prompts import Example
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import PointMass, RRSw

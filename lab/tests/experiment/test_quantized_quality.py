@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.evaluation.reference import released, transformers_model
 from drafttree_lab.experiment.quantized_quality import bench_quality
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from drafttree import SpeedupLaw
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.metrics import Round, SpeedupLaw
+from drafttree.engine.metrics import Round
 from drafttree_lab.experiment.round_counts import RoundCounts, RoundTerms
 
 CURVE = CostCurve(

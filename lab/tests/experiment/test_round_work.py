@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.loading import find_drafter
 from drafttree.policies import Chain, Talon
 from drafttree_lab.experiment.round_work import count_work
-from helpers.small_trees import DRAFT, PROMPT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing.small_trees import DRAFT, PROMPT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 
 class Busy(ToyModel):

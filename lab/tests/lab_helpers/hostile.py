@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from helpers.held_server import COMPLETIONS, ask
-from helpers.live_server import events
+from testing.held_server import COMPLETIONS, ask
+from testing.live_server import events
 
 CHAT = "/v1/chat/completions"
 GREEDY = {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}

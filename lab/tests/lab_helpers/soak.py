@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from drafttree import Decoder, Generation
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
-from helpers.batches import Asked, check_text
+from testing.batches import Asked, check_text
 
 CANCELLED, FAILING = 0.1, 0.02
 """Shares of the requests that are cancelled, and that fail."""

@@ -5,7 +5,7 @@ import pytest
 import drafttree
 from drafttree_lab.load import continuous_batching
 from drafttree_lab.load.continuous_batching import describe, generate_batch, steady_rounds, why_not
-from helpers.toy import ToyModel
+from testing.toy import ToyModel
 
 TEXTS = ["The old man looked at the sea", "one, two, three, one, two,"]
 

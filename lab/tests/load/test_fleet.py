@@ -5,8 +5,8 @@ import asyncio
 import httpx
 import pytest
 
-from helpers.dynamo import INSTALLED
 from lab_helpers.fleet import Fleet, Streamed, stream, stream_all
+from testing.dynamo import INSTALLED
 
 OPENINGS = ("Once upon a time", "The old man looked at the sea", "She opened the letter and", "It was a dark night")
 REQUESTS = [

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree_lab.load.http_load import LoadRun, ServedText, run_load
 from drafttree_lab.load.serve import (
     SHARED,
@@ -16,7 +16,7 @@ from drafttree_lab.load.serve import (
     bench_serve,
     system_prompts,
 )
-from helpers.held_server import held_server
+from testing.held_server import held_server
 
 OPTIONS = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
 LETTERS = ["a", "b", "c", "d", "e"]

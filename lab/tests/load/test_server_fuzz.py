@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ErrorReply
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.batches import TOKENIZER
-from helpers.held_server import wait_until
-from helpers.live_server import serving
-from helpers.toy import Table, ToyModel
+from testing.batches import TOKENIZER
+from testing.held_server import wait_until
+from testing.live_server import serving
+from testing.toy import Table, ToyModel
 
 MINUTES = float(os.environ.get("SERVER_FUZZ_MINUTES", "1"))
 LAW = Table(len(TOKENIZER), order=1)

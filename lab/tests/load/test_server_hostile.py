@@ -10,9 +10,9 @@ from contextlib import suppress
 import pytest
 
 from drafttree.engine.batching.engine_thread import IDLE_SECONDS
-from helpers.held_server import ask
-from helpers.live_server import serve_process
 from lab_helpers.hostile import ATTACKS, UNREAD, Attack, PlainStreams, constrained, memory_of, post_all
+from testing.held_server import ask
+from testing.live_server import serve_process
 
 TIMES, MORE = 2, 2.0
 """A plain stream takes so many times as long as without the attack and so many seconds more, at most."""

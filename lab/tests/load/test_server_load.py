@@ -11,18 +11,18 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 import drafttree
+from drafttree import Decoder
 from drafttree.engine.batching.engine_thread import IDLE_SECONDS
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
-from helpers.batches import TOKENIZER
-from helpers.held_server import wait_until
-from helpers.live_server import serving
-from helpers.toy import Table, ToyDrafter, ToyModel
 from lab_helpers.server_load import LEAVING, MALFORMED, ServerLoad, asked
 from lab_helpers.soak import resident_bytes
+from testing.batches import TOKENIZER
+from testing.held_server import wait_until
+from testing.live_server import serving
+from testing.toy import Table, ToyDrafter, ToyModel
 
 REQUESTS = int(os.environ.get("SERVER_LOAD_REQUESTS", "1000"))
 MINUTES = float(os.environ.get("SERVER_SOAK_MINUTES", "0.5"))

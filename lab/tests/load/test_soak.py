@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Talon
-from helpers import random_cases
-from helpers.batches import TOKENIZER, mixed_requests
 from lab_helpers.soak import Soak
+from testing import random_cases
+from testing.batches import TOKENIZER, mixed_requests
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "1"))
 GROWTH = 12e6

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from drafttree_lab.micro import products
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 
 @pytest.fixture(autouse=True)

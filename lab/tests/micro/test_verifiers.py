@@ -6,9 +6,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import SeededRandomness
-from drafttree.core.sampling import Sampling
+from drafttree import Sampling
+from drafttree.core import SeededRandomness
+from drafttree.errors import ConfigError
 from drafttree.interfaces import cli
 from drafttree.verifiers import VERIFIERS
 from drafttree_lab.micro.verifiers import _SyntheticLogits, bench_verifiers

@@ -6,10 +6,10 @@ from drafttree.policies import Chain, Talon
 from drafttree_lab.replay.experiment import Block, Experiment, Setting
 from drafttree_lab.replay.paper import Result
 from drafttree_lab.replay.replay_method import ReplayMethod
-from helpers.command_line_fixtures import embedded
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing.command_line_fixtures import embedded
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 __all__ = ["embedded"]
 WAYS = {

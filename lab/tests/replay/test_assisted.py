@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.evaluation.method import Method
 from drafttree.evaluation.method_decoders import make_decoders
 from drafttree_lab.replay.assisted import AssistedGeneration

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.policies import Chain, Fixed, Talon
 from drafttree.verifiers import Traversal
 from drafttree_lab.replay import experiment

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.method import Method
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
@@ -13,8 +13,8 @@ from drafttree_lab.replay import other_kinds
 from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.task import Task
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyModel
 
 POLICY = Fixed(depth=3, breadth=2)
 WAYS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published, Result, read_paper
 
 SHOWN = {"title": "a table", "line": 1, "methods": ["AR", "tree"], "sets": ["chat"], "metrics": ["tau"]}

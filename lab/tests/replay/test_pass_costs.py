@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drafttree.core.cost_curve import Costs
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree_lab.replay.pass_costs import CostSource, PassCosts
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.prompt_texts import read_prompt_texts
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.evaluation import json_lines
 from drafttree.evaluation.json_lines import UnwritableError
 from drafttree.evaluation.run_store import RUNS, RunStore
@@ -17,9 +17,9 @@ from drafttree.verifiers import RRSw
 from drafttree_lab.replay.experiment import Block
 from drafttree_lab.replay.replay import run_replay
 from drafttree_lab.replay.replay_method import ReplayMethod
-from helpers.costs import toy_decoder
-from helpers.small_trees import TARGET
-from helpers.toy import ToyModel, greedy_text
+from testing.costs import toy_decoder
+from testing.small_trees import TARGET
+from testing.toy import ToyModel, greedy_text
 
 
 def store(folder, **options):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree_lab.replay.results_folder import FOLDER, read_results, write_results
 from drafttree_lab.replay.summary import summarise
 from lab_helpers.replay_cells import counted, measured

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree_lab.replay.roles import find_roles, parse_roles
 
 

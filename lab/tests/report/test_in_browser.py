@@ -5,8 +5,8 @@ import time
 import pytest
 
 from drafttree_lab.report import write_report
-from helpers.browser import CHROMIUM, BrowserPage
 from lab_helpers.kept_results import FIGURES, entry, every_result, judgement, kept, summary, verdict
+from testing.browser import CHROMIUM, BrowserPage
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 METHODS = "[...document.querySelectorAll('table.values tbody th')].map(each => each.textContent)"

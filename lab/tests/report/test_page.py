@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import Metric
 from drafttree_lab.replay.results_folder import read_results

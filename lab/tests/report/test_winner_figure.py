@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree_lab.report.winner_figure import check_output, write_figures
 from drafttree_lab.winner_map.cost_grid import DRAFT_COSTS, SLOPES, GridCosts, cost_grid
 from drafttree_lab.winner_map.families import PLAIN, families

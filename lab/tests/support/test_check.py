@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from drafttree.core.errors import ConfigError
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.errors import ConfigError
 from drafttree.models import TreePlan
 from drafttree.models.windows import EVERYTHING, Span
 from drafttree_lab.support import check, random_models

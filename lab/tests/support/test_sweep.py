@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree_lab.support import sweep
 from drafttree_lab.support.check import Finding
 from drafttree_lab.support.report import to_markdown

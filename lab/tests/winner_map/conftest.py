@@ -2,13 +2,13 @@
 
 import pytest
 
-from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.drafters import LanguageModelDrafter
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.winner_map.agreement import KnownText
 from drafttree_lab.winner_map.text_runs import TextRuns
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyModel, greedy_text
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyModel, greedy_text
 
 PROMPTS = [[3, 1, 4], [2, 7, 1, 5], [6, 6, 2]]
 LENGTH = 10

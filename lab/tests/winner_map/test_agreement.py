@@ -7,8 +7,8 @@ import torch
 
 from drafttree_lab.winner_map.agreement import agreement, bisect, confidence, find_grade
 from drafttree_lab.winner_map.graded_drafter import Grade
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import argmax, greedy_text
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import argmax, greedy_text
 from winner_map.conftest import LENGTH, PROMPTS
 
 

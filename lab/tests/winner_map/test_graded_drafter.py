@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.errors import ConfigError
 from drafttree.policies import Chain, Eagle, Talon
 from drafttree_lab.winner_map.graded_drafter import Grade, GradedDrafter
-from helpers.small_trees import DRAFT, LENGTH, PROMPT, TARGET
-from helpers.toy import greedy_text
+from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET
+from testing.toy import greedy_text
 
 GRADES = [Grade(), Grade(weight=0.3), Grade(noise=2.0), Grade(weight=0.6, noise=0.5, temperature=0.2)]
 OPTIONS = {"temperature": 0.0, "max_new_tokens": LENGTH, "ignore_eos": True, "seed": 0}

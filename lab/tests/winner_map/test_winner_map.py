@@ -7,8 +7,8 @@ from drafttree_lab.winner_map import winner_map
 from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid
 from drafttree_lab.winner_map.families import PLAIN, families
 from drafttree_lab.winner_map.winner_map import count_steps, policies, run_map
-from helpers.small_trees import TARGET
-from helpers.toy import greedy_text
+from testing.small_trees import TARGET
+from testing.toy import greedy_text
 from winner_map.conftest import LENGTH, PROMPTS
 
 AGREEMENTS = (0.5, 0.8)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import download, read_config, read_tensors, recognise
 from drafttree.drafters.formats.checkpoints import tensor_names
+from drafttree.errors import ModelError
 from drafttree.loading import zoo
 from helpers import eagle3_files as files
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats.checkpoints import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse, save
+from drafttree.errors import ModelError
 from drafttree.models import lay_out_for_cpu
 from helpers import eagle3_files as files
 

@@ -9,15 +9,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters import MtpDrafter, PromptLookupDrafter
 from drafttree.drafters.formats import checkpoints, mtp, recognise
-from drafttree.loading.drafters import choose_drafter
+from drafttree.errors import ModelError
+from drafttree.loading import choose_drafter
 from drafttree.loading.inspect import inspect
 from helpers import mtp_files as files
-from helpers import tiny
 from helpers.refusals import told
-from helpers.tokenizers import words
+from testing import tiny
+from testing.tokenizers import words
 
 every_kind = pytest.mark.parametrize("name", files.known())
 

@@ -16,18 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError, ContextError, EngineClosedError, InputError
+from drafttree import Chunk, Decoder
 from drafttree.engine.batching import Engine, Handle, shared_engine
 from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Chunk
+from drafttree.errors import ConfigError, ContextError, EngineClosedError, InputError
 from drafttree.policies import Talon
 from drafttree.verifiers import RRSw
-from helpers.batches import watch_ends
-from helpers.costs import toy_decoder
-from helpers.held_model import HeldModel
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import PieceTokenizer, ToyDrafter
+from testing.batches import watch_ends
+from testing.costs import toy_decoder
+from testing.held_model import HeldModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import PieceTokenizer, ToyDrafter
 
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(6)]

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError, EngineClosedError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine, Handle, prompt_parts
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError, EngineClosedError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
-from helpers import families, random_cases, tiny
-from helpers.batches import watch_ends
-from helpers.costs import toy_decoder
 from helpers.drafter_kinds import drafter_of
-from helpers.held_model import FailingModel
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDraft, ToyDrafter, ToyModel
+from testing import families, random_cases, tiny
+from testing.batches import watch_ends
+from testing.costs import toy_decoder
+from testing.held_model import FailingModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDraft, ToyDrafter, ToyModel
 
 PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(7)]
 OPTIONS = [{"temperature": 0.9, "seed": place} if place % 3 else {} for place in range(len(PROMPTS))]

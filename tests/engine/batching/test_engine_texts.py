@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import pytest
 
 import drafttree
+from drafttree import Decoder
 from drafttree.drafters import Drafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Chain, DynaTree, Talon, TreePolicy
-from helpers import families, random_cases
-from helpers.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
 from helpers.drafter_kinds import drafter_of
+from testing import families, random_cases
+from testing.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
 
 TREES = Talon(width=4, budget=16)
 TINY_DRAFTERS = ["none", "near", "mixed:near", "lookup", "suffix"]

@@ -3,11 +3,11 @@
 import pytest
 
 from drafttree.engine.batching import Engine
-from helpers import random_cases
-from helpers.costs import toy_decoder
-from helpers.held_model import HeldModel
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter
+from testing import random_cases
+from testing.costs import toy_decoder
+from testing.held_model import HeldModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter
 
 LENGTH = 24
 

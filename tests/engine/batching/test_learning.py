@@ -6,9 +6,9 @@ from drafttree.engine.batching import Engine
 from drafttree.engine.batching.draft_switch import DraftSwitch
 from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.policies import Fixed, Talon
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET, VOCAB
-from helpers.toy import ToyDrafter, ToyModel, argmax
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET, VOCAB
+from testing.toy import ToyDrafter, ToyModel, argmax
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 

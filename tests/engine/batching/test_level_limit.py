@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from drafttree.core.tree import DraftTree
+from drafttree import DraftTree
 from drafttree.engine.batching.level_limit import RETRY, LevelLimit, best_levels
 
 

@@ -7,23 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree
+from drafttree import Decoder, DraftTree
+from drafttree.engine import Request
 from drafttree.engine.batching import draft_switch
 from drafttree.engine.batching.level_limit import LevelLimit
 from drafttree.engine.batching.shared_budget import cut
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.learned_state import LearnedState
-from drafttree.engine.request import Request
+from drafttree.errors import ConfigError
 from drafttree.evaluation import exactness
-from drafttree.evaluation.exactness import RoundLaw, ToyDecoder, law
+from drafttree.evaluation.exactness import ToyDecoder
 from drafttree.evaluation.pair_trials import COSTLY_DRAFTS
-from drafttree.evaluation.text_law import TextLaw, Texts, text_law
 from drafttree.evaluation.toy_models import TabularDrafter, TabularTarget
+from drafttree.exactness import RoundLaw, TextLaw, Texts, law, text_law
 from drafttree.policies import Chain, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import p_value
-from helpers.toy_pairs import EXACT, toy_pair
+from testing.toy_pairs import EXACT, toy_pair
 
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
 SIBLINGS = Talon(width=2, margin=0.5, budget=3)

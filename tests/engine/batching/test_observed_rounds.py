@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Talon
-from helpers import random_cases
+from testing import random_cases
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 24, "ignore_eos": True}

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import drafttree
+from drafttree import Decoder
+from drafttree.engine import Request
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.request import Request
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TreeCache
-from helpers import random_cases
-from helpers.batches import OPTIONS, TOKENIZER
 from helpers.drafter_kinds import drafter_of
+from testing import random_cases
+from testing.batches import OPTIONS, TOKENIZER
 
 TEXTS = 28
 DRAFTERS = ["none", "near", "lookup", "suffix"]

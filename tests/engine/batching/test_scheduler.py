@@ -3,12 +3,12 @@ from typing import Any, cast
 
 import pytest
 
-from drafttree.core.errors import ConfigError, ContextError
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.scheduler import REGAIN_ROUNDS, Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.errors import ConfigError, ContextError
 from drafttree.models import TargetModel
-from helpers import tiny
+from testing import tiny
 
 
 @pytest.fixture(scope="module")

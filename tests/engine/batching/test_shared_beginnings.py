@@ -8,15 +8,15 @@ import torch
 from transformers import LlamaConfig
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.errors import ConfigError
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from drafttree.verifiers import Traversal
-from helpers import families, tiny
+from testing import families, tiny
 
 SYSTEM = tiny.random_tokens(200, 1)
 GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 1.0, "seed": 7}

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree import DraftTree
+from drafttree.core import Proposal
 from drafttree.engine.batching.shared_budget import best_count, cut, falling, survival
+from drafttree.errors import ConfigError
 from drafttree.policies.calibration import SurvivalCalibration
 
 

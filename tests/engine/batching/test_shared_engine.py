@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.engine.batching import Engine, shared_engine
-from drafttree.engine.decoder import Decoder
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 
 class HeldEngine(Engine):

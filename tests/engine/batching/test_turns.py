@@ -3,17 +3,16 @@
 import pytest
 import torch
 
+from drafttree import Decoder, Generation
 from drafttree.engine.batching import Engine
 from drafttree.engine.batching.served_request import Reader, ServedRequest
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
 from drafttree.policies import Talon
-from helpers import families, random_cases
-from helpers.costs import toy_decoder
 from helpers.drafter_kinds import drafter_of
-from helpers.held_model import FailingModel, HeldModel
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter, ToyModel
+from testing import families, random_cases
+from testing.costs import toy_decoder
+from testing.held_model import FailingModel, HeldModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter, ToyModel
 
 TREES = Talon(width=4, budget=12)
 MANY, LENGTH, ROOM = 12, 40, 4

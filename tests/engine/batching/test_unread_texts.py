@@ -8,15 +8,15 @@ from itertools import islice
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree import Decoder
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.policies import Talon
-from helpers import random_cases
-from helpers.costs import toy_decoder
-from helpers.held_model import HeldModel
-from helpers.small_trees import DRAFT, TARGET
-from helpers.toy import ToyDrafter
+from testing import random_cases
+from testing.costs import toy_decoder
+from testing.held_model import HeldModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyDrafter
 
 LENGTH = 40
 PROMPT = [1, 2, 3]

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from drafttree.engine.batching import Engine, engine_thread
-from helpers.costs import toy_decoder
-from helpers.small_trees import TARGET
-from helpers.toy import ToyModel
+from testing.costs import toy_decoder
+from testing.small_trees import TARGET
+from testing.toy import ToyModel
 
 GIVEN_BACK = """
 from drafttree.engine.batching.unused_memory import release_unused_memory

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.engine.costs import measured_costs
 from drafttree.engine.costs.cost_file import CostFile, KeptCosts, cost_key
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TargetModel
 from drafttree.policies import Auto
-from helpers import tiny
-from helpers.toy import Table, ToyModel
+from testing import tiny
+from testing.toy import Table, ToyModel
 
 OTHER = CostCurve(Costs((1,), (2.0,)), (DraftCosts(0.1, Costs((1,), (0.1,))),), 0.0, 0.0)
 LOOKUP = PromptLookupDrafter(tiny.VOCAB, max_ngram=3)

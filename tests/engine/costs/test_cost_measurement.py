@@ -2,17 +2,17 @@
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.core.errors import ConfigError
 from drafttree.engine import round_loop
 from drafttree.engine.costs.cost_file import KeptCosts
 from drafttree.engine.costs.cost_measurement import PASS_SECONDS, SIZES, is_current
-from drafttree.engine.decoder import Decoder
+from drafttree.errors import ConfigError
 from drafttree.policies import Auto, Chain
 from drafttree.verifiers import Coupled
-from helpers.small_trees import DRAFT, TARGET
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
-from helpers.toy import ToyModel
+from testing.small_trees import DRAFT, TARGET
+from testing.toy import ToyModel
 
 pytestmark = pytest.mark.measured_costs
 PASSES = Costs((1, 2, 4, 8, 16, 32, 64), (1e-3, 1.1e-3, 1.2e-3, 1.6e-3, 2e-3, 3e-3, 5e-3))

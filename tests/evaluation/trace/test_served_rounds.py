@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.evaluation.trace import Outcome, Rule, ServedRound, TokenTexts, TracingObserver, trace_text
 from drafttree.policies import Talon
-from helpers import random_cases
-from helpers.batches import TOKENIZER
+from testing import random_cases
+from testing.batches import TOKENIZER
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}

@@ -11,9 +11,9 @@ from drafttree.engine.compatibility import incompatibility
 from drafttree.evaluation.trace import Outcome, Tracer, trace_text
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
-from helpers.costs import toy_decoder
-from helpers.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
-from helpers.toy import PieceTokenizer, Script, ToyDrafter, ToyModel, softmax
+from testing.costs import toy_decoder
+from testing.small_trees import DRAFT, LENGTH, PROMPT, SMALL, TARGET, VOCAB, small
+from testing.toy import PieceTokenizer, Script, ToyDrafter, ToyModel, softmax
 
 PAIRS = [
     (policy, verifier)

@@ -2,12 +2,12 @@
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.tune import tuning
 from drafttree.loading import policy_spec
 from helpers.timed_metrics import timed
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing.toy import Table, ToyDrafter, ToyModel
 
 CURVE = CostCurve(
     target=Costs((1, 8), (1.0, 1.35)),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.errors import ConfigError
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune import DRAFT_TEMPERATURES, command_options, python_lines, tune

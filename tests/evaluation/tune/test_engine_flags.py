@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from drafttree import drafters
-from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
+from drafttree.errors import ConfigError
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.tune import Tuning, engine_flags
 from drafttree.evaluation.tune.tuning import TunedMethod

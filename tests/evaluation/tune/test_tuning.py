@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError, ModelError
+from drafttree.errors import ConfigError, InputError, ModelError
 from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune import GRID, tune, tuning
 from drafttree.loading import parse_policies

@@ -6,7 +6,7 @@ import pytest
 
 import drafttree
 from drafttree.interfaces.cli import decoders
-from helpers.command_line import PROMPT, complaint, run
+from testing.command_line import PROMPT, complaint, run
 
 pytestmark = pytest.mark.usefixtures("quick")
 BAD = {

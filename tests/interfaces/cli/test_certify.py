@@ -7,7 +7,7 @@ import pytest
 import drafttree
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.reference import Difference
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 
 @pytest.mark.usefixtures("quick")

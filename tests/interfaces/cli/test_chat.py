@@ -10,10 +10,10 @@ import sys
 import pytest
 from transformers import LlamaConfig
 
-from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
+from drafttree.errors import ConfigError, ContextError, DraftTreeError, InputError
 from drafttree.interfaces.cli.chat import Conversation
-from helpers import tiny
-from helpers.command_line import run
+from testing import tiny
+from testing.command_line import run
 
 GREEDY = ("--temperature", 0, "--max-new-tokens", 24)
 PLAIN = "{% for message in messages %}{{ message.content }} {% endfor %}"

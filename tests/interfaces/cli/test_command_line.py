@@ -18,7 +18,7 @@ from drafttree.loading import zoo
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
 from helpers import eagle3_files as files
-from helpers.command_line import PROMPT, complaint, run
+from testing.command_line import PROMPT, complaint, run
 
 
 def test_an_interrupt_anywhere_else_is_quiet(capsys, monkeypatch):

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 import drafttree
-from drafttree.engine.generation import Chunk
+from drafttree import Chunk
 from drafttree.interfaces import display
 from drafttree.loading import zoo
-from helpers.command_line import PROMPT, complaint, run
-from helpers.given_times import give_times, idle
+from testing.command_line import PROMPT, complaint, run
+from testing.given_times import give_times, idle
 
 
 def test_generating_with_the_embedded_pair(embedded):

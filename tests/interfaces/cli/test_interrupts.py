@@ -9,7 +9,7 @@ import time
 import pytest
 
 from drafttree.evaluation.run_store import RUNS
-from helpers.command_line import PROMPT
+from testing.command_line import PROMPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]
 PATIENCE = 300

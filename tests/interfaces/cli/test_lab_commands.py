@@ -8,7 +8,7 @@ import pytest
 
 from drafttree.interfaces.cli import lab_commands
 from drafttree.interfaces.cli.lab_commands import LAB_COMMANDS
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 USERS = """
 import sys

@@ -9,7 +9,7 @@ import pytest
 from drafttree.evaluation import run_store
 from drafttree.evaluation.run_store import RUNS
 from drafttree.interfaces import cli
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
 

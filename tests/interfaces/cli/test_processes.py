@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafttree.interfaces.cli.processes import one_voice
-from helpers.command_line import PROMPT, complaint, run
+from testing.command_line import PROMPT, complaint, run
 
 SHARDED = ("generate", PROMPT, "--tensor-parallel-size", 2)
 

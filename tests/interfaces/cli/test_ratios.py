@@ -6,9 +6,9 @@ import re
 import pytest
 
 from drafttree.evaluation.tune import tuning
-from helpers.command_line import PROMPT, run
-from helpers.given_times import give_times
 from helpers.timed_metrics import timed
+from testing.command_line import PROMPT, run
+from testing.given_times import give_times
 
 RATIO = re.compile(r"\d times|R measured|R predicted|times plain decoding")
 NOTHING = "No ratio: nothing was drafted (1.00 tokens a pass)."

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.dialect.families import CALLS
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import drafttree
 from drafttree.interfaces.cli import decoders
-from helpers.command_line import PROMPT, complaint, run
+from testing.command_line import PROMPT, complaint, run
 
 SHORT = ["trace", PROMPT, "--max-new-tokens", 12, "--temperature", 0]
 

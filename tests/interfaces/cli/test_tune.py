@@ -8,8 +8,8 @@ from drafttree.drafters import PromptLookupDrafter
 from drafttree.evaluation.run_store import RUNS
 from drafttree.evaluation.tune import arms, tuning
 from drafttree.loading import policy_spec
-from helpers.command_line import complaint, run
 from helpers.timed_metrics import timed
+from testing.command_line import complaint, run
 
 CURVE = {
     "target": {"1": 1.0, "8": 1.35},

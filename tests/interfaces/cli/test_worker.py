@@ -8,7 +8,7 @@ import pytest
 from drafttree.interfaces.cli import worker
 from drafttree.interfaces.dynamo import supervisor
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
-from helpers.command_line import complaint, run
+from testing.command_line import complaint, run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 import drafttree
-from helpers import dynamo
+from testing import dynamo
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
-from helpers.dynamo import Context, request, written
+from testing.dynamo import Context, request, written
 
 PROMPT = "Once upon a time"
 SAMPLED = {"temperature": 1.0, "seed": 11}

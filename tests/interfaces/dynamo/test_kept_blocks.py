@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 from drafttree.interfaces.dynamo.kept_blocks import KeptBlocks
-from helpers.dynamo import request, written
+from testing.dynamo import request, written
 
 SIZE = 3
 

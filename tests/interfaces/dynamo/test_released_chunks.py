@@ -1,6 +1,6 @@
 """Tokens are sent with their text, and not before it is known that no stop string begins in it."""
 
-from drafttree.engine.generation import Chunk
+from drafttree import Chunk
 from drafttree.interfaces.dynamo.released_chunks import ReleasedChunks
 
 

@@ -2,12 +2,13 @@
 
 import pytest
 
+from drafttree import Decoder
 from drafttree.constraints.grammar import Grammar
-from drafttree.core.errors import ConfigError, InputError
-from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.toy_models import TabularModel, TabularTarget
+from drafttree.errors import ConfigError, InputError
+from drafttree.evaluation.toy_models import TabularTarget
+from drafttree.exactness import TabularModel
 from drafttree.interfaces.dynamo.request_options import read_options
-from helpers.dynamo import request
+from testing.dynamo import request
 
 
 def test_a_request_that_asks_for_nothing_fills_the_context(decoder):

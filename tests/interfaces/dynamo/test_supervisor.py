@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.dynamo import supervisor
 from drafttree.interfaces.dynamo.supervisor import supervise
 from helpers import fleet_processes

@@ -5,12 +5,12 @@ import openai
 import pytest
 
 import drafttree
-from drafttree.core.errors import InputError
+from drafttree.errors import InputError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
-from helpers.live_server import serving
+from testing.live_server import serving
 
 MODEL = "embedded"
 

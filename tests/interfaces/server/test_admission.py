@@ -8,7 +8,7 @@ import pytest
 
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import Admission, ServerSettings
-from helpers.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
+from testing.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
 
 TEXT = [1, 2, 3]
 

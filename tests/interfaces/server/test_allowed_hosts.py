@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from drafttree.interfaces.server.allowed_hosts import own_names
-from helpers.held_server import held_app
+from testing.held_server import held_app
 
 OWN = ("localhost", "api.example")
 ORIGIN = "https://page.example"

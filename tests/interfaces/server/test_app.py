@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from helpers.held_server import COMPLETIONS, LONG, held_app, held_server
+from testing.held_server import COMPLETIONS, LONG, held_app, held_server
 
 KEY = {"Authorization": "Bearer open sesame"}
 SHORT = {**LONG, "max_tokens": 1}

@@ -9,12 +9,12 @@ import json
 import httpx
 import pytest
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import tokenizer_of
-from helpers.live_server import serving
-from helpers.toy import Table, ToyModel
+from testing.live_server import serving
+from testing.toy import Table, ToyModel
 
 BEGIN, END = "<|im_start|>{{ message.role }}\n", "<|im_end|>\n"
 CALLS = (

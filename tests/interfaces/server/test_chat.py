@@ -7,7 +7,7 @@ import pytest
 import torch
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
 
-from helpers.live_server import events, strict
+from testing.live_server import events, strict
 
 HELLO = [{"role": "user", "content": "Tell me about the old house."}]
 GREEDY = {"messages": HELLO, "temperature": 0, "max_tokens": 24}

@@ -11,10 +11,10 @@ from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.requests import ChatRequest
-from helpers.batches import TOKENIZER
 from helpers.dialects import TEMPLATES, tokenizer_of
-from helpers.held_server import held_app
-from helpers.tokenizers import chat_words
+from testing.batches import TOKENIZER
+from testing.held_server import held_app
+from testing.tokenizers import chat_words
 
 FAMILIES = {
     "qwen3": ("qwen3", "hermes"),

@@ -2,7 +2,8 @@
 
 from types import SimpleNamespace
 
-from drafttree.engine.metrics import Metrics, Round
+from drafttree import Metrics
+from drafttree.engine.metrics import Round
 from drafttree.interfaces.server.choices import Choices, DraftedTokens
 
 

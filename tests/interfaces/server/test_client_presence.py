@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from drafttree.engine.batching import Handle
-from helpers.batches import TOKENIZER
-from helpers.held_server import COMPLETIONS, LONG, STREAMS, ask, held_server, wait_until
+from testing.batches import TOKENIZER
+from testing.held_server import COMPLETIONS, LONG, STREAMS, ask, held_server, wait_until
 
 
 @pytest.fixture

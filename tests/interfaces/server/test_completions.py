@@ -7,7 +7,7 @@ import pytest
 import torch
 from openai.types import Completion
 
-from helpers.live_server import events, strict
+from testing.live_server import events, strict
 
 PROMPT = "It was the best of times"
 GREEDY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12}

@@ -11,7 +11,7 @@ import pytest
 
 from drafttree.interfaces.server import connection
 from drafttree.interfaces.server.connection import Connection
-from helpers.held_server import COMPLETIONS, LONG, ask, held_server, wait_until
+from testing.held_server import COMPLETIONS, LONG, ask, held_server, wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 SHORT = {**LONG, "max_tokens": 3}

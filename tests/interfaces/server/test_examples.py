@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai.types import Completion
 
-from helpers.live_server import strict
+from testing.live_server import strict
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "server.md").read_text()

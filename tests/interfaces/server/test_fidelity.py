@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 import drafttree
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.live_server import OWN, events, named_events
+from testing.live_server import OWN, events, named_events
 
 TEXT = {"max_tokens": 3, "temperature": 0.8, "seed": 1}
 BODIES = {

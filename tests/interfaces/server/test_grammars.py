@@ -13,7 +13,7 @@ import pytest
 
 from drafttree.constraints.carried_grammar import CarriedGrammar, CompiledGrammar
 from drafttree.constraints.grammar import vocabulary_of
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.server import grammar_process, grammars, open_request
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ServerError
@@ -21,8 +21,8 @@ from drafttree.interfaces.server.grammar_process import WantedGrammar
 from drafttree.interfaces.server.grammars import Grammars, KeptGrammars
 from drafttree.interfaces.server.open_request import OpenRequest
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
-from helpers.live_server import serve_process, serving
+from testing.held_server import COMPLETIONS, LONG, ask, held_app, wait_until
+from testing.live_server import serve_process, serving
 
 PATIENCE = 30
 """Seconds after which a test does not go on waiting; a heavy schema takes longer."""

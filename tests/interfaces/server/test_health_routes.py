@@ -3,9 +3,9 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from drafttree.core.errors import EngineClosedError
 from drafttree.engine.batching.batch_loop import BatchLoop
-from helpers.held_server import held_app
+from drafttree.errors import EngineClosedError
+from testing.held_server import held_app
 
 
 @pytest.fixture

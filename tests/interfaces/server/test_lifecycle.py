@@ -16,14 +16,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen, make_server
 from drafttree.interfaces.server.serving import MAX_UNREAD, ServerSettings
-from helpers.batches import TOKENIZER
-from helpers.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
-from helpers.live_server import named_events, serve_process
+from testing.batches import TOKENIZER
+from testing.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
+from testing.live_server import named_events, serve_process
 
 GRACE = 60
 """Seconds that no test waits for."""

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from helpers.live_server import named_events
+from testing.live_server import named_events
 
 PATH = "messages"
 HELLO = [{"role": "user", "content": "Tell me about the old house."}]

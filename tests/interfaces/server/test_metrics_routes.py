@@ -4,15 +4,15 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.metrics import _kind
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
-from helpers.batches import TOKENIZER
-from helpers.held_server import COMPLETIONS, held_app, wait_until
-from helpers.toy import Table, ToyDrafter, ToyModel
+from testing.batches import TOKENIZER
+from testing.held_server import COMPLETIONS, held_app, wait_until
+from testing.toy import Table, ToyDrafter, ToyModel
 
 LAW = Table(len(TOKENIZER), order=1, scale=6)
 ASKED = [

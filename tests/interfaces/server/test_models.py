@@ -7,7 +7,7 @@ from openai.types import Model
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.live_server import strict
+from testing.live_server import strict
 
 
 def test_the_served_model_is_listed(client, address):

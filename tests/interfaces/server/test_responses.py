@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel
 
-from helpers.live_server import named_events, strict
+from testing.live_server import named_events, strict
 
 PATH = "responses"
 HELLO = "Tell me about the old house."

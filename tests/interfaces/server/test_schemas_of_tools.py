@@ -6,7 +6,7 @@ import pytest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
-from helpers.live_server import serving
+from testing.live_server import serving
 
 ASKED = [{"role": "user", "content": "Hello"}]
 CLOCK = {"type": "object", "properties": {"zone": {"type": "string"}}}

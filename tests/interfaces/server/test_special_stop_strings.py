@@ -5,7 +5,7 @@ import pytest
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.live_server import named_events, serving
+from testing.live_server import named_events, serving
 
 END = "<|endoftext|>"
 ASKED = {"model": "embedded", "temperature": 0, "max_tokens": 12}

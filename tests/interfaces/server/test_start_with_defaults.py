@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.loading import zoo
-from helpers.live_server import serving
+from testing.live_server import serving
 
 BEFORE = "no request could run with 'model': its generation_config.json "
 AFTER = "; remove that from the file"

@@ -16,13 +16,13 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import SPECIAL, ByHeart, tokenizer_of
-from helpers.live_server import events, named_events, strict
-from helpers.toy import ToyDrafter, ToyModel
+from testing.live_server import events, named_events, strict
+from testing.toy import ToyDrafter, ToyModel
 
 EXAMPLES = int(os.environ.get("FUZZ_CASES", 0))
 FEW = settings(

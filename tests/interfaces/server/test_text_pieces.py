@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.engine.generation import Chunk
+from drafttree import Chunk
 from drafttree.interfaces.server.text_pieces import TextPieces
 
 

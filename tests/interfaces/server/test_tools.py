@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from helpers.live_server import events, strict
+from testing.live_server import events, strict
 
 PATH = "chat/completions"
 ASK = [{"role": "user", "content": "Is it cold in Paris?"}]

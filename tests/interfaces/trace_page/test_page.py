@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.errors import ConfigError, InputError
 from drafttree.interfaces.page_parts.assembly import check_jinja
 from drafttree.interfaces.trace_page.output import check_output
 from drafttree.interfaces.trace_page.page import pack, render

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from drafttree.models import lay_out_for_cpu
-from helpers import tiny
+from testing import tiny
 
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
 
-from drafttree.core.errors import ConfigError, ModelError
-from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.compare import compare
 from drafttree.evaluation.reference import transformers_generate
 from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
@@ -19,9 +19,9 @@ from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.windows import WindowedRows
 from drafttree.models.wrapped_backends import WindowedBackend
 from drafttree.policies import Chain, DynaTree, Talon
-from helpers import tiny
-from helpers.families import config, hybrids
 from helpers.replays import Replays
+from testing import tiny
+from testing.families import config, hybrids
 
 CONTEXT = 256
 GROUPED = {**tiny.GROUPED, "max_position_embeddings": CONTEXT}

@@ -20,7 +20,7 @@ from drafttree.models import (
 from drafttree.models.fused import fused_layers, fused_linear
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
-from helpers import tiny
+from testing import tiny
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32

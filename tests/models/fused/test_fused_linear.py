@@ -8,7 +8,7 @@ from drafttree.core.machine_memory import MachineMemory
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused import fused_linear
 from drafttree.models.fused.fused_linear import fuse, multiplies_bfloat16_fast
-from helpers import tiny
+from testing import tiny
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.fused import int8_linear
 from drafttree.models.fused.fused_backend import FusedBackend
@@ -22,8 +22,8 @@ from drafttree.models.fused.int8_linear import (
     quantize_int8,
     unrounded_activations,
 )
-from helpers import tiny
 from helpers.refusals import told
+from testing import tiny
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-4}
 ROWS = (1, 3, 16, 17, 40)

@@ -20,9 +20,9 @@ from transformers import (
     T5Config,
 )
 
-from drafttree.core.errors import ModelError
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill
-from helpers import tiny
+from testing import tiny
 
 GROUPED, SIZES = tiny.GROUPED, tiny.SIZES
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -17,13 +17,13 @@ from transformers import (
 )
 
 import drafttree
-from drafttree.core.errors import ModelError
 from drafttree.drafters import LanguageModelDrafter
+from drafttree.errors import ModelError
 from drafttree.models import TargetModel, prefill, select_backend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import check_module
-from helpers import tiny
 from helpers.refusals import told
+from testing import tiny
 
 PROMPT = tiny.random_tokens(6, 1) * 2
 ON_CPU = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.2", "model.norm", "lm_head")

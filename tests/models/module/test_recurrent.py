@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from drafttree.models import Output, Segment, TargetModel, TreeCache, append
-from drafttree.models.cache.kv_cache import CacheLayout
+from drafttree.models import CacheLayout, Output, Segment, TargetModel, TreeCache, append
 from drafttree.models.cache.recurrent_states import RecurrentStates, StatePool
 from drafttree.models.module.module_checks import recurrent_layers
 from drafttree.models.module.recurrent import TreeSteps
-from helpers import families, tiny
+from testing import families, tiny
 
 KEY = ("conv", 0)
 TREES = [tiny.random_tree((3, 4, 2), 1), tiny.random_tree((2, 5, 3), 2)]

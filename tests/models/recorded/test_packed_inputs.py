@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, select_backend
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
@@ -21,9 +21,9 @@ from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.packed_inputs import BUCKETS, MAX_REQUESTS, PackedAttention
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.wrapped_backends import WindowedBackend
-from helpers import tiny
 from helpers.replays import Operations, unrecorded
 from helpers.varlen import packed, stand_in, varlen_attn
+from testing import tiny
 
 LAYOUT = CacheLayout.uniform(2, 3, 4)
 RECORDERS = {"recorded": Operations, "unrecorded": lambda: unrecorded}

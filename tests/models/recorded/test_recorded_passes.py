@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.models import Output, TargetModel, append, prefill, select_backend, validation
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, POOL_SIZE, Recorder
@@ -20,8 +20,8 @@ from drafttree.models.module.probe import make_probes, own_logits
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.masked_inputs import BUCKETS, MAX_DRAFTED
 from drafttree.models.recorded.recorded_passes import RecordedBackend
-from helpers import tiny
 from helpers.replays import Replays, frozen
+from testing import tiny
 
 SIZES = ((), (2,), (3, 5, 4), (20, 20))
 

@@ -21,7 +21,7 @@ from drafttree.interfaces.server.anthropic.request import (
 )
 from drafttree.interfaces.server.protocol.request_fields import RequestModel
 from helpers.client_questions import CITY, HELLO, City, package
-from helpers.live_server import named_events, strict
+from testing.live_server import named_events, strict
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import pytest
 from fastapi.testclient import TestClient
 from openai.types.responses import Response, ResponseStreamEvent
 
-from drafttree.core.errors import ConfigError
+from drafttree.errors import ConfigError
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
-from helpers.live_server import events, named_events, serving, strict
+from testing.live_server import events, named_events, serving, strict
 
 ASK = [{"role": "user", "content": "Is it cold in Paris?"}]
 CITY = {

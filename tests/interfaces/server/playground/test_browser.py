@@ -8,9 +8,9 @@ import pytest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.verifiers import LossyTypical
-from helpers.browser import CHROMIUM
-from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder
+from testing.browser import CHROMIUM
+from testing.live_server import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")

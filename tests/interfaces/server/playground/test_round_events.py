@@ -5,9 +5,9 @@ import pytest
 
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.held_server import wait_until
-from helpers.live_server import serving
 from helpers.playground import PROMPT, STREAM, playground_decoder, read_events
+from testing.held_server import wait_until
+from testing.live_server import serving
 
 SAMPLED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
 

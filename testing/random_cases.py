@@ -12,15 +12,15 @@ from pydantic.fields import FieldInfo
 from transformers import WatermarkingConfig
 
 import drafttree
+from drafttree import Decoder
 from drafttree.drafters import LOOKUPS, Drafter, LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.engine.compatibility import incompatibility
-from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading import find_drafter
 from drafttree.models import TargetModel
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
-from helpers import families, tiny
+from testing import families, tiny
 
 EMBEDDED = ["embedded-draft", "embedded-eagle3", "embedded-hydra", "embedded-medusa", "mixed:embedded-eagle3"]
 DTYPES = {"embedded": "float32", "embedded exact": "bfloat16"}

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 import torch
 
-from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree import DraftTree, Sampling, Verdict
+from drafttree.core import Proposal
 from drafttree.evaluation.pair_trials import EXACT, ToyPair, cut, toy_pair
-from drafttree.evaluation.toy_models import TabularModel
+from drafttree.exactness import TabularModel
 from drafttree.policies import Chain, DynaTree, DySpec, Eagle, Fixed, OptTree, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from drafttree.models import Output, Segment
-from helpers.toy import Law, ToyModel
+from testing.toy import Law, ToyModel
 
 
 class HeldModel(ToyModel):

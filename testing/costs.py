@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from drafttree.engine.decoder import Decoder
+from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import TreePolicy
 from drafttree.policies.base import TextContext

@@ -15,12 +15,11 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from drafttree import Decoder, Generation
 from drafttree.constraints import grammar
 from drafttree.core.randomness import gumbel
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Generation
-from helpers import tiny
+from testing import tiny
 
 TIE = 1e-5
 """Two logits this near to each other may change places between passes of different sizes."""

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
+from drafttree import Decoder
 from drafttree.engine.batching import Engine
-from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import Admission, ServerSettings
-from helpers.batches import TOKENIZER
-from helpers.held_model import HeldModel
-from helpers.live_server import serving
-from helpers.toy import Table
+from testing.batches import TOKENIZER
+from testing.held_model import HeldModel
+from testing.live_server import serving
+from testing.toy import Table
 
 VOCAB = len(TOKENIZER)
 COMPLETIONS = "/v1/completions"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates
-from drafttree.evaluation.toy_models import TabularModel
+from drafttree.drafters import HiddenStates
+from drafttree.exactness import TabularModel
 from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
 Law = Callable[[Sequence[int]], list[float]]

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 from transformers import Cache, PreTrainedConfig
 
-from helpers import tiny
+from testing import tiny
 
 SIZES, GROUPED, WINDOW = tiny.SIZES, tiny.GROUPED, tiny.WINDOW
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from drafttree.core.tree import DraftTree
+from drafttree import DraftTree
 from drafttree.models import Output, Segment, TargetModel, TreeCache
 from drafttree.models.base import Backend
 from drafttree.models.module.module_inputs import as_cache

@@ -5,7 +5,7 @@ import pytest
 import drafttree
 from drafttree.interfaces.cli import decoders
 from drafttree.loading import make_policy
-from helpers.command_line import PROMPT
+from testing.command_line import PROMPT
 
 
 @pytest.fixture(scope="session")

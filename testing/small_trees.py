@@ -1,7 +1,7 @@
 """A target and a drafter of a few tokens, and a small tree of every policy."""
 
 from drafttree.policies import POLICIES
-from helpers.toy import Table
+from testing.toy import Table
 
 VOCAB, LENGTH = 8, 40
 PROMPT = [3, 1, 4, 1, 5]
