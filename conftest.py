@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from testing.fixed_costs import fixed_costs
 
@@ -28,6 +28,7 @@ settings.register_profile(
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
+    phases=[phase for phase in Phase if phase is not Phase.explain],  # which runs for minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("drafttree")

@@ -207,7 +207,9 @@ def test_greedy_is_transformers_generate_with_xgrammars_own_processor(embedded):
 
 def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatch):
     """If the grammar is not applied at the nodes, only the reference follows it."""
-    monkeypatch.setattr(drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: logits)
+    monkeypatch.setattr(
+        drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: (logits, {})
+    )
     monkeypatch.setattr(grammar.GrammarState, "commit", lambda *_: None)
     certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
     (finding,) = certificate.policies[-1].findings

@@ -6,7 +6,7 @@ as one batch of texts, and the grammar follows the paths. Constraints apply to t
 and the bonus token obey them, and to the drafter's, so drafted tokens are likelier to be accepted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -80,7 +80,6 @@ class PathConstraints:
 
     Attributes:
         padding: tokens the processors see before the text, such as the left padding of a batch.
-        failed: whether a processor or the constraint has raised, which ends the text; no drafter is to blame.
 
     Raises:
         ConfigError: a processor is stateful, so it cannot score several paths of one text.
@@ -90,7 +89,6 @@ class PathConstraints:
         self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
     ) -> None:
         self.padding: list[int] = []
-        self.failed = False
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
@@ -107,12 +105,8 @@ class PathConstraints:
         if self._state:
             self._state.commit(token)
 
-    def apply(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Process logits `[paths, vocab]` after the text and each path; a row with no allowed token stays unchanged."""
-        return _keep_dead_rows(self._process(tokens, paths, logits), logits)
-
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
-        """Constrain a drafter's logits of one level.
+        """Constrain a drafter's logits of one level. A row with no allowed token, or that fails, stays unchanged.
 
         Args:
             tokens: token ids of the committed text.
@@ -122,11 +116,11 @@ class PathConstraints:
         """
         missing = max(vocab_size - logits.shape[-1], 0)
         known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)
-        constrained = self.apply(tokens, paths, known)
+        constrained = _keep_dead_rows(self._process(tokens, paths, known)[0], known)
         # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
         return torch.cat((constrained, logits[:, vocab_size:]), -1)
 
-    def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> Tensor:
+    def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, dict[int, Exception]]:
         """Process the target's logits `[nodes, vocab]` along every path of a tree.
 
         Args:
@@ -134,54 +128,60 @@ class PathConstraints:
             tree: the draft tree.
             logits: the target's logits.
 
+        Returns:
+            The processed logits, and what was raised for drafted nodes, whose rows stay as they are: an error of the
+            text if it takes such a node, of nothing if it does not.
+
         Raises:
-            ConfigError: a processor returns invalid scores, or no token is allowed after a path the text can take.
-            ModelError: the target's logits contain NaN.
+            ConfigError: a processor returns invalid scores, or no token is allowed, behind the text as it is.
+            ModelError: the target's logits behind it are NaN.
         """
         paths = tree.paths()
-        processed = self._process(tokens, paths, logits)
-        self._check_possible(tokens, paths, tree, logits, processed)
-        return _keep_dead_rows(processed, logits)
+        processed, errors = self._process(tokens, paths, logits)
+        for node in self._dead_ends(tree, processed):
+            errors.setdefault(node, self._dead_end(tokens, paths[node], logits[node]))
+        if 0 in errors:
+            raise errors[0]
+        return _keep_dead_rows(processed, logits), errors
 
-    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
-        try:
-            return self._processed(tokens, paths, logits)
-        except Exception:
-            self.failed = True
-            raise
-
-    def _processed(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
+    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> tuple[Tensor, dict[int, Exception]]:
+        """Logits after the processors and the state, and the errors of rows."""
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
-        for length in sorted({len(paths[row]) for row in active}):
-            rows = [row for row in active if len(paths[row]) == length]
+        levels = [[row for row in active if len(paths[row]) == length] for length in {*map(len, paths)}]
+        errors: dict[int, Exception] = {}
+
+        def apply_processors(rows: list[int]) -> None:
             texts = self._token_ids(tokens, [paths[row] for row in rows], logits.device)
             scores = processed[rows]
             for processor in self._processors:
                 scores = _apply(processor, texts, scores)
             processed[rows] = scores
-        if self._state and active:
-            processed[active] = self._state.restrict([paths[row] for row in active], processed[active])
-        return processed
+
+        def restrict(rows: list[int]) -> None:
+            assert self._state
+            processed[rows] = self._state.restrict([paths[row] for row in rows], processed[rows])
+
+        for rows in levels if self._processors else []:
+            _run_on_rows(apply_processors, rows, errors)
+        if self._state:
+            _run_on_rows(restrict, [row for row in active if row not in errors], errors)
+        return processed, errors
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
         text = torch.tensor([*self.padding, *tokens], device=device).expand(len(paths), -1)
         return torch.cat((text, torch.tensor(paths, dtype=torch.long, device=device)), 1)
 
-    def _check_possible(
-        self, tokens: list[int], paths: Sequence[Path], tree: DraftTree, logits: Tensor, processed: Tensor
-    ) -> None:
-        """Raise an error if a node on an allowed path allows no next token."""
+    def _dead_ends(self, tree: DraftTree, processed: Tensor) -> list[int]:
+        """The nodes on allowed paths that allow no next token."""
         possible = processed.amax(1) > -torch.inf
         if possible.all():
-            return
+            return []
         parents, tokens_of = (torch.tensor(each, device=processed.device) for each in (tree.parents, tree.tokens))
         allowed = (processed[parents.clamp_min(0), tokens_of] > -torch.inf) | (parents < 0)
         reached = (allowed | ~torch.from_numpy(tree.ancestors).to(allowed.device)).all(1)
-        stuck = (reached & ~possible).nonzero()[:, 0].tolist()
-        if stuck:
-            raise self._dead_end(tokens, paths[stuck[0]], logits[stuck[0]])
+        return (reached & ~possible).nonzero()[:, 0].tolist()
 
     def _dead_end(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
         """Return the error that names the constraint which allows no token after a path."""
@@ -196,6 +196,20 @@ class PathConstraints:
                 return ConfigError(f"{type(processor).__name__} {where}")
         others = " together with the logits processors" if self._processors else ""
         return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
+
+
+def _run_on_rows(run: Callable[[list[int]], None], rows: list[int], errors: dict[int, Exception]) -> None:
+    """Run on all rows at once or, where that fails, on one after the other, and keep the error of each."""
+    if not rows:
+        return
+    try:
+        run(rows)
+    except Exception as error:
+        if len(rows) == 1:
+            errors[rows[0]] = error
+            return
+        for row in rows:
+            _run_on_rows(run, [row], errors)
 
 
 def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:

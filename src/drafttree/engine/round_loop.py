@@ -8,14 +8,14 @@ whose. So a request joins by adding a segment and leaves by adding none.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, accepted_rows
 from drafttree.engine.acceptance_watch import AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
@@ -250,11 +250,7 @@ class RoundLoop:
                 self.prefixes.clear()
                 for request in group.requests:
                     request.drafting.pauses = True
-            elif (
-                on_failure is None
-                or isinstance(error, ConfigError)
-                or any(request.constraints.failed for request in group.requests)
-            ):
+            elif on_failure is None or isinstance(error, ConfigError):
                 return False
             self.log_failure(error)
             if on_failure:
@@ -365,11 +361,13 @@ class RoundLoop:
         try:
             clock.lap("others")
             logits = scored = output.logits[0]
+            errors: dict[int, Exception] = {}
             if request.constraints:
-                logits = request.constraints.score(request.tokens, tree, logits)
+                logits, errors = request.constraints.score(request.tokens, tree, logits)
             judged = logits.clone() if request.recorder or request.observer else logits  # a verifier may write to it
             verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
-            path, bonus = verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
+            verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
+            path, bonus = verdict = _before_errors(verdict, tree, errors)
             clock.lap("verify")
             request.cache.commit(path)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
@@ -414,6 +412,16 @@ class RoundLoop:
         request.drafting.watch = None
         logger.warning("%s: %s", told, advice)
         return True
+
+
+def _before_errors(verdict: Verdict, tree: DraftTree, errors: Mapping[int, Exception]) -> Verdict:
+    """The verdict as far as nothing was raised: the next round begins at the node that has no logits, if the text does.
+
+    The tokens before it have the target's law whatever the logits behind it are, so cutting here does not bias a text.
+    """
+    path, bonus = verdict
+    end = next((place for place, node in enumerate(path) if node in errors), len(path))
+    return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
 def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Segment:

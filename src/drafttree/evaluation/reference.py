@@ -185,7 +185,7 @@ def _scores(
     tokens = sequence.tokens
     with released(transformers_model(decoder)) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
-    scores = sampling.process(sequence.constraints.apply(tokens, [()], logits[None])[0])
+    scores = sampling.process(sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0])
     if sampling.greedy:
         return scores, _ulp(logits, logits[scores.argmax()].item())
     scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
