@@ -6,7 +6,8 @@ as one batch of texts, and the grammar follows the paths. Constraints apply to t
 and the bonus token obey them, and to the drafter's, so drafted tokens are likelier to be accepted.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -116,11 +117,11 @@ class PathConstraints:
         """
         missing = max(vocab_size - logits.shape[-1], 0)
         known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)
-        constrained = _keep_dead_rows(self._process(tokens, paths, known)[0], known)
+        constrained = _keep_dead_rows(self._process_drafted(tokens, paths, known)[0], known)
         # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
         return torch.cat((constrained, logits[:, vocab_size:]), -1)
 
-    def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, dict[int, Exception]]:
+    def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, set[int]]:
         """Process the target's logits `[nodes, vocab]` along every path of a tree.
 
         Args:
@@ -129,44 +130,49 @@ class PathConstraints:
             logits: the target's logits.
 
         Returns:
-            The processed logits, and what was raised for drafted nodes, whose rows stay as they are: an error of the
-            text if it takes such a node, of nothing if it does not.
+            The processed logits, and the drafted nodes that have none: a processor fails there, or no token is allowed.
+            That is an error of the text if it takes such a node, and of nothing if it does not.
 
         Raises:
             ConfigError: a processor returns invalid scores, or no token is allowed, behind the text as it is.
             ModelError: the target's logits behind it are NaN.
         """
         paths = tree.paths()
-        processed, errors = self._process(tokens, paths, logits)
-        for node in self._dead_ends(tree, processed):
-            errors.setdefault(node, self._dead_end(tokens, paths[node], logits[node]))
-        if 0 in errors:
-            raise errors[0]
-        return _keep_dead_rows(processed, logits), errors
+        root = self._process(tokens, paths[:1], logits[:1])
+        drafted, failed = self._process_drafted(tokens, paths[1:], logits[1:])
+        processed = torch.cat((root, drafted))
+        missing = {row + 1 for row in failed} | {*self._dead_ends(tree, processed)}
+        if 0 in missing:
+            raise self._dead_end(tokens, logits[0])
+        return _keep_dead_rows(processed, logits), missing
 
-    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> tuple[Tensor, dict[int, Exception]]:
-        """Logits after the processors and the state, and the errors of rows."""
+    def _process_drafted(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> tuple[Tensor, set[int]]:
+        """Processed logits after each path, and the rows where that fails, which stay as they are."""
+        with suppress(Exception):
+            return self._process(tokens, paths, logits), set()
+        rows, failed = [], set()
+        for row, path in enumerate(paths):
+            rows.append(logits[row : row + 1].to(torch.promote_types(logits.dtype, torch.float32)))
+            try:
+                rows[-1] = self._process(tokens, [path], logits[row : row + 1])
+            except Exception:
+                failed.add(row)
+        return torch.cat(rows), failed
+
+    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
+        """Logits `[paths, vocab]` behind the processors and the state."""
         processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
-        levels = [[row for row in active if len(paths[row]) == length] for length in {*map(len, paths)}]
-        errors: dict[int, Exception] = {}
-
-        def apply_processors(rows: list[int]) -> None:
+        for length in sorted({len(paths[row]) for row in active}):
+            rows = [row for row in active if len(paths[row]) == length]
             texts = self._token_ids(tokens, [paths[row] for row in rows], logits.device)
             scores = processed[rows]
             for processor in self._processors:
                 scores = _apply(processor, texts, scores)
             processed[rows] = scores
-
-        def restrict(rows: list[int]) -> None:
-            assert self._state
-            processed[rows] = self._state.restrict([paths[row] for row in rows], processed[rows])
-
-        for rows in levels if self._processors else []:
-            _run_on_rows(apply_processors, rows, errors)
-        if self._state:
-            _run_on_rows(restrict, [row for row in active if row not in errors], errors)
-        return processed, errors
+        if self._state and active:
+            processed[active] = self._state.restrict([paths[row] for row in active], processed[active])
+        return processed
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
@@ -183,11 +189,11 @@ class PathConstraints:
         reached = (allowed | ~torch.from_numpy(tree.ancestors).to(allowed.device)).all(1)
         return (reached & ~possible).nonzero()[:, 0].tolist()
 
-    def _dead_end(self, tokens: list[int], path: Path, scores: Tensor) -> DraftTreeError:
-        """Return the error that names the constraint which allows no token after a path."""
+    def _dead_end(self, tokens: list[int], scores: Tensor) -> DraftTreeError:
+        """Return the error that names the constraint which allows no token after the text."""
         if not scores.amax() > -torch.inf:
             return not_numbers()
-        text = self._token_ids(tokens, [path], scores.device)
+        text = self._token_ids(tokens, [()], scores.device)
         where = f"leaves no token possible at position {text.shape[1]}"
         scores = scores[None].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
         for processor in self._processors:
@@ -196,20 +202,6 @@ class PathConstraints:
                 return ConfigError(f"{type(processor).__name__} {where}")
         others = " together with the logits processors" if self._processors else ""
         return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
-
-
-def _run_on_rows(run: Callable[[list[int]], None], rows: list[int], errors: dict[int, Exception]) -> None:
-    """Run on all rows at once or, where that fails, on one after the other, and keep the error of each."""
-    if not rows:
-        return
-    try:
-        run(rows)
-    except Exception as error:
-        if len(rows) == 1:
-            errors[rows[0]] = error
-            return
-        for row in rows:
-            _run_on_rows(run, [row], errors)
 
 
 def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:

@@ -331,7 +331,10 @@ class Decoder:
                 self.loop.read_prompt(request)
             (turn,) = self.loop.step([request])
         if isinstance(turn, Exception):
-            raise turn
+            try:
+                raise turn
+            finally:
+                del turn  # the frames of an error that they refer to would be kept until the garbage collector comes
         request.metrics.record(turn, time.perf_counter() - begun)
         return turn.committed
 

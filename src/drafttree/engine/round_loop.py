@@ -8,7 +8,7 @@ whose. So a request joins by adding a segment and leaves by adding none.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -361,13 +361,13 @@ class RoundLoop:
         try:
             clock.lap("others")
             logits = scored = output.logits[0]
-            errors: dict[int, Exception] = {}
+            missing: set[int] = set()
             if request.constraints:
-                logits, errors = request.constraints.score(request.tokens, tree, logits)
+                logits, missing = request.constraints.score(request.tokens, tree, logits)
             judged = logits.clone() if request.recorder or request.observer else logits  # a verifier may write to it
             verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
             verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
-            path, bonus = verdict = _before_errors(verdict, tree, errors)
+            path, bonus = verdict = _before_missing(verdict, tree, missing)
             clock.lap("verify")
             request.cache.commit(path)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
@@ -414,13 +414,13 @@ class RoundLoop:
         return True
 
 
-def _before_errors(verdict: Verdict, tree: DraftTree, errors: Mapping[int, Exception]) -> Verdict:
-    """The verdict as far as nothing was raised: the next round begins at the node that has no logits, if the text does.
+def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int]) -> Verdict:
+    """The verdict as far as nodes have logits: the next round begins at the first that has none, if the text does.
 
     The tokens before it have the target's law whatever the logits behind it are, so cutting here does not bias a text.
     """
     path, bonus = verdict
-    end = next((place for place, node in enumerate(path) if node in errors), len(path))
+    end = next((place for place, node in enumerate(path) if node in missing), len(path))
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 

@@ -20,8 +20,12 @@ class _Result(Reader):
 
     def raise_error(self) -> None:
         """Raise what the request failed with, if it did."""
-        if isinstance(self._ended, Exception):
-            raise self._ended
+        if isinstance(error := self._ended, Exception):
+            self._ended = None
+            try:
+                raise error
+            finally:
+                del error  # see `Decoder.step`
 
     @property
     def text(self) -> Generation:
