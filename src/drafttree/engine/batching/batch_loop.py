@@ -226,10 +226,9 @@ class BatchLoop:
 
     def _publish(self, served: ServedRequest, tree: DraftTree, turn: Round | Exception) -> int:
         """Tell the reader of a request what its round has added; how many tokens were committed."""
-        if isinstance(turn, Exception):
-            self._failed(served, turn)
-            return 0
         try:
+            if isinstance(turn, Exception):
+                raise turn
             request, known = served.request, len(served.request.tokens) - turn.committed
             served.record(turn)
             self.metrics.count(turn)
@@ -241,16 +240,12 @@ class BatchLoop:
                 self._finish(served)
             served.publish(known)
         except Exception as error:
-            self._failed(served, error)
+            if is_out_of_memory(error) and self._has_room_to_make:
+                self._put_back([served])  # its KV cache may be ahead of its tokens
+            else:
+                self._fail(served, error)
             return 0
         return turn.committed
-
-    def _failed(self, served: ServedRequest, error: Exception) -> None:
-        """End a request whose round has failed, or let it wait again where that makes room."""
-        if is_out_of_memory(error) and self._has_room_to_make:
-            self._put_back([served])  # its KV cache may be ahead of its tokens
-        else:
-            self._fail(served, error)
 
     def _finish(self, served: ServedRequest) -> None:
         """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""

@@ -20,12 +20,8 @@ class _Result(Reader):
 
     def raise_error(self) -> None:
         """Raise what the request failed with, if it did."""
-        if isinstance(error := self._ended, Exception):
-            self._ended = None
-            try:
-                raise error
-            finally:
-                del error  # see `Decoder.step`
+        if isinstance(self._ended, Exception):
+            raise self._ended
 
     @property
     def text(self) -> Generation:
