@@ -1,15 +1,9 @@
 """The engine as it is used: handles, many prompts, event loops, ends of all kinds, and what is refused."""
 
 import asyncio
-import gc
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,8 +12,7 @@ import torch
 
 from drafttree import Chunk, Decoder
 from drafttree.engine.batching import Engine, Handle, shared_engine
-from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.errors import ConfigError, ContextError, EngineClosedError, InputError
+from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.policies import Talon
 from drafttree.verifiers import RRSw
 from testing.batches import watch_ends
@@ -64,24 +57,6 @@ def engine_threads() -> list[threading.Thread]:
     return [thread for thread in found if thread not in OTHERS]
 
 
-def interrupt_soon(target: HeldModel) -> None:
-    """Press Ctrl-C once the main thread waits for the model, and let that go on."""
-
-    def press() -> None:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        target.go.set()
-
-    threading.Timer(0.2, press).start()
-
-
-@pytest.fixture
-def ctrl_c():
-    """Lets Ctrl-C come through: workers of pytest-xdist ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 async def read(handle: Handle) -> list[Chunk]:
     return [chunk async for chunk in handle]
 
@@ -95,14 +70,6 @@ def test_the_chunks_of_a_handle_are_its_text(decoder):
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [drafted for chunk in chunks for drafted in chunk.drafted] == whole.drafted
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
-
-
-def test_chunks_come_while_the_text_is_written(decoder):
-    with Engine(decoder) as engine:
-        handle = engine.submit("abc", max_new_tokens=5000)
-        assert next(iter(handle)).tokens
-        assert not handle.done
-        handle.cancel()
 
 
 def test_handles_are_read_in_an_event_loop_side_by_side(decoder):
@@ -249,17 +216,6 @@ def test_texts_streamed_at_the_same_time_share_one_engine(decoder, monkeypatch):
     assert not engine_threads()
 
 
-def test_closing_a_stream_ends_its_text(decoder):
-    async def first() -> object:
-        chunks = decoder.astream([1, 2], max_new_tokens=500)
-        chunk = await chunks.__anext__()
-        await chunks.aclose()
-        return chunk
-
-    assert asyncio.run(first()).tokens
-    assert not engine_threads()
-
-
 def test_a_large_request_is_not_passed_by_smaller_ones_that_fit(decoder, target, monkeypatch):
     """The memory has room for two small requests or one large one."""
     target.go.clear()
@@ -284,41 +240,6 @@ def test_a_request_joins_a_batch_that_is_running(decoder):
         long.cancel()
 
 
-def test_a_request_that_is_cancelled_while_it_waits_never_runs(decoder, target):
-    target.go.clear()
-    with Engine(decoder, max_batch=1) as engine:
-        first, waits = (engine.submit([place], max_new_tokens=LENGTH) for place in (1, 2))
-        waits.cancel()
-        target.go.set()
-        assert waits.result(10).tokens == []
-        assert waits.result().finish_reason == "cancelled"
-        assert first.result(10).tokens == decoder.generate([1], max_new_tokens=LENGTH).tokens
-    assert not waits.metrics.rounds
-
-
-def test_a_cancelled_text_is_a_beginning_of_the_whole_and_the_others_go_on(decoder):
-    whole = decoder.generate([1, 2], max_new_tokens=400, **SAMPLED)
-    with Engine(decoder) as engine:
-        cancelled = engine.submit([1, 2], max_new_tokens=400, **SAMPLED)
-        other = engine.submit([3], max_new_tokens=60)
-        chunks = iter(cancelled)
-        read_tokens = [*next(chunks).tokens]
-        cancelled.cancel()
-        read_tokens += [token for chunk in chunks for token in chunk.tokens]
-        ended = cancelled.result(10)
-        assert other.result(10).tokens == decoder_alone([3], 60)
-    assert ended.finish_reason == "cancelled"
-    assert 0 < len(ended.tokens) < 400
-    assert read_tokens == ended.tokens == whole.tokens[: len(ended.tokens)]
-    assert engine.metrics.cancelled == 1
-
-
-def decoder_alone(prompt: list[int], length: int) -> list[int]:
-    """A text by a decoder of its own, while an engine runs."""
-    other = toy_decoder(HeldModel(TARGET), ToyDrafter(DRAFT), TREES)
-    return other.generate(prompt, max_new_tokens=length).tokens
-
-
 def test_a_cancelled_handle_can_be_read_again(decoder):
     with Engine(decoder) as engine:
         handle = engine.submit([1, 2], max_new_tokens=400)
@@ -338,166 +259,6 @@ def test_cancelling_a_text_that_has_ended_changes_nothing(decoder):
         assert handle.result() == whole
         assert whole.finish_reason == "length"
     assert engine.metrics.cancelled == 0
-
-
-def test_leaving_the_with_block_waits_for_all_texts(decoder):
-    with Engine(decoder, max_batch=2) as engine:
-        handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
-    assert [handle.done for handle in handles] == [True] * len(PROMPTS)
-    assert {handle.result().finish_reason for handle in handles} == {"length"}
-
-
-def test_an_error_inside_the_with_block_ends_all_texts_and_comes_out(decoder):
-    handles: list[Handle] = []
-
-    def run() -> None:
-        with Engine(decoder, max_batch=2) as engine:
-            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        run()
-    assert {handle.result(1).finish_reason for handle in handles} == {"cancelled"}
-
-
-def test_closing_without_draining_ends_all_texts(decoder, target):
-    target.go.clear()
-    engine = Engine(decoder, max_batch=2)
-    handles = [engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS]
-    assert target.began.wait(10)
-    threading.Timer(0.05, target.go.set).start()
-    engine.close()
-    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
-    assert engine.metrics.cancelled == len(PROMPTS)
-
-
-def test_closing_twice_is_closing_once(decoder):
-    with Engine(decoder) as engine:
-        handle = engine.submit([1], max_new_tokens=LENGTH)
-        engine.close(drain=True)
-        engine.close()
-    assert handle.result(0).finish_reason == "length"
-    assert "closed" in repr(engine)
-
-
-def test_an_engine_nobody_used_closes_at_once(decoder):
-    with Engine(decoder):
-        assert len(engine_threads()) == 1
-
-
-def test_the_decoder_can_be_used_again_behind_an_engine(decoder):
-    before = decoder.generate(PROMPTS, max_new_tokens=LENGTH)
-    for _ in range(2):
-        with Engine(decoder) as engine:
-            handles = [engine.submit(prompt, max_new_tokens=LENGTH) for prompt in PROMPTS]
-        assert [handle.result().tokens for handle in handles] == [text.tokens for text in before]
-
-
-def test_ctrl_c_in_a_list_of_prompts_comes_out_and_the_decoder_goes_on(decoder, target):
-    expected = [text.tokens for text in decoder.generate(PROMPTS, max_new_tokens=LENGTH)]
-    target.interrupt_at = target.passes + 12
-    with pytest.raises(KeyboardInterrupt):
-        decoder.generate(PROMPTS, max_new_tokens=LENGTH)
-    assert [text.tokens for text in decoder.generate(PROMPTS, max_new_tokens=LENGTH)] == expected
-
-
-@pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("wait", [list, lambda handle: handle.result()], ids=["iterating", "waiting for the result"])
-def test_ctrl_c_while_a_handle_is_waited_for_ends_all(decoder, target, wait):
-    handles: list[Handle] = []
-    target.go.clear()
-
-    def run() -> None:
-        with Engine(decoder, max_batch=2) as engine:
-            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
-            interrupt_soon(target)
-            wait(handles[0])
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
-    assert not engine_threads()
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_while_the_with_block_waits_for_its_texts_ends_all(decoder, target):
-    handles: list[Handle] = []
-    target.go.clear()
-
-    def run() -> None:
-        with Engine(decoder, max_batch=2) as engine:
-            handles.extend(engine.submit(prompt, max_new_tokens=5000) for prompt in PROMPTS)
-            interrupt_soon(target)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert not engine_threads()
-    assert {handle.result(0).finish_reason for handle in handles} == {"cancelled"}
-
-
-LEFT_OPEN = """
-import drafttree
-engine = drafttree.Engine(drafttree.load("embedded", "none", "chain"))
-next(iter(engine.submit("Once", max_new_tokens=400)))
-"""
-
-
-def test_python_ends_as_usual_with_an_engine_at_work():
-    left = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60, check=False)
-    assert left.returncode == 0, left.stderr
-
-
-def test_an_engine_that_is_dropped_ends_its_thread(decoder):
-    engine = Engine(decoder)
-    engine.submit([1], max_new_tokens=2).result(20)
-    (thread,) = engine_threads()
-    del engine
-    gc.collect()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_texts_of_a_dropped_engine_are_written_to_their_end(decoder, target):
-    target.go.clear()
-    engine = Engine(decoder, max_batch=1)
-    handles = [engine.submit([place], max_new_tokens=LENGTH) for place in range(3)]
-    del engine
-    gc.collect()
-    target.go.set()
-    assert [handle.result(20).finish_reason for handle in handles] == ["length"] * 3
-
-
-def test_an_engine_is_kept_by_nothing_of_its_own(decoder):
-    engine = Engine(decoder)
-    handle = engine.submit([1], max_new_tokens=2)
-    handle.result(20)
-    dropped = weakref.ref(engine)
-    del engine
-    assert dropped() is None
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_has_no_engine(decoder):
-    """It is told so at once, may close the engine, and the engine goes on where it was made."""
-    with Engine(decoder) as engine:
-        engine.submit([1], max_new_tokens=2).result(20)
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            os._exit(exit_code_of_submitting(engine))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert engine.submit([1], max_new_tokens=2).result(20).tokens
-
-
-def exit_code_of_submitting(engine: Engine) -> int:
-    """0 where the engine refuses a request by name, and closes."""
-    try:
-        engine.submit([1], max_new_tokens=2)
-    except EngineClosedError as error:
-        engine.close()
-        return not ("forked" in str(error) and engine.closed)
-    return 2
 
 
 @pytest.mark.parametrize("name", ["max_batch", "budget", "max_kv_tokens"])
@@ -526,16 +287,6 @@ def test_the_only_row_of_a_tensor_is_a_prompt(decoder):
     assert written.tokens == decoder.generate([1, 2], max_new_tokens=LENGTH).tokens
 
 
-@pytest.mark.parametrize("most", [1, 4])
-def test_a_list_of_prompts_is_written_so_many_at_once(decoder, monkeypatch, most):
-    batches, advance = [], BatchLoop._advance
-    monkeypatch.setattr(
-        BatchLoop, "_advance", lambda loop, running: [batches.append(len(running)), advance(loop, running)]
-    )
-    decoder.generate(PROMPTS, max_new_tokens=LENGTH, max_batch=most)
-    assert max(batches) == most
-
-
 def test_a_list_of_prompts_is_not_written_none_at_once(decoder):
     with pytest.raises(ConfigError, match="max_batch is 0; it must be a whole number"):
         decoder.generate(PROMPTS, max_batch=0)
@@ -553,13 +304,6 @@ def test_a_request_that_can_never_fit_says_how_much_it_needs_and_there_is(decode
         with pytest.raises(ContextError, match=message):
             engine.submit([1, 2], max_new_tokens=30)
         assert engine.submit([1, 2], max_new_tokens=29).result(10).finish_reason == "length"
-
-
-def test_nothing_can_be_submitted_to_a_closed_engine(decoder):
-    engine = Engine(decoder)
-    engine.close()
-    with pytest.raises(EngineClosedError, match="the engine is closed; make another one"):
-        engine.submit([1])
 
 
 @pytest.mark.parametrize(

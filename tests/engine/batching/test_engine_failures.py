@@ -11,7 +11,6 @@ import torch
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine, Handle, prompt_parts
-from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.errors import ConfigError, EngineClosedError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
@@ -21,7 +20,7 @@ from testing.batches import watch_ends
 from testing.costs import toy_decoder
 from testing.held_model import FailingModel
 from testing.small_trees import DRAFT, TARGET
-from testing.toy import ToyDraft, ToyDrafter, ToyModel
+from testing.toy import ToyDrafter, ToyModel
 
 PROMPTS = [[place % 8, 1, 4, 1, 5][: 1 + place % 5] for place in range(7)]
 OPTIONS = [{"temperature": 0.9, "seed": place} if place % 3 else {} for place in range(len(PROMPTS))]
@@ -83,20 +82,6 @@ class Raises:
         if input_ids.shape[1] >= self.length:
             raise ArithmeticError("told to fail", input_ids.shape[1])
         return input_ids[:, -1] < 0 if scores is None else scores
-
-
-@pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
-@pytest.mark.parametrize("length", [6, 12])
-def test_a_request_that_fails_ends_alone_with_its_error(option, length):
-    with Engine(toys(), max_batch=5) as engine:
-        before = submit_all(engine)
-        failing = engine.submit([1, 2, 3, 4, 5], max_new_tokens=LENGTH, **{option: [Raises(length)]})
-        after = submit_all(engine)
-        with pytest.raises(ArithmeticError, match="told to fail"):
-            failing.result(20)
-        assert tokens_of(before) == tokens_of(after) == alone()
-    assert isinstance(failing.error, ArithmeticError)
-    assert (engine.metrics.failed, engine.metrics.finished) == (1, 2 * len(PROMPTS))
 
 
 @pytest.mark.parametrize("budget", [None, 6])
@@ -200,30 +185,6 @@ def test_a_drafter_that_fails_between_rounds_ends_the_drafts_of_one_request(name
     assert engine.metrics.drafted > 0
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no room"), ArithmeticError("broken")], ids=["memory", "other"]
-)
-def test_a_text_that_cannot_be_kept_is_written_all_the_same(error, monkeypatch):
-    decoder = toys()
-
-    def keep(request):
-        raise error
-
-    monkeypatch.setattr(decoder.prefixes, "keep", keep)
-    expected = [toys().generate(prompt, max_new_tokens=LENGTH).tokens for prompt in PROMPTS]
-    with Engine(decoder) as engine:
-        handles = [engine.submit(prompt, max_new_tokens=LENGTH, reuse_prefix=True) for prompt in PROMPTS]
-        assert tokens_of(handles) == expected
-    assert (engine.metrics.finished, engine.metrics.failed) == (len(PROMPTS), 0)
-
-
-def test_a_drafter_that_always_fails_leaves_plain_decoding():
-    with Engine(toys(drafter=FailingDrafter("root", lambda call: True)), budget=6) as engine:
-        assert tokens_of(submit_all(engine)) == alone()
-    assert engine.metrics.drafted == 0
-    assert engine.metrics.failed == 0
-
-
 def test_a_failing_drafter_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "drafttree"):
         toys(drafter=FailingDrafter("root", lambda call: call == 2)).generate(PROMPTS, max_new_tokens=LENGTH)
@@ -272,18 +233,6 @@ def test_the_youngest_wait_again_and_the_oldest_go_on(monkeypatch):
     assert {turn.batch for turn in engine.metrics.rounds} >= {4, 2}
 
 
-def test_requests_that_wait_again_give_their_memory_back():
-    decoder = toys(FailingModel(TARGET, MemoryError, {30}))
-    loop = decoder.batch_loop(4)
-    requests = [decoder.prepare([place, 1], max_new_tokens=LENGTH) for place in range(4)]
-    for order, request in enumerate(requests):
-        loop.add(ServedRequest(request, order=order))
-    while not loop.metrics.preempted:
-        loop.step()
-    assert [request.cache.length > 0 for request in requests] == [True, True, False, False]
-    assert [request.drafting.session is None for request in requests] == [False, False, True, True]
-
-
 def test_a_single_request_for_which_memory_never_suffices_ends_with_the_error():
     target = FailingModel(TARGET, MemoryError, range(8, 10_000))
     with Engine(toys(target)) as engine:
@@ -329,31 +278,6 @@ def test_memory_that_runs_out_for_a_new_request_changes_no_text(calls, monkeypat
 
     with Engine(toys(target)) as engine:
         monkeypatch.setattr(target, "new_cache", failing)
-        assert tokens_of(submit_all(engine)) == alone()
-    assert engine.metrics.failed == 0
-
-
-@pytest.mark.parametrize("name", ["root", "expand", "commit", "prefill"])
-@pytest.mark.parametrize("call", [1, 4, 9])
-def test_memory_that_runs_out_in_the_drafter_changes_no_text(name, call):
-    drafter = ToyDrafter(DRAFT)
-    start, calls = drafter.start, []
-
-    def starting(prompt: list[int], capacity: int) -> ToyDraft:
-        session = start(prompt, capacity)
-        run = getattr(session, name)
-
-        def failing(*arguments):
-            calls.append(name)
-            if len(calls) == call:
-                raise MemoryError
-            return run(*arguments)
-
-        setattr(session, name, failing)
-        return session
-
-    drafter.start = starting
-    with Engine(toys(drafter=drafter), budget=6) as engine:
         assert tokens_of(submit_all(engine)) == alone()
     assert engine.metrics.failed == 0
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-import drafttree
 from drafttree import Decoder
 from drafttree.drafters import Drafter
 from drafttree.engine.batching import Engine
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree.policies import Chain, DynaTree, Talon, TreePolicy
+from drafttree.policies import Talon, TreePolicy
 from helpers.drafter_kinds import drafter_of
 from testing import families, random_cases
 from testing.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
@@ -18,7 +17,6 @@ from testing.batches import TOKENIZER, Asked, check_text, check_texts, mixed_req
 TREES = Talon(width=4, budget=16)
 TINY_DRAFTERS = ["none", "near", "mixed:near", "lookup", "suffix"]
 EMBEDDED_DRAFTERS = ["language model", "eagle3", "eagle3, module", "medusa", "hydra", "hydra++", "lookup", "mixed"]
-POLICIES = {"chain": Chain(depth=4), "dynatree": DynaTree(), "auto": drafttree.policies.Auto()}
 EXACT_DRAFTERS = ["embedded-draft", "embedded-eagle3", "embedded-medusa", "embedded-hydra", "mixed:embedded-eagle3"]
 
 
@@ -52,16 +50,6 @@ def check_batch(decoder: Decoder, asked: Sequence[Asked], *, max_batch: int = 16
 @pytest.mark.parametrize("kind", TINY_DRAFTERS)
 def test_texts_of_a_batch_are_those_of_each_alone(kind):
     check_batch(tiny_decoder(kind), mixed_requests(18, seed=1), max_batch=6)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_texts_of_a_batch_do_not_depend_on_the_policy(name):
-    check_batch(tiny_decoder(policy=POLICIES[name]), mixed_requests(14, seed=2), max_batch=5)
-
-
-@pytest.mark.parametrize("budget", [1, 9, None])
-def test_texts_do_not_depend_on_the_budget(budget):
-    check_batch(tiny_decoder(), mixed_requests(14, seed=3), max_batch=7, budget=budget)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "hydra++"])
@@ -129,13 +117,3 @@ def test_with_exact_text_texts_in_bfloat16_are_bit_for_bit_those_of_each_alone(n
     expected = [each.alone(decoder) for each in asked]
     assert [text.tokens for text in found] == [text.tokens for text in expected]
     assert [text.logprobs for text in found] == [text.logprobs for text in expected]
-
-
-def test_a_batch_that_shares_a_long_beginning_takes_it_over():
-    decoder, beginning = tiny_decoder(), [place % 90 for place in range(30)]
-    asked = [Asked([*beginning, place], {"max_new_tokens": 8, "reuse_prefix": True}) for place in range(6)]
-    with Engine(decoder, max_batch=2) as engine:
-        found = [handle.result(60) for handle in submit_from_threads(engine, asked)]
-    for each, got in zip(asked, found, strict=True):
-        check_text(decoder, each, got, tiny_decoder().generate(each.prompt, max_new_tokens=8))
-    assert sum(turn.prefill_rows for turn in engine.metrics.rounds) < 4 * len(beginning)

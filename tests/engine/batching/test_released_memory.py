@@ -2,7 +2,6 @@
 
 import gc
 import random
-import weakref
 from collections import Counter
 
 import pytest
@@ -10,10 +9,8 @@ import torch
 
 import drafttree
 from drafttree import Decoder
-from drafttree.engine import Request
-from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.batching import Engine
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree.models import TreeCache
 from helpers.drafter_kinds import drafter_of
 from testing import random_cases
 from testing.batches import OPTIONS, TOKENIZER
@@ -93,61 +90,3 @@ def test_nothing_of_ended_texts_is_unreachable_with_trained_drafters(kind):
         look_no_further_back()
         write_all(engine, TEXTS // 2, kinds=["greedy", "sampled"])
         assert not unreachable()
-
-
-class Raises:
-    """A logits processor or stopping criterion that fails in the middle of a text."""
-
-    def __call__(self, input_ids, scores, **_):
-        if input_ids.shape[1] >= 6:
-            raise ArithmeticError("told to fail")
-        return input_ids[:, -1] < 0 if scores is None else scores
-
-
-def error_of(handle: Handle) -> ArithmeticError:
-    with pytest.raises(ArithmeticError) as raised:
-        handle.result(60)
-    return raised.value
-
-
-@pytest.mark.parametrize("option", ["logits_processor", "stopping_criteria"])
-@pytest.mark.usefixtures("no_collector")
-def test_the_error_of_a_text_keeps_none_of_its_memory(option):
-    """Not even while somebody keeps the error, with its traceback."""
-    made: list[weakref.ref[Request]] = []
-    decoder = tiny("near")
-    prepare = decoder.prepare
-
-    def preparing(*arguments, **options):
-        made.append(weakref.ref(request := prepare(*arguments, **options)))
-        return request
-
-    decoder.prepare = preparing
-    with Engine(decoder, max_batch=4) as engine:
-        failing = [engine.submit([1, 2, 3], max_new_tokens=9, **{option: [Raises()]}) for _ in range(6)]
-        errors = [error_of(handle) for handle in failing]
-        engine.submit([1], max_new_tokens=1).result(60)
-    assert [ref() for ref in made] == [None] * 7
-    assert all("in __call__" in str(error.__cause__) for error in errors)
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_a_kept_handle_keeps_no_rows():
-    caches: list[weakref.ref[TreeCache]] = []
-    decoder = tiny("near")
-    new_cache = decoder.target.new_cache
-
-    def making(capacity):
-        caches.append(weakref.ref(cache := new_cache(capacity)))
-        return cache
-
-    decoder.target.new_cache = making
-    try:
-        with Engine(decoder, max_batch=4) as engine:
-            handles = [engine.submit([1, 2, 3], max_new_tokens=9) for _ in range(6)]
-            assert all(handle.result(60).tokens for handle in handles)
-            engine.submit([1], max_new_tokens=1).result(60)
-    finally:
-        del decoder.target.new_cache
-    assert len(caches) >= 7
-    assert [cache() for cache in caches] == [None] * len(caches)
