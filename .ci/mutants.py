@@ -22,10 +22,10 @@ from pathlib import Path
 
 SOURCE = Path("src/drafttree")
 TARGETS = {
-    "engine/tree_growth.py": ["tests/engine"],
-    "engine/round_loop.py": ["tests/engine"],
-    "engine/prefix_cache.py": ["tests/engine"],
-    "engine/batching/scheduler.py": ["tests/engine/batching"],
+    "engine/tree_growth.py": ["tests/promises", "tests/engine"],
+    "engine/round_loop.py": ["tests/promises", "tests/engine"],
+    "engine/prefix_cache.py": ["tests/promises", "tests/engine"],
+    "engine/batching/scheduler.py": ["tests/promises", "tests/engine/batching"],
     "verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
     "drafters/session.py": ["tests/drafters"],
     "interfaces/server/reply.py": ["tests/interfaces/server"],
