@@ -7,7 +7,7 @@ request asks for is compared with plain decoding of it alone, by a model and an 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from drafttree import Decoder, Engine, Generation, Handle
 from drafttree.drafters import Drafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.policies import POLICIES, TreePolicy
+from drafttree.verifiers import VERIFIERS, Block, Greedy
 from testing.costs import toy_decoder
 from testing.held_model import FailingModel
 from testing.small_trees import SMALL, TARGET, VOCAB, small
@@ -157,16 +158,17 @@ PROMPTS = st.builds(
     st.integers(0, len(BEGINNING)),
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
 )
+OPTIONS_OF_A_TEXT = st.builds(
+    lambda always, others: always | others,
+    st.fixed_dictionaries({"max_new_tokens": st.integers(1, 20), "seed": st.integers(0, 2**40)}),
+    st.lists(st.sampled_from([*OPTIONS]), max_size=3, unique=True)
+    .filter(lambda names: not {"reuse_prefix", "prompt_logprobs"} <= {*names})
+    .flatmap(lambda names: st.fixed_dictionaries({name: OPTIONS[name] for name in names})),
+)
 ASKED = st.builds(
     Asked,
     PROMPTS,
-    st.builds(
-        lambda always, others: always | others,
-        st.fixed_dictionaries({"max_new_tokens": st.integers(1, 20), "seed": st.integers(0, 2**40)}),
-        st.lists(st.sampled_from([*OPTIONS]), max_size=3, unique=True)
-        .filter(lambda names: not {"reuse_prefix", "prompt_logprobs"} <= {*names})
-        .flatmap(lambda names: st.fixed_dictionaries({name: OPTIONS[name] for name in names})),
-    ),
+    OPTIONS_OF_A_TEXT,
     leaves=st.none() | st.none() | st.integers(0, 3),
     fails=st.none() | st.none() | st.integers(2, 16),
 )
@@ -267,6 +269,40 @@ def compare(asked: Asked, found: End, plain: Decoder) -> str:
     if not {"temperature", "repetition_penalty", "no_repeat_ngram_size"} & asked.options.keys():
         assert found.tokens == greedy_text(TARGET, asked.prompt, len(found.tokens))
     return found.finish_reason
+
+
+@settings(max_examples=20)
+@given(drawn=CASES, options=OPTIONS_OF_A_TEXT)
+def test_texts_of_a_list(drawn: Case, options: dict[str, Any]):
+    """With one seed for all, in one call and each as a stream."""
+    drawn = replace(drawn, passes=[], fails={})
+    prompts, plain = [each.prompt for each in drawn.asked], made_of(FailingModel(TARGET, MemoryError)).plain()
+    expected = [plain.generate(prompt, **options | {"reuse_prefix": False}) for prompt in prompts]
+    found = drawn.decoder().generate(prompts, max_batch=drawn.engine["max_batch"], **options)
+    streams = [[*drawn.decoder().stream(prompt, **options)] for prompt in prompts]
+    for whole, text, chunks in zip(expected, found, streams, strict=True):
+        assert (text.tokens, text.text, text.finish_reason) == (whole.tokens, whole.text, whole.finish_reason)
+        assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
+
+
+@pytest.mark.parametrize("verifier", [each for each in VERIFIERS.values() if each.lossless and each is not Greedy])
+def test_a_seed_repeats_a_text(verifier):
+    """Whatever draws it, also behind other texts; other seeds give other texts."""
+
+    def fresh() -> Decoder:
+        policy = small("chain") if verifier is Block else small("talon")
+        return made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)), policy).with_verifier(
+            verifier
+        )
+
+    options = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    used = fresh()
+    texts = [used.generate([3], seed=seed, **options).tokens for seed in range(12)]
+    assert texts == [fresh().generate([3], seed=seed, **options).tokens for seed in range(12)]
+    assert texts[::-1] == [used.generate([3], seed=seed, **options).tokens for seed in reversed(range(12))]
+    assert len({*map(tuple, texts)}) > 9
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
