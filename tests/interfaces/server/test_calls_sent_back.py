@@ -125,32 +125,3 @@ def test_the_other_routes_take_the_same(served):
     turns[1]["content"] = None
     reply = httpx.post(f"{address}/v1/messages/count_tokens", json={"messages": turns}, timeout=60)
     assert reply.status_code == 200, reply.text
-
-
-REFUSES = (
-    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
-    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
-    "{{ message.content }}{{ 'x' + message.name if message.name is defined }}"
-    "{{ message.other.deep if broken }}{% endfor %}"
-)
-LATE = {"role": "system", "content": "Be brief."}
-OWN = (
-    "the chat template refuses message 3 (role 'system') with an error of its own: System message must be at the "
-    "beginning."
-)
-FAILS = "the chat template fails on these messages: UndefinedError: 'dict object' has no attribute 'other'"
-
-
-@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
-@pytest.mark.parametrize(
-    ("messages", "variables", "complaint"), [([ASKED, ASKED, LATE, ASKED], {}, OWN), ([ASKED], {"broken": True}, FAILS)]
-)
-def test_an_error_of_a_template_is_told_as_the_templates(route, messages, variables, complaint):
-    tokenizer = tokenizer_of("qwen3")
-    tokenizer.chat_template = REFUSES
-    vocab = len(tokenizer)
-    decoder = Decoder(ToyModel(Table(vocab, order=1), vocab), tokenizer=tokenizer, eos=[tokenizer.eos_token_id])
-    said = {"input": messages} if route == "responses" else {"messages": messages, "max_tokens": 1}
-    with serving(create_app(decoder, ServerSettings("toy"))) as address:
-        reply = httpx.post(f"{address}/v1/{route}", json={**said, "chat_template_kwargs": variables})
-    assert (reply.status_code, reply.json()["error"]["message"]) == (400, complaint)

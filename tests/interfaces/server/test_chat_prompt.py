@@ -3,17 +3,17 @@
 import re
 
 import pytest
+from fastapi.testclient import TestClient
 
-from drafttree.interfaces.server import chat_routes
+from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.protocol.requests import ChatRequest
-from helpers.dialects import TEMPLATES, tokenizer_of
-from testing.batches import TOKENIZER
-from testing.held_server import held_app
+from drafttree.interfaces.server.serving import ServerSettings
+from helpers.dialects import TEMPLATES, knowing, tokenizer_of
 from testing.tokenizers import chat_words
 
 FAMILIES = {
@@ -189,20 +189,23 @@ def test_a_form_that_is_named_is_told_in_the_system_message():
     assert found.messages[2]["content"] == "<tool_call>f<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>"
 
 
+TURNS = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+
+
 @pytest.mark.parametrize(
-    ("body", "stop"),
+    ("body", "text"),
     [
-        ({}, ["User:"]),
-        ({"stop": "x", "response_format": {"type": "text"}}, ["x", "User:"]),
-        ({"tools": [TOOL]}, ["User:"]),
-        ({"tools": [TOOL], "tool_choice": "required", "stop": "x"}, ["x"]),
-        ({"response_format": {"type": "json_object"}}, None),
-        ({"structured_outputs": {"regex": "a"}}, None),
+        ({}, "So."),
+        ({"stop": "o", "response_format": {"type": "text"}}, "S"),
+        ({"tools": [TOOL]}, "So."),
+        ({"structured_outputs": {"regex": "So.\nuser: x"}}, "So.\nuser: x"),
+        ({"structured_outputs": {"regex": "So.\nuser: x"}, "stop": "r"}, "So.\nuse"),
     ],
 )
-def test_what_ends_a_turn_does_not_cut_a_form(monkeypatch, body, stop):
-    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
-    monkeypatch.setattr(chat_routes, "turn_end", lambda tokenizer: "User:")
-    request = ChatRequest(messages=[{"role": "user", "content": "ab"}], **body)
-    _, _, options = chat_routes._prepare(request, held_app().app.state.serving)
-    assert options.get("stop") == stop
+def test_what_ends_a_turn_does_not_cut_a_form(body, text):
+    decoder = knowing("So.\nuser: x", "llama3")
+    decoder.tokenizer.chat_template = TURNS
+    with TestClient(create_app(decoder, ServerSettings("m"))) as client:
+        asked = {"messages": MESSAGES[1:2], "temperature": 0, "max_tokens": 40, **body}
+        (choice,) = client.post("/v1/chat/completions", json=asked).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")

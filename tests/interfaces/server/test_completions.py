@@ -95,16 +95,6 @@ def test_a_prompt_alone_is_scored_without_any_text(post, embedded, decoder):
     assert reply["usage"]["completion_tokens"] == 0
 
 
-def test_the_names_of_tokens_that_are_no_text_are_their_bytes(post, decoder):
-    body = {"structured_outputs": {"choice": ["🎉x"]}, "logprobs": 0, "max_tokens": 20}
-    (choice,) = reply_of(post, **body).choices
-    assert choice.text == "🎉x"
-    broken = [token for token in choice.logprobs.tokens if token.startswith("bytes:")]
-    spelled = bytes.fromhex("".join(broken).replace("bytes:", "").replace("\\x", ""))
-    assert spelled.decode() == "🎉"
-    assert choice.logprobs.text_offset == [0] * len(broken) + [1]
-
-
 def test_offsets_are_places_in_the_text_where_bytes_are_no_characters(post, decoder):
     byte = decoder.tokenizer.convert_tokens_to_ids("Ģ")  # 0x80, which continues a character
     (choice,) = reply_of(post, logit_bias={str(byte): 100}, logprobs=0, max_tokens=4).choices
@@ -123,19 +113,6 @@ def test_the_client_reads_a_form_whole_and_as_a_stream(client):
     assert len(chunks) > 1
 
 
-def test_a_stream_is_the_whole_text_in_parts(post):
-    chunks = events(post(PATH, **GREEDY, stream=True, stream_options={"include_usage": True}).text)
-    whole = reply_of(post)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == whole.choices[0].text
-    reasons = [chunk["choices"][0].pop("finish_reason") for chunk in chunks[:-1]]
-    assert reasons == [None] * (len(reasons) - 1) + ["length"]
-    for chunk in chunks[:-1]:  # the package's type is of whole replies: it knows no text that goes on
-        chunk["choices"][0]["finish_reason"] = "stop"
-        strict(Completion, chunk)
-    assert strict(Completion, chunks[-1]).choices == []
-    assert chunks[-1]["usage"]["completion_tokens"] == whole.usage.completion_tokens
-
-
 @pytest.mark.parametrize(
     ("outputs", "pattern"),
     [
@@ -150,45 +127,6 @@ def test_a_stream_is_the_whole_text_in_parts(post):
 )
 def test_structured_outputs_shape_the_whole_text(post, outputs, pattern):
     assert re.fullmatch(pattern, reply_of(post, structured_outputs=outputs, max_tokens=30).choices[0].text)
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"prompt": ""}, "prompt", "a prompt is empty"),
-        ({"prompt": []}, "prompt", "a prompt is empty"),
-        ({"prompt": ["x", ""]}, "prompt", "a prompt is empty"),
-        ({"prompt": [[1], []]}, "prompt", "a prompt is empty"),
-        ({"structured_outputs": {"json": [1]}}, "structured_outputs.json", "structured_outputs.json: Input should be"),
-        ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids"),
-        ({"prompt": 3}, "prompt", "a prompt is text"),
-        ({"prompt": [-1]}, "prompt", "-1 is not a token id"),
-        ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of 4096"),
-        ({"prompt": ["a", "x" * 10**6]}, None, "the prompt has 1000000 characters, and the model's context"),
-        ({"max_tokens": 0}, None, "nothing to send without echo"),
-        ({"suffix": "end"}, "suffix", "not served"),
-        ({"best_of": 3}, "best_of", "not served; give n"),
-        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"use_beam_search": True}, "use_beam_search", "a draft tree belongs to one text"),
-        ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
-        ({"structured_outputs": {"regex": "(", "choice": ["x"]}}, "structured_outputs", "exactly one of"),
-        ({"structured_outputs": {"regex": "("}}, None, "The parenthesis is not closed"),
-        (
-            {"structured_outputs": {"regex": "a{2147483648}"}},
-            None,
-            "repeats more than 2147483647 times; lower its bounds",
-        ),
-        ({"structured_outputs": {"json": {"enum": ["x" * 40000]}}}, "structured_outputs", "give at most 32768"),
-        ({"structured_outputs": {"json": {"not": {}}}}, None, "'not' at # is not enforced"),
-        ({"messages": []}, "messages", "Extra inputs are not permitted"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_by_name(post, body, param, message):
-    reply = post(PATH, **{**GREEDY, **body})
-    error = reply.json()["error"]
-    assert reply.status_code == 400
-    assert message in error["message"]
-    assert error["param"] == param
 
 
 @pytest.mark.parametrize("neutral", [{"best_of": 1}, {"suffix": None}, {"suffix": ""}, {"use_beam_search": False}])

@@ -46,35 +46,6 @@ def test_an_error_of_xgrammars_names_the_tool_and_the_place(post, route):
     assert post(route, with_x(**WRONG)) == (400, f"tool 'place': {PLACE}")
 
 
-@pytest.mark.parametrize(
-    ("schema", "what"),
-    [
-        ({"not": {}}, "'not'"),
-        ({"type": "string", "minLength": -1}, "'minLength' of -1, which is below 0,"),
-        ({"type": "string", "maxLength": -1}, "'maxLength' of -1, which is below 0,"),
-        ({"type": "array", "minItems": -1}, "'minItems' of -1, which is below 0,"),
-    ],
-)
-def test_what_would_not_be_enforced_is_told_with_its_tool(post, schema, what):
-    what = f"{what} at #/properties/x/properties/y is not enforced by xgrammar; leave it out"
-    assert post("chat/completions", with_x(**schema)) == (400, f"tool 'place': invalid JSON schema: {what}")
-
-
-def test_a_reference_to_nothing_is_told_with_its_place(post):
-    status, said = post("chat/completions", with_x(type="array", items={"$ref": "#/$defs/nothing"}))
-    assert (status, said) == (
-        400,
-        "tool 'place': invalid JSON schema: Cannot find field $defs in #/$defs/nothing at "
-        "#/properties/x/properties/y/items",
-    )
-
-
-def test_a_schema_of_no_object_is_told_with_its_tool(post):
-    status, said = post("chat/completions", {"type": "array"})
-    what = "tool 'place': the schema allows array; the arguments of a function are an object"
-    assert (status, said) == (400, f"tools.1.function.parameters: {what}")
-
-
 NULL = {
     "type": "object",
     "properties": {

@@ -1,12 +1,10 @@
 """/tokenize and /detokenize, and embeddings, which are refused."""
 
 import httpx
-import openai
 import pytest
 
 TEXT = "Grüße, 你好 🎉"
 HELLO = [{"role": "user", "content": "Hello"}]
-BOTH_ENDS = {"add_generation_prompt": True, "continue_final_message": True}
 
 
 @pytest.fixture(scope="module")
@@ -57,38 +55,3 @@ def test_a_conversation_may_end_with_its_last_message(ask, decoder, end):
 def test_no_text_has_no_tokens(ask):
     assert ask("tokenize", prompt="").json()["tokens"] == []
     assert ask("detokenize", tokens=[]).json() == {"prompt": ""}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("tokenize", {}, "give either prompt or messages"),
-        ("tokenize", {"prompt": "x", "messages": HELLO}, "give either prompt or messages"),
-        ("tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "belong to messages"),
-        ("tokenize", {"messages": HELLO, "add_special_tokens": True}, "the special tokens of its template"),
-        ("tokenize", {"messages": HELLO, **BOTH_ENDS}, "cannot both be true"),
-        ("tokenize", {"prompt": "x", "continue_final_message": True}, "belongs to messages"),
-        ("tokenize", {"prompt": "x" * 10**6}, "context of 2048 tokens has room for 67551"),
-        ("tokenize", {"messages": [{**HELLO[0], "content": "x" * 10**6}]}, "has room for 67551"),
-        ("tokenize", {"prompt": 3}, "Input should be a valid string"),
-        ("detokenize", {"tokens": [4096]}, "token id 4096 is outside the vocabulary of 4096"),
-        ("detokenize", {"tokens": [-1]}, "greater than or equal to 0"),
-        ("detokenize", {"tokens": [10**30]}, "Input should be less than"),
-        ("detokenize", {}, "Field required"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_by_name(ask, path, body, message):
-    reply = ask(path, **body)
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("path", ["tokenize", "detokenize"])
-def test_another_model_is_not_found(ask, path):
-    body = {"prompt": "x"} if path == "tokenize" else {"tokens": []}
-    assert ask(path, **body, model="gpt-4").status_code == 404
-
-
-def test_embeddings_are_refused_by_name(client):
-    with pytest.raises(openai.NotFoundError, match="embeddings are not served: the model writes text"):
-        client.embeddings.create(model="embedded", input="x")

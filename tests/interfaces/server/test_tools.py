@@ -5,10 +5,10 @@ import json
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from testing.live_server import events, strict
+from testing.live_server import strict
 
 PATH = "chat/completions"
 ASK = [{"role": "user", "content": "Is it cold in Paris?"}]
@@ -33,10 +33,6 @@ def form(schema: dict) -> dict:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def tool_of(parameters: dict) -> dict:
-    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
-
-
 def test_a_required_call_conforms_to_one_of_the_schemas(post):
     choice = answer(post, tool_choice="required", tools=[WEATHER])
     (call,) = choice.message.tool_calls
@@ -58,29 +54,6 @@ def test_none_and_auto_may_answer_in_words(post):
     assert answer(post, tool_choice="auto").message.content
 
 
-def test_several_calls_are_told_apart(post):
-    choice = answer(post, tool_choice="required", tools=[CLOCK], parallel_tool_calls=True, max_tokens=100)
-    assert len(choice.message.tool_calls) > 1
-    assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls)
-    assert all(call.function.arguments == "{}" for call in choice.message.tool_calls[:-1])
-
-
-def test_streamed_calls_are_the_whole_ones(post, client):
-    whole = answer(post, tool_choice="required")
-    reply = post(PATH, **BODY, tool_choice="required", stream=True)
-    chunks = [strict(ChatCompletionChunk, event) for event in events(reply.text)]
-    deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
-    assert deltas[0].function.name == whole.message.tool_calls[0].function.name
-    assert all(delta.function.name is None and delta.id is None for delta in deltas[1:])
-    assert "".join(delta.function.arguments for delta in deltas) == whole.message.tool_calls[0].function.arguments
-    assert len(deltas) > 2
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    with client.chat.completions.stream(model="embedded", **BODY, tool_choice="required") as stream:
-        stream.until_done()
-        final = stream.get_final_completion().choices[0]
-    assert final.message.tool_calls[0].function.arguments == whole.message.tool_calls[0].function.arguments
-
-
 @pytest.mark.parametrize("parameters", [None, {}, {"description": "nothing"}, {"properties": {"a": {"const": 1}}}])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_parameters_without_a_type_are_those_of_an_object(post, parameters, temperature):
@@ -90,20 +63,6 @@ def test_parameters_without_a_type_are_those_of_an_object(post, parameters, temp
     assert call.function.arguments.startswith("{")
     if choice.finish_reason != "length":
         assert isinstance(json.loads(call.function.arguments), dict)
-
-
-def test_a_stop_string_inside_a_call_is_no_end_of_it(post):
-    parameters = {"type": "object", "properties": {"a": {"const": "hello"}}, "required": ["a"]}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    choice = answer(post, tools=tools, tool_choice="required", stop="hell")
-    assert choice.finish_reason == "stop"
-    assert choice.message.tool_calls[0].function.arguments == '{"a": "'
-    whole = answer(post, tools=tools, tool_choice="required", stop="</tool_call>")
-    assert whole.finish_reason == "tool_calls"
-    assert json.loads(whole.message.tool_calls[0].function.arguments) == {"a": "hello"}
-    body = {"input": "x", "tools": [{"type": "function", **tools[0]["function"]}], "tool_choice": "required"}
-    response = post("/responses", **body, temperature=0, stop="hell").json()
-    assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
 @pytest.mark.parametrize("length", [4, 24])
@@ -165,30 +124,3 @@ def test_the_async_client_reads_many_streams_at_once(address, client):
         for seed in range(6)
     ]
     assert asyncio.run(several()) == [choice.message.content for choice in alone]
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice names 'nobody'"),
-        ({"tools": None, "tool_choice": "required"}, "there are no tools"),
-        ({"tools": [CLOCK, CLOCK]}, "two tools have the name 'clock'"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type: Input should be 'function'"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "give none, auto, required, a function"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]}, "'not' at #"),
-        (tool_of({"type": "array"}), "the schema allows array; the arguments of a function are an object"),
-        (tool_of({"type": ["object", "null"]}), "the schema allows null, object; the arguments of a function"),
-        (tool_of({"anyOf": [{"type": "object"}, {"type": "null"}]}), "the schema allows null, object"),
-        (tool_of({"type": []}), "the schema allows nothing"),
-        ({"response_format": form({"enum": ["x" * 40000]})}, "give at most 32768"),
-        ({"response_format": form({"enum": [1], "if": {}})}, "'if' at"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "Field required"),
-        ({"structured_outputs": {"regex": "x"}}, "structured_outputs excludes tools"),
-        ({"ignore_eos": True}, "a grammar ends its text with an EOS token"),
-    ],
-)
-def test_what_cannot_be_called_is_refused_by_name(post, body, message):
-    reply = post(PATH, **{**BODY, **body})
-    assert reply.status_code == 400
-    assert message in reply.json()["error"]["message"]

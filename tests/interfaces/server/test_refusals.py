@@ -1,0 +1,521 @@
+"""What each route refuses: the status, the field that is wrong, and a message that names the value and the fix."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from drafttree import Decoder
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.serving import ServerSettings
+from helpers.dialects import tokenizer_of
+from testing.toy import Table, ToyModel
+
+PLAIN = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+CONTEXT = 512
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = "v1/completions", "v1/chat/completions", "v1/responses", "v1/messages"
+COUNT, TOKENIZE, DETOKENIZE, PLAYGROUND = f"{MESSAGES}/count_tokens", "tokenize", "detokenize", "v1/playground/rounds"
+EMBEDDINGS = "v1/embeddings"
+ASK = {"role": "user", "content": "Is it cold?"}
+OWN = {"role": "assistant", "content": "x"}
+BASE = {
+    COMPLETIONS: {"prompt": "The house", "max_tokens": 12},
+    CHAT: {"messages": [ASK], "max_tokens": 24},
+    RESPONSES: {"input": "Is it cold?", "max_output_tokens": 24},
+    MESSAGES: {"messages": [ASK], "max_tokens": 24},
+    COUNT: {"messages": [ASK]},
+    TOKENIZE: {},
+    DETOKENIZE: {},
+    PLAYGROUND: {},
+    EMBEDDINGS: {},
+}
+LONG = "x" * 10**6
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}}
+
+
+def say(content: object, role: str = "user") -> dict:
+    return {"messages": [{"role": role, "content": content}]}
+
+
+def function(name: str = "clock", **more: object) -> dict:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def tools_of(route: str, schema: object, name: str = "place") -> dict:
+    """Two tools, of which the second has a schema."""
+    named = [("clock", CITY), (name, schema)]
+    if route == CHAT:
+        return {"tools": [function(name, parameters=each) for name, each in named]}
+    if route == RESPONSES:
+        return {"tools": [{"type": "function", "name": name, "parameters": each} for name, each in named]}
+    return {"tools": [{"name": name, "input_schema": each} for name, each in named]}
+
+
+def within(**schema: object) -> dict:
+    """A schema at a place in another one."""
+    return {"type": "object", "properties": {"x": {"type": "object", "properties": {"y": schema}}}}
+
+
+def form(**schema: object) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def outputs(**form: object) -> dict:
+    return {"structured_outputs": form}
+
+
+PLACE = "#/properties/x/properties/y"
+NEGATIVE = "is not enforced by xgrammar; leave it out"
+CLOCK, RESPONSE_CLOCK, CUSTOM_CLOCK = (
+    function(),
+    {"type": "function", "name": "clock"},
+    {"name": "clock", "input_schema": CITY},
+)
+SCHEMAS = [
+    (
+        {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3, "maximum": 1}]},
+        f"Invalid range: minimum greater than maximum at {PLACE}/anyOf/1",
+    ),
+    ({"not": {}}, f"'not' at {PLACE} {NEGATIVE}"),
+    ({"type": "string", "minLength": -1}, f"'minLength' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
+    ({"type": "string", "maxLength": -1}, f"'maxLength' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
+    ({"type": "array", "minItems": -1}, f"'minItems' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
+    ({"type": "array", "items": {"$ref": "#/$defs/z"}}, f"Cannot find field $defs in #/$defs/z at {PLACE}/items"),
+]
+SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal to 0"),
+    ({"seed": 2**63}, "seed", "seed: Input should be less than"),
+    ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is not a token id"),
+    ({"logit_bias": {"": 1}}, "logit_bias", "'' is not a token id"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is not a token id"),
+    ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of"),
+    ({"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside the vocabulary of"),
+    ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
+    ({"use_beam_search": True}, "use_beam_search", "this is not served; a draft tree belongs to one text"),
+    ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
+    (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
+    (outputs(regex="("), None, "The parenthesis is not closed"),
+    (outputs(regex="a{2147483648}"), None, "repeats more than 2147483647 times; lower its bounds"),
+    (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: Input should be"),
+    (outputs(json={"enum": ["x" * 40000]}), "structured_outputs", "give at most 32768"),
+    (outputs(json={"not": {}}), None, "'not' at # is not enforced"),
+    (
+        {**outputs(regex="x"), "ignore_eos": True},
+        None,
+        "a grammar ends its text with an EOS token; leave out ignore_eos",
+    ),
+]
+"""What all routes that write texts refuse."""
+SPECIAL_WITHIN = (
+    "the stop string '<|endoftext|>\\nUser' has the special token '<|endoftext|>' in it, which no text has; "
+    "give '<|endoftext|>' alone, or the text beside it"
+)
+REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
+    COMPLETIONS: [
+        *SAMPLING,
+        ({"prompt": ""}, "prompt", "a prompt is empty; give at least one token"),
+        ({"prompt": []}, "prompt", "a prompt is empty"),
+        ({"prompt": ["x", ""]}, "prompt", "a prompt is empty"),
+        ({"prompt": [[1], []]}, "prompt", "a prompt is empty"),
+        ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token"),
+        ({"prompt": 3}, "prompt", "a prompt is text"),
+        ({"prompt": [-1]}, "prompt", "-1 is not a token id"),
+        ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of"),
+        ({"prompt": [1, 10**400]}, "prompt", "a number above 64 bits is not a token id"),
+        (
+            {"prompt": ["a", LONG]},
+            None,
+            f"the prompt has 1000000 characters, and the model's context of {CONTEXT} tokens",
+        ),
+        ({"max_tokens": 0}, None, "max_tokens is 0, so there is nothing to send without echo"),
+        ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
+        ({"suffix": "end"}, "suffix", "this is not served; text is only generated after the prompt"),
+        ({"best_of": 3}, "best_of", "this is not served; give n"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
+        ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
+        ({"messages": []}, "messages", "Extra inputs are not permitted"),
+        ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
+    ],
+    CHAT: [
+        *SAMPLING,
+        (
+            {"max_tokens": 3000},
+            "max_tokens",
+            f"and 3000 tokens of text exceed the model's context of {CONTEXT}; shorten it or",
+        ),
+        (say("word " * 300), None, f"leaves no room for a text in the model's context of {CONTEXT}"),
+        (say(LONG), None, f"the model's context of {CONTEXT} tokens has room for"),
+        (
+            say([{"type": "image_url"}]),
+            "messages.0.content.0",
+            "a content part of type 'image_url' is not served; give text",
+        ),
+        (say("x", "bot"), "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        ({"messages": [ASK, OWN]}, None, "the last message is the assistant's own; end with the message that it is to"),
+        (
+            {"messages": [{**ASK, "tool_calls": [{"id": "c", **CLOCK}]}]},
+            "messages.0",
+            "tool_calls belong to messages of the assistant, not",
+        ),
+        (
+            {"messages": [{**ASK, "tool_call_id": "c"}]},
+            "messages.0",
+            "tool_call_id belongs to messages of role 'tool', not 'user'",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages.0", "content is missing"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, None, "cannot both be true"),
+        (
+            {"messages": [ASK, {**OWN, "content": ""}], "continue_final_message": True},
+            None,
+            "the last message has no content",
+        ),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"audio": {"voice": "x"}}, "audio", "this is not served; the model writes text"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "start the server with --drafter lookup"),
+        ({"functions": [{"name": "f"}]}, "functions", "this is not served; it is deprecated; give tools"),
+        ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream to be true"),
+        ({"top_logprobs": 2}, None, "top_logprobs needs logprobs to be true"),
+        ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
+        (
+            {"stop": "<|endoftext|>\nUser"},
+            None,
+            SPECIAL_WITHIN,
+        ),
+        ({"max_completion_tokens": 3}, None, "max_tokens and max_completion_tokens differ; give one of them"),
+        ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is not a variable"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages' is not a variable"),
+        (
+            {"reasoning_effort": "low"},
+            "reasoning_effort",
+            "reasoning_effort is 'low', but the model's chat template does not",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Field required"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            "Field required",
+        ),
+        (form(enum=["x" * 40000]), "response_format", "give at most 32768"),
+        (form(enum=[1], **{"if": {}}), None, "'if' at"),
+        ({"tools": [CLOCK], **outputs(regex="x")}, None, "structured_outputs excludes tools and response_format"),
+        ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ({"tool_choice": "required"}, None, "tool_choice asks for a call, but there are no tools"),
+        ({"tools": [CLOCK], "tool_choice": function("f")}, None, "tool_choice names 'f', which is not among the tools"),
+        ({"tools": [CLOCK], "tool_choice": {"type": "custom"}}, "tool_choice", "give none, auto, required, a function"),
+        ({"tools": [CLOCK, CLOCK]}, "tools", "two tools have the name 'clock'"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+            "tools.0.type",
+            "tools.0.type: Input should be 'function'",
+        ),
+        ({"tools": [function("a b")]}, "tools.0.function.name", "tools.0.function.name: String should match"),
+        (
+            tools_of(CHAT, {"type": "array"}),
+            "tools.1.function.parameters",
+            "tool 'place': the schema allows array; the arguments of a function are an",
+        ),
+        (
+            tools_of(CHAT, {"type": ["object", "null"]}),
+            "tools.1.function.parameters",
+            "the schema allows null, object; the arguments",
+        ),
+        (
+            tools_of(CHAT, {"anyOf": [{"type": "object"}, {"type": "null"}]}),
+            "tools.1.function.parameters",
+            "allows null, object",
+        ),
+        (tools_of(CHAT, {"type": []}), "tools.1.function.parameters", "the schema allows nothing"),
+        *[
+            (tools_of(CHAT, within(**schema)), None, f"tool 'place': invalid JSON schema: {what}")
+            for schema, what in SCHEMAS
+        ],
+        ({"tools": [CLOCK], "ignore_eos": True}, None, "a grammar ends its text with an EOS token"),
+        ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
+    ],
+    RESPONSES: [
+        *SAMPLING,
+        ({"input": []}, "input", "at least 1 item"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input.0",
+            "an item of type 'item_reference' is not served; give",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input.0.content.0",
+            "'input_image' is not served",
+        ),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user', 'assistant', 'system'"),
+        ({"input": [{"type": "reasoning", "id": "x"}]}, None, "messages: List should have at least 1 item"),
+        ({"input": [ASK, OWN]}, None, "the last message is the assistant's own"),
+        ({"input": LONG}, None, f"the model's context of {CONTEXT} tokens has room for"),
+        (
+            {"previous_response_id": "resp_1"},
+            "previous_response_id",
+            "nothing is stored; send the conversation as input",
+        ),
+        ({"conversation": "conv_1"}, "conversation", "nothing is stored; send the conversation as input"),
+        ({"prompt": {"id": "x"}}, "prompt", "no prompts are stored; send the text as input"),
+        ({"truncation": "auto"}, "truncation", "this is not served; shorten the input"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0", "a tool of type 'web_search' is not served; give function"),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            None,
+            "tool_choice asks for a call, but there are no tools",
+        ),
+        ({"tools": [RESPONSE_CLOCK], "tool_choice": {"type": "function", "name": "f"}}, None, "tool_choice names 'f'"),
+        (
+            {"tools": [RESPONSE_CLOCK], "tool_choice": {"type": "mcp"}},
+            "tool_choice",
+            "give none, auto, required, a function",
+        ),
+        ({"tools": [RESPONSE_CLOCK] * 2}, None, "two tools have the name 'clock'"),
+        (
+            {"tools": [{**RESPONSE_CLOCK, "defer_loading": True}]},
+            "tools.0.defer_loading",
+            "the model is told of all tools",
+        ),
+        ({"top_logprobs": 2}, None, "top_logprobs needs 'message.output_text.logprobs' in include"),
+        (
+            {"reasoning": {"effort": "low"}},
+            "reasoning_effort",
+            "reasoning_effort is 'low', but the model's chat template",
+        ),
+        ({"max_output_tokens": 3000}, "max_tokens", f"exceed the model's context of {CONTEXT}"),
+        ({"max_output_tokens": 10**400}, "max_output_tokens", f"max_output_tokens: Input should be less than {2**63}"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Field required"),
+        ({"n": 2}, "n", "Extra inputs are not permitted"),
+        (tools_of(RESPONSES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
+        ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
+    ],
+    MESSAGES: [
+        ({"max_tokens": None}, None, "max_tokens: Input should be a valid integer"),
+        ({"max_tokens": 3000}, None, f"exceed the model's context of {CONTEXT}"),
+        ({"max_tokens": 10**400}, None, f"max_tokens: Input should be less than {2**63}"),
+        ({"max_tokenz": 1}, None, "max_tokenz: Extra inputs are not permitted"),
+        ({"messages": []}, None, "messages: List should have at least 1 item"),
+        (say([]), None, "messages: List should have at least 1 item"),
+        (say("x", "tool"), None, "'user', 'assistant' or 'system'"),
+        (say([{"type": "image"}]), None, "'image' is not served; give text or tool"),
+        (say([{"type": "tool_use"}]), None, "a block of the user of type 'tool_use'"),
+        (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        ({"messages": [ASK, OWN]}, None, "the last message is the assistant's own"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 9}},
+            None,
+            "thinking is enabled, but the model's chat template",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, None, "a tool of type 'bash_20250124' is not served"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}}]},
+            None,
+            "tools.0.input_schema: tool 'f': the type is None; the input of a tool is",
+        ),
+        ({"tools": [{**CUSTOM_CLOCK, "input_examples": [{}]}]}, None, "give them in the description"),
+        ({"tools": [CUSTOM_CLOCK] * 2}, None, "two tools have the name 'clock'"),
+        (tools_of(MESSAGES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
+        ({"tool_choice": {"type": "any"}}, None, "there are no tools"),
+        (
+            {"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool"}},
+            None,
+            "a choice of type 'tool' has the tool's name",
+        ),
+        ({"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool", "name": "f"}}, None, "tool_choice names 'f'"),
+        ({"stop_sequences": [""]}, None, "stop_sequences.0"),
+        ({"container": "c"}, None, "there are no containers"),
+        ({"thread": {"type": "create"}}, None, "thread: this is not served; nothing is stored"),
+        ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
+    ],
+    COUNT: [
+        (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
+    ],
+    TOKENIZE: [
+        ({}, None, "give either prompt or messages"),
+        ({"prompt": "x", "messages": [ASK]}, None, "give either prompt or messages"),
+        ({"prompt": "x", "tools": [CLOCK]}, None, "tools and chat_template_kwargs belong to messages"),
+        ({"prompt": "x", "continue_final_message": True}, None, "continue_final_message belongs to messages"),
+        (
+            {"messages": [ASK], "add_special_tokens": True},
+            None,
+            "a conversation has the special tokens of its template",
+        ),
+        (
+            {"messages": [ASK], "add_generation_prompt": True, "continue_final_message": True},
+            None,
+            "cannot both be true",
+        ),
+        ({"prompt": LONG}, None, f"context of {CONTEXT} tokens has room for"),
+        (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        ({"prompt": 3}, "prompt", "prompt: Input should be a valid string"),
+        ({"prompt": "x", "model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
+    ],
+    DETOKENIZE: [
+        ({}, "tokens", "tokens: Field required"),
+        ({"tokens": [4096]}, "tokens", "token id 4096 is outside the vocabulary of"),
+        ({"tokens": [-1]}, "tokens.0", "greater than or equal to 0"),
+        ({"tokens": [10**30]}, "tokens.0", f"tokens.0: Input should be less than {2**63}"),
+        ({"tokens": [], "model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
+    ],
+    EMBEDDINGS: [({"input": "x"}, None, "embeddings are not served: the model writes text")],
+    PLAYGROUND: [
+        ({}, None, "give either prompt or messages"),
+        ({"prompt": "x", **say("Hi")}, None, "give either prompt or messages"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: Input should be greater than or equal to 1"),
+        ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
+        ({"prompt": "x", "max_tokens": 4096}, None, f"context of {CONTEXT}"),
+        ({"prompt": "x", "temperature": -1}, "temperature", "temperature: Input should be greater than or equal to 0"),
+        ({"prompt": "x", "beams": 4}, "beams", "beams: Extra inputs are not permitted"),
+        ({"prompt": ""}, None, "the prompt is empty"),
+        ({"messages": []}, "messages", "messages: List should have at least 1 item"),
+        (say("Hi", "judge"), "messages.0.role", "messages.0.role: Input should be"),
+    ],
+}
+"""By route: what is changed in a request that is served, the field that is named, and a part of what is said."""
+NINES = "9" * 5000
+DIGITS = "this is an integer of more than 4300 digits, which is not read"
+UNREADABLE = [
+    (COMPLETIONS, "{", "invalid_json", "the body is not JSON"),
+    (COMPLETIONS, "", "missing", "the body: Field required"),
+    (COMPLETIONS, b'{"prompt": "\xff"}', "invalid_utf8", "the body is not UTF-8 text"),
+    (COMPLETIONS, "[]", "model_attributes_type", "send a JSON object, with the header Content-Type: application/json"),
+    (COMPLETIONS, '{"prompt": ' + "[" * 10**5, "invalid_json", "nested too deeply"),
+    (COMPLETIONS, '{"prompt": "\\ud800"}', "string_unicode", "prompt holds half a surrogate pair, which is not text"),
+    (COMPLETIONS, '{"prompt": "a", "\\ud800": 1}', "string_unicode", "holds half a surrogate pair"),
+    (COMPLETIONS, '{"prompt": "a", "metadata": {"a": "\\ud800"}}', "string_unicode", "metadata.a holds half a"),
+    (
+        COMPLETIONS,
+        '{"prompt": "a", "temperature": NaN}',
+        "finite_number",
+        "temperature: Input should be a finite number",
+    ),
+    (COMPLETIONS, f'{{"prompt": "a", "seed": {NINES}}}', "int_parsing_size", f"seed: {DIGITS}"),
+    (COMPLETIONS, f'{{"prompt": "a", "temperature": -{NINES}}}', "int_parsing_size", f"temperature: {DIGITS}"),
+    (COMPLETIONS, f'{{"seed": 1, "prompt": [[1, 2], [{NINES}]]}}', "int_parsing_size", f"prompt.1.0: {DIGITS}"),
+    (COMPLETIONS, NINES, "int_parsing_size", f"the body: {DIGITS}"),
+    (COMPLETIONS, f'{{"prompt": {NINES}', "int_parsing_size", f"the body: {DIGITS}"),
+    (CHAT, f'{{"messages": [], "max_tokens": {NINES}}}', "int_parsing_size", f"max_tokens: {DIGITS}"),
+    (
+        RESPONSES,
+        f'{{"tools": [{{"parameters": {{"const": {NINES}}}}}]}}',
+        "int_parsing_size",
+        f"tools.0.parameters.const: {DIGITS}",
+    ),
+    (
+        RESPONSES,
+        '{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": "\\ud800"}}]}',
+        "string_unicode",
+        "tools.0.parameters.const holds half a surrogate pair",
+    ),
+    (
+        RESPONSES,
+        '{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": NaN}}]}',
+        "no_json",
+        "this is not JSON",
+    ),
+    (MESSAGES, f'{{"max_tokens": {NINES}}}', None, f"max_tokens: {DIGITS}"),
+    (
+        MESSAGES,
+        '{"max_tokens": 1, "messages": [{"role": "user", "content": "\\ud800"}]}',
+        None,
+        "messages.0.content holds half a surrogate pair",
+    ),
+    (TOKENIZE, f'{{"prompt": {NINES}}}', "int_parsing_size", f"prompt: {DIGITS}"),
+    (TOKENIZE, '{"prompt": "\\ud800"}', "string_unicode", "prompt holds half a surrogate pair"),
+    (DETOKENIZE, f'{{"tokens": [{NINES}]}}', "int_parsing_size", f"tokens.0: {DIGITS}"),
+    (PLAYGROUND, f'{{"prompt": "a", "max_tokens": {NINES}}}', "int_parsing_size", f"max_tokens: {DIGITS}"),
+]
+"""Bodies that are no JSON, or hold what JSON or Unicode does not know, with the code by which programs know it."""
+
+
+def app(template: str | None = PLAIN) -> TestClient:
+    """An application of a toy model with a chat template that knows no tools and no thinking."""
+    tokenizer = tokenizer_of("llama3")
+    tokenizer.chat_template = template
+    vocab = len(tokenizer)
+    model = ToyModel(Table(vocab, order=1), vocab, context=CONTEXT)
+    decoder = Decoder(model, tokenizer=tokenizer, eos=[tokenizer.eos_token_id])
+    return TestClient(create_app(decoder, ServerSettings("toy")), raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with app() as found:
+        yield found
+
+
+def refusal(reply: Any, status: int) -> dict:
+    """The error of a reply, which has the form of its API."""
+    body = reply.json()
+    assert reply.status_code == status, body
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    assert body["error"]["type"] == kind
+    if "messages" in reply.url.path:
+        assert (body["type"], body["request_id"]) == ("error", reply.headers["request-id"])
+        assert {*body["error"]} <= {"type", "message", "details"}
+    else:
+        assert [[*body], [*body["error"]]] == [["error"], ["message", "type", "param", "code"]]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param", "message"), [(route, *each) for route, rows in REFUSED.items() for each in rows]
+)
+def test_what_cannot_be_served_is_refused_by_name(client, route, body, param, message):
+    reply = client.post(f"/{route}", json={**BASE[route], **body})
+    error = refusal(reply, 404 if message.startswith(("the model '", "embeddings")) else 400)
+    assert message in error["message"]
+    assert error.get("param") == param
+    assert len(error["message"]) < 400, "it repeats what it was given"
+    if "thread" in body:  # by which Anthropic's client knows that it must send all messages
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+
+@pytest.mark.parametrize(("route", "content", "code", "message"), UNREADABLE)
+def test_what_cannot_be_read_is_refused_with_its_place(client, route, content, code, message):
+    error = refusal(client.post(f"/{route}", content=content, headers={"Content-Type": "application/json"}), 400)
+    assert message in error["message"]
+    assert error.get("code") == code
+    assert len(error["message"]) < 400
+
+
+LATE = {"role": "system", "content": "Be brief."}
+REFUSES = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{{ message.content }}{{ 'x' + message.name if message.name is defined }}{{ message.other.deep if broken }}"
+    "{% endfor %}"
+)
+TEMPLATES = [
+    (None, [ASK], {}, "the target's tokenizer has no chat template; give text or token ids instead of messages"),
+    ("{{ raise_exception('no') }}", [ASK], {}, "the chat template refuses these messages with an error of its own: no"),
+    (
+        REFUSES,
+        [ASK, ASK, LATE, ASK],
+        {},
+        "the chat template refuses message 3 (role 'system') with an error of its own: System message must be at the "
+        "beginning.",
+    ),
+    (
+        REFUSES,
+        [ASK],
+        {"broken": True},
+        "the chat template fails on these messages: UndefinedError: 'dict object' has no attribute 'other'",
+    ),
+]
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(("template", "messages", "variables", "message"), TEMPLATES)
+def test_what_a_chat_template_refuses_is_told_as_its_own(route, template, messages, variables, message):
+    body = {"input": messages} if route == RESPONSES else {"messages": messages}
+    with app(template) as client:
+        reply = client.post(f"/{route}", json={**BASE[route], **body, "chat_template_kwargs": variables})
+    assert refusal(reply, 400)["message"] == message
