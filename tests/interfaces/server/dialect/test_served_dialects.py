@@ -2,16 +2,14 @@
 
 import json
 
-import openai
 import pytest
 from fastapi.testclient import TestClient
-from openai.types.responses import Response, ResponseStreamEvent
 
 from drafttree.errors import ConfigError
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
-from testing.live_server import events, named_events, serving, strict
+from testing.live_server import events
 
 ASK = [{"role": "user", "content": "Is it cold in Paris?"}]
 CITY = {
@@ -175,59 +173,6 @@ def test_a_named_parser_overrides_the_template():
 def test_unknown_parsers_are_refused_with_those_that_are_known(option):
     with pytest.raises(ConfigError, match=r"is 'nobody'; known: auto, none, .*mistral"):
         served("x", "qwen3", **{option: "nobody"})
-
-
-def test_openais_client_reads_thinking():
-    app = create_app(knowing("<think>\nHm.\n</think>\n\nYes.", "qwen3"), ServerSettings("m"))
-    body = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 60}
-    with serving(app) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
-        whole = client.chat.completions.create(**body)
-        with client.chat.completions.stream(**body) as stream:
-            stream.until_done()
-            final = stream.get_final_completion()
-    for reply in (whole, final):
-        message = reply.choices[0].message
-        assert (message.model_extra or {})["reasoning_content"] == "Hm."
-        assert message.content == "Yes."
-    assert whole.usage.completion_tokens_details.reasoning_tokens > 0
-
-
-def test_a_response_has_an_item_of_reasoning():
-    body = {
-        "input": "x",
-        "temperature": 0,
-        "max_output_tokens": 100,
-        "tools": [{"type": "function", **TOOL["function"]}],
-    }
-    with served("<think>\nHm.\n</think>\n\nLet me see.\n" + HERMES, "qwen3") as client:
-        whole = strict(Response, client.post("/v1/responses", json=body).json())
-        told = named_events(client.post("/v1/responses", json={**body, "stream": True}).text)
-    for event in told:
-        strict(ResponseStreamEvent, event)
-    thought, said, call = whole.output
-    assert (thought.type, thought.content[0].text) == ("reasoning", "Hm.")
-    assert said.content[0].text == "Let me see."
-    assert call.arguments == JSON
-    assert whole.usage.output_tokens_details.reasoning_tokens > 0
-    deltas = [event["delta"] for event in told if event["type"] == "response.reasoning_text.delta"]
-    assert "".join(deltas) == "Hm."
-    assert [item["type"] for item in told[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
-
-
-def test_a_message_has_a_block_of_thinking():
-    body = {"messages": ASK, "max_tokens": 100, "temperature": 0}
-    with served("<think>\nHm.\n</think>\n\nYes.", "qwen3") as client:
-        whole = client.post("/v1/messages", json=body).json()
-        told = named_events(client.post("/v1/messages", json={**body, "stream": True}).text)
-    assert whole["content"] == [
-        {"type": "thinking", "thinking": "Hm.", "signature": ""},
-        {"type": "text", "text": "Yes."},
-    ]
-    blocks = [event["content_block"]["type"] for event in told if event["type"] == "content_block_start"]
-    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
-    assert blocks == ["thinking", "text"]
-    assert "".join(delta.get("thinking", "") for delta in deltas) == "Hm."
-    assert "".join(delta.get("text", "") for delta in deltas) == "Yes."
 
 
 def test_what_was_thought_goes_to_the_template_and_has_an_effect():
