@@ -58,11 +58,11 @@ def test_every_text_is_plain_decodings(make_runs):
 def test_it_goes_on_from_what_is_kept(make_runs, tmp_path):
     store = RunStore(tmp_path / "out", {}, partial=True)
     runs = make_runs(store)
-    steps = []
+    steps, half_way = [], count_steps(len(PROMPTS)) // 2 + 5
 
     def interrupt(name):
         steps.append(name)
-        if len(steps) == count_steps(len(PROMPTS)) // 2 + 5:
+        if len(steps) == half_way:
             raise KeyboardInterrupt
 
     half = run_map(runs, interrupt)

@@ -14,9 +14,10 @@ import functools
 import importlib
 import logging
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
 
 from drafttree.core.errors import ConfigError, unknown
@@ -74,7 +75,7 @@ class Methods(Generic[Kind]):
             ConfigError: the class cannot be imported, or is no method of this kind.
         """
         if self._is_own(name):
-            for point in entry_points(group=self.group, name=name):
+            for point in _namesakes(self.group, name, tuple(sys.path)):
                 _warn_once(self._refusal(point, self._taken(point)))
             return self.shipped.get(name)
         if DOTTED.fullmatch(name):
@@ -166,6 +167,12 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@functools.cache
+def _namesakes(group: str, name: str, path: tuple[str, ...]) -> EntryPoints:
+    """Entry points with a name of drafttree's own. Reading every installed package takes milliseconds, so once a path."""
+    return entry_points(group=group, name=name)
 
 
 @functools.cache

@@ -79,8 +79,14 @@ def tokens_of(address: str, messages: list[dict]) -> list[int]:
     return reply.json()["tokens"]
 
 
-@pytest.mark.parametrize(("arguments", "right"), ARGUMENTS, ids=lambda each: str(each)[:12])
-@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "blank"])
+@pytest.mark.parametrize(
+    ("arguments", "right", "content"),
+    [
+        *[(*each, {}) for each in ARGUMENTS],
+        *[(*each, {"content": content}) for each in ARGUMENTS[1:3] for content in (None, "")],
+    ],
+    ids=lambda each: str(each)[:20],
+)
 def test_a_call_that_is_sent_back_is_rendered_with_an_object(served, arguments, right, content):
     tokenizer, address = served
     found = tokens_of(address, [ASKED, {"role": "assistant", **content, "tool_calls": [call(arguments)]}, RESULT])

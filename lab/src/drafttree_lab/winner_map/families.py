@@ -1,5 +1,6 @@
 """The policies that are compared: families of settings, most of them as their papers have them."""
 
+import functools
 from collections.abc import Mapping
 
 from drafttree.loading import make_policy, policy_spec
@@ -14,6 +15,7 @@ def published_policy(paper: str, method: str) -> str:
     return canonical(read_paper(paper).methods[method].policy)
 
 
+@functools.cache
 def canonical(spec: str) -> str:
     """A specification as the results are kept by it."""
     return policy_spec(make_policy(spec))
