@@ -48,7 +48,7 @@ def check_sane(found: RoundLaw, levels: int) -> None:
 # Here a part of the pairs is tried in each kind of world; the slow tests below try all of them in more.
 
 
-@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::2], ids=names(PAIRS)[::2])
+@pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::4], ids=names(PAIRS)[::4])
 def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     tables = toy_pair(index)
     found = law(tables.target, tables.draft, policy, verifier)
@@ -105,7 +105,7 @@ def check_pair(policy: str, verifier: str, models: int) -> None:
     ("policy", "verifier"),
     [
         *[(policy, "point-mass") for policy in FORMS],
-        *[(policy, "traversal") for policy in ("chain", "template", "talon", "auto", "eagle")],
+        *[(policy, "traversal") for policy in ("chain", "template", "eagle")],
         ("chain", "coupled"),
         ("auto", "coupled"),
         ("template", "lossy-typical"),

@@ -78,7 +78,7 @@ def greedy() -> dict[str, Metrics]:
     texts, metrics = {}, {}
     for name in ("none", *DRAFTING):
         decoder = drafttree.load("embedded", name, "fixed:depth=3,breadth=2,threshold=0", dtype="float32")
-        runs = [decoder.generate(prompt, max_new_tokens=40) for prompt in shipped_prompts()]
+        runs = [decoder.generate(prompt, max_new_tokens=40) for prompt in shipped_prompts()[::4]]
         texts[name], metrics[name] = [run.tokens for run in runs], Metrics.total(run.metrics for run in runs)
     assert all(text == texts["none"] for text in texts.values())
     return metrics
