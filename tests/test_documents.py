@@ -1,7 +1,7 @@
 """README and docs: what they show runs, what their commands are called, and where their links lead.
 
 Commands with hub names, and those that take minutes, are parsed and not run: the first need a network. The tutorial is
-run whole, with the embedded pair in place of the one on the hub.
+run whole, with the embedded pair in place of the one on the hub, at speeds that are given.
 """
 
 import ast
@@ -14,8 +14,10 @@ import pytest
 import typer
 
 import drafttree
+from drafttree.evaluation.tune import tuning
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli.command_line import USAGE_ERROR
+from helpers.timed_metrics import CHAIN, CURVE, timed
 from testing.command_line import run
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +112,8 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, capsys):
 
 
 def test_the_tutorial_runs_with_the_embedded_pair(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tuning, "measure_costs", lambda decoder, greedy: tuning.MeasuredCosts(CURVE, 0.5))
+    monkeypatch.setattr(tuning, "time_text", lambda decoder, *_: timed(0.5, **CHAIN) if decoder.drafter else timed(1.0))
     text = (DOCS / "tutorial.md").read_text()
     for name, embedded in PAIR.items():
         text = text.replace(name, embedded)
@@ -119,7 +123,7 @@ def test_the_tutorial_runs_with_the_embedded_pair(tmp_path, monkeypatch, capsys)
     for line in commands(text):
         if line.startswith("serve"):
             continue  # tests/interfaces/server has clients and servers
-        line = line.replace("--minutes 3", "--minutes 0.3").replace("-tokens 60", "-tokens 8")
+        line = line.replace("-tokens 60", "-tokens 8")
         result = run(*shlex.split(line))
         assert result.exit_code == 0, (line, result.output)
     assert (tmp_path / "trace.html").exists()

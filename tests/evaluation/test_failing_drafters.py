@@ -38,9 +38,9 @@ class Failing(TabularModel):
         return super().logits(context)
 
 
-def check_law(draft: TabularModel, policy, verifier, batch: int | None) -> None:
+def check_law(draft: TabularModel, policy, verifier, batch: int | None, length: int = 4) -> None:
     count = batch or 1
-    texts = Texts(((0,), (1,))[:count], (0, 1)[:count], length=4, batch=batch, levels=2)
+    texts = Texts(((0,), (1,))[:count], (0, 1)[:count], length=length, batch=batch, levels=2)
     found = text_law(TabularModel(2, 2, 0), draft, policy, verifier, texts)
     assert found.total_variation < EXACT
     assert found.expected_accepted > 0
@@ -55,7 +55,7 @@ def test_a_level_that_was_drawn_stays_where_the_next_one_fails(policy, verifier,
 
 
 def test_so_does_one_of_several_texts():
-    check_law(Failing(ERRORS["broken"]), Chain(depth=2), Traversal, 2)
+    check_law(Failing(ERRORS["broken"]), Chain(depth=2), Traversal, 2, length=3)
 
 
 @pytest.mark.parametrize("batch", [None, 1])

@@ -6,6 +6,7 @@ import pytest
 
 import drafttree
 from drafttree import Layer, Sampling
+from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
 from drafttree.policies import Chain, Talon, TreePolicy
@@ -60,7 +61,9 @@ def test_classes_are_proven_or_found_out(verifier, verdict):
     assert found.verifier == ("coupled" if verifier is Coupled else f"{__name__}.{verifier.__name__}")
 
 
-def test_a_sweep_takes_names_objects_and_classes():
+def test_a_sweep_takes_names_objects_and_classes(monkeypatch):
+    for trials in ("large_trials", "text_trials"):
+        monkeypatch.setattr(pair_sweep, trials, lambda *_: [])
     table = sweep_pairs([Chain(depth=1), "chain:depth=1", Pairs], [RRSw, "rrsw,point-mass", Walk], models=1)
     verifiers = ["rrsw", "point-mass", f"{__name__}.Walk"]
     assert [(each.policy, each.verifier) for each in table.findings] == [

@@ -3,6 +3,16 @@
 from drafttree import Metrics
 from drafttree.engine.metrics import Round
 
+CURVE = {
+    "target": {"1": 1.0, "8": 1.35},
+    "draft": [{"first": 0.1, "later": {"1": 0.1}}],
+    "overhead": 0.2,
+    "plain_overhead": 0.1,
+}
+"""Costs as `tune` measures them."""
+CHAIN = {"committed": 2, "nodes": 3, "levels": 2, "draft_passes": 2, "draft_seconds": 0.01, "widths": (1, 1)}
+"""A round with a chain of two."""
+
 
 def timed(seconds: float, tokens: int = 10, **fields) -> Metrics:
     """One text of equal rounds, in so many seconds of decoding after one for its prompt; `fields` are of a round."""

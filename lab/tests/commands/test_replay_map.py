@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.evaluation.run_store import RUNS, NothingFinished
 from drafttree_lab.replay import replay_target
-from drafttree_lab.winner_map import winner_map
+from drafttree_lab.winner_map import prompts, winner_map
 from drafttree_lab.winner_map.cost_grid import GridCosts
 from testing.command_line import complaint, run
 
@@ -15,8 +15,9 @@ TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
 
 @pytest.fixture
 def small_map(embedded, monkeypatch):
-    """A map of one agreement and one cost, of the embedded target, which is loaded once."""
+    """A map of one agreement, one cost and short prompts, of the embedded target, which is loaded once."""
     monkeypatch.setattr(replay_target, "load", lambda *_, **__: embedded.plain())
+    monkeypatch.setattr(prompts, "MOST_TOKENS", 16)
     monkeypatch.setattr(winner_map, "AGREEMENTS", (0.65,))
     monkeypatch.setattr(winner_map, "cost_grid", lambda: [GridCosts(0.1, 0.005)])
 

@@ -86,6 +86,7 @@ def test_the_process_tells_why_it_refuses(monkeypatch, capsys):
     assert "lookupp" in found["refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory_process.STATUS.exists(), reason="only Linux tells a peak that can be reset")
 def test_the_peak_is_of_what_was_in_use_since_it_was_reset():
     """In a process of its own: the system may take back memory of one that has run many tests."""

@@ -7,7 +7,7 @@ import torch
 from drafttree_lab.replay.jackknife import Jackknife
 from drafttree_lab.replay.verdict import LEAST_PROMPTS
 
-REPLAYS = 2000
+REPLAYS = 600
 TRUTH = 1.2
 
 

@@ -171,7 +171,7 @@ def _reason(error: BaseException) -> str:
 
 @functools.cache
 def _namesakes(group: str, name: str, path: tuple[str, ...]) -> EntryPoints:
-    """Entry points with a name of drafttree's own. Reading every installed package takes milliseconds, so once a path."""
+    """Entry points with a name of drafttree's own; it takes milliseconds to read what all packages declare."""
     return entry_points(group=group, name=name)
 
 

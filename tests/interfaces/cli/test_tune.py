@@ -8,16 +8,8 @@ from drafttree.drafters import PromptLookupDrafter
 from drafttree.evaluation.run_store import RUNS
 from drafttree.evaluation.tune import arms, tuning
 from drafttree.loading import policy_spec
-from helpers.timed_metrics import timed
+from helpers.timed_metrics import CHAIN, CURVE, timed
 from testing.command_line import complaint, run
-
-CURVE = {
-    "target": {"1": 1.0, "8": 1.35},
-    "draft": [{"first": 0.1, "later": {"1": 0.1}}],
-    "overhead": 0.2,
-    "plain_overhead": 0.1,
-}
-CHAIN = {"committed": 2, "nodes": 3, "levels": 2, "draft_passes": 2, "draft_seconds": 0.01, "widths": (1, 1)}
 
 
 @pytest.fixture
