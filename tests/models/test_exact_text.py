@@ -40,7 +40,7 @@ def build(config, dtype: torch.dtype):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.bfloat16) for name in CONFIGS), ("small_window", torch.float32), ("llama", torch.float16)],
+    [*((name, torch.bfloat16) for name in CONFIGS), ("llama", torch.float16)],
     ids=str,
 )
 def test_texts_are_those_of_plain_decoding(name, dtype):
@@ -48,7 +48,7 @@ def test_texts_are_those_of_plain_decoding(name, dtype):
     drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))
     decoder = Decoder(TargetModel(module, select_exact_text), drafter)
     for seed, policy in enumerate((Chain(), DynaTree(), Talon(budget=24), Eagle())):
-        options = {"max_new_tokens": 40, "temperature": seed % 2, "seed": seed, "ignore_eos": True}
+        options = {"max_new_tokens": 80, "temperature": seed % 2, "seed": seed, "ignore_eos": True}
         prompt = tiny.random_tokens(40 + 30 * seed, seed)
         found = decoder.with_policy(policy).generate(prompt, **options)
         assert found.tokens == decoder.plain().generate(prompt, **options).tokens
