@@ -184,9 +184,10 @@ def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) ->
     return [tuple(decoder.generate(PROMPT, seed=seed, **options).tokens) for seed in range(draws)]
 
 
-@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
-def test_texts_of_the_decoder_have_the_targets_law(verifier, policy):
-    assert p_value(texts(verifier, policy, 600), texts_law()) > SMALL_P
+@pytest.mark.parametrize("verifier", [Coupled, RRSw, RRS, GreedyMultiDraft])
+def test_texts_of_the_decoder_have_the_targets_law(verifier):
+    """One verifier of each proposal; the slow test below has all of them."""
+    assert p_value(texts(verifier, RAGGED, 600), texts_law()) > SMALL_P
 
 
 @pytest.mark.slow

@@ -52,6 +52,12 @@ def shape(generation) -> list[tuple[int, ...]]:
     return [(r.committed, r.accepted, r.nodes, r.draft_passes) for r in generation.metrics.rounds]
 
 
+def one_of_each_cache(names: list[str]) -> list:
+    """The names, of which a family of each kind of cache is no slow test."""
+    fast = {"gpt_oss", "deepseek_v3", "lfm2", "qwen3_5", "bamba"}
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def random_model(name: str = "llama", seed: int = 0) -> TargetModel:
     return TargetModel(tiny.build(name, seed))
 
@@ -201,7 +207,7 @@ def test_what_was_kept_goes_with_the_weights(change, select):
     assert decoder.prefixes.tokens == len(text) + 15
 
 
-@pytest.mark.parametrize("name", families.known())
+@pytest.mark.parametrize("name", one_of_each_cache(families.known()))
 def test_every_family_goes_on_from_its_rows_and_recurrent_layers_read_anew(name):
     target = TargetModel(tiny.from_config(families.config(name)))
     decoder = Decoder(target, blurred(target), Talon(budget=12))

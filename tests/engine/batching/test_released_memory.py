@@ -83,7 +83,7 @@ def test_nothing_of_ended_texts_is_unreachable(kind):
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("kind", ["eagle3", "mixed"])
+@pytest.mark.parametrize("kind", [pytest.param("eagle3", marks=pytest.mark.slow), "mixed"])
 def test_nothing_of_ended_texts_is_unreachable_with_trained_drafters(kind):
     with Engine(embedded(kind), max_batch=4) as engine:
         write_all(engine, 4, kinds=["greedy", "sampled"])

@@ -120,7 +120,7 @@ def test_twelve_conversations_by_turns_all_go_on_from_their_own_texts(options):
 @pytest.mark.parametrize("drafter", HEADS)
 def test_what_drafters_know_is_shared_with_the_rows(drafter):
     decoder = drafttree.load("embedded", drafter, "eagle:depth=4,budget=12", dtype="float32")
-    talk = decoder.new_request("The old man looked out of the window, " * 12).tokens
+    talk = decoder.new_request("The old man looked out of the window, " * 4).tokens
     with Engine(decoder, budget=11) as engine:
         found = together(engine, [[*talk, 5], [*talk, 6], [*talk, 7]], max_new_tokens=12, **GREEDY)
     assert [text.metrics.reused_tokens for text in found[1:]] == [len(talk) - bool(decoder.drafter.hidden_layers)] * 2

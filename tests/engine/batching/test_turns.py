@@ -80,7 +80,7 @@ def test_a_short_request_beside_many_texts_of_one_ends_before_all_of_them():
     assert dict(ends) == expected(toys(), late=1)
 
 
-@pytest.mark.parametrize("make", [toys, near_llama, hybrid, trained_head])
+@pytest.mark.parametrize("make", [toys, pytest.param(near_llama, marks=pytest.mark.slow), hybrid, trained_head])
 def test_texts_that_pause_are_those_of_each_alone(make):
     assert dict(run_crowd(make())) == expected(make())
 

@@ -33,6 +33,7 @@ print(before - resident_bytes(), len(small))
 """Frees 125 MiB, in a process of its own, whose allocator has no holes from other work."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")), reason="the allocator is not glibc's"
 )
