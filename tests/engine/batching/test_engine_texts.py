@@ -71,7 +71,7 @@ def test_64_texts_of_a_random_model_are_those_of_each_alone(kind):
         check_batch(tiny_decoder(kind), mixed_requests(64, seed=seed), budget=budget)
 
 
-@pytest.mark.parametrize("kind", ["near", "mixed:near"])
+@pytest.mark.parametrize("kind", [pytest.param("near", marks=pytest.mark.slow), "mixed:near"])
 def test_cancelling_some_texts_changes_no_other_one(kind):
     rng, decoder, asked = random.Random(9), tiny_decoder(kind), mixed_requests(28, seed=9)
     leave = {place: rng.randint(0, 3) for place in rng.sample(range(len(asked)), 9)}
