@@ -1,23 +1,23 @@
 """The EAGLE-3 drafter: logits equal the formulas in every format and round, one pass per level, the text unchanged."""
 
-from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from drafttree import Decoder
 from drafttree.drafters import Eagle3Drafter, fused_eagle3
 from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors
-from drafttree.drafters.formats.eagle3 import load, parse
+from drafttree.drafters.formats.eagle3 import load
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
-from helpers import eagle3_files as files
+from helpers import checkpoints
+from helpers.checkpoints import FORMATS, HIDDEN, VOCAB
 from helpers.replays import Replays, frozen
 from testing import tiny
 
@@ -29,13 +29,14 @@ SAMPLINGS = (
 )
 
 
-def both(folder) -> tuple:
-    """The tensors and config of a checkpoint's folder."""
-    return read_tensors(folder), read_config(folder)
+NAMES = checkpoints.names("eagle3")
+WINDOWED = [name for name in NAMES if any(FORMATS[name].facts.get("windows", ()))]
+every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if name not in WINDOWED])
 
 
-every_format = pytest.mark.parametrize("name", files.KINDS)
-every_fused_format = pytest.mark.parametrize("name", files.WINDOWLESS)
+def loaded(name: str = "SafeAILab", target: PreTrainedModel | None = None) -> Any:
+    """The drafter of a format, for its target or a given one."""
+    return load(FORMATS[name].tensors(), FORMATS[name].fields(), target or checkpoints.target())
 
 
 class Counted:
@@ -68,14 +69,10 @@ class Session:
     The target's hidden states are random, which makes no difference to the head.
     """
 
-    def __init__(self, folder, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
-        kind = files.KINDS[name]
-        tensors = files.weights(kind)
-        target = TargetModel(files.target())
-        embedding = target.module.get_input_embeddings().weight
-        self.formulas = files.Formulas(kind, tensors, embedding)
-        drafter = load(*both(files.write(folder, kind, tensors)), target.module)
-        assert isinstance(drafter.backend, FusedEagle3) == (name in files.WINDOWLESS)
+    def __init__(self, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
+        self.format, self.tensors, self.target = FORMATS[name], FORMATS[name].tensors(), checkpoints.target()
+        drafter = loaded(name, self.target)
+        assert isinstance(drafter.backend, FusedEagle3) == (name not in WINDOWED)
         self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
@@ -87,24 +84,22 @@ class Session:
         self.calls = 0
 
     def draw(self, count: int) -> list[int]:
-        return torch.randint(files.VOCAB, (count,), generator=self.generator).tolist()
+        return torch.randint(VOCAB, (count,), generator=self.generator).tolist()
 
     def states(self, count: int) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            torch.randn(1, count, files.TARGET_HIDDEN, generator=self.generator) for _ in self.formulas.kind.states
-        )
+        return tuple(torch.randn(1, count, HIDDEN, generator=self.generator) for _ in self.format.states)
 
     def check(self, logits: torch.Tensor, path: list[int]) -> None:
-        hidden_states = [state[0].double().numpy() for state in self.hidden_states]
-        expected = self.formulas.logits(hidden_states, self.tokens[1:], path)
-        scale = np.abs(expected[np.isfinite(expected)]).max()
-        np.testing.assert_allclose(logits.double().numpy(), expected, atol=TOLERANCE * scale, rtol=TOLERANCE)
+        states = [state[0] for state in self.hidden_states]
+        expected = self.format.logits(self.tensors, self.target, states, self.tokens, path)
+        scale = float(expected[expected.isfinite()].abs().max())
+        torch.testing.assert_close(logits.double(), expected, atol=TOLERANCE * scale, rtol=TOLERANCE)
 
     def root(self) -> None:
         logits = self.draft.root()
         self.calls += 1
         self.frontier: list[list[int]] = [[]]
-        assert logits.shape == (1, 1, files.VOCAB)
+        assert logits.shape == (1, 1, VOCAB)
         self.check(logits[0, 0], [])
 
     def expand(self, tokens: list[int], origins: list[int]) -> None:
@@ -128,46 +123,39 @@ class Session:
         self.commit(committed)
 
 
-@every_format
-def test_logits_equal_the_formulas_over_rounds(name, tmp_path):
-    session = Session(tmp_path, name)
-    for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
-        session.round(committed)
-
-
-@pytest.mark.parametrize("name", [name for name, kind in files.KINDS.items() if any(kind.windows)])
-def test_a_window_moves_with_the_drafted_rows(name, tmp_path):
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_window_moves_with_the_drafted_rows(name):
     """As vLLM serves these heads; speculators' training mask leaves the window where the committed rows end."""
-    session = Session(tmp_path, name)
+    session = Session(name)
     session.root()
     session.expand([1], [0])
     session.expand([2], [0])
-    kind = session.formulas.kind
-    session.formulas.kind = replace(kind, windows=tuple(window and window + 2 for window in kind.windows))
+    moving = session.format
+    session.format = moving.but(facts={"windows": tuple(window and window + 2 for window in moving.facts["windows"])})
     with pytest.raises(AssertionError):
         session.expand([3], [0])
-    session.formulas.kind = kind
+    session.format = moving
     session.expand([4], [0])
 
 
 @every_fused_format
-def test_recorded_passes_are_the_formulas_over_rounds(name, tmp_path):
+def test_recorded_passes_are_the_formulas_over_rounds(name):
     recorder = Replays()
-    session = Session(tmp_path, name, recorder=recorder)
+    session = Session(name, recorder=recorder)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
         session.round(committed)
     assert recorder.recorded == len({1 << (rows - 1).bit_length() for rows in session.forwarded})
 
 
-def test_a_wrong_residual_would_be_noticed(tmp_path):
-    session = Session(tmp_path)
-    session.formulas.kind = replace(session.formulas.kind, normed_residual=True)
+def test_a_wrong_residual_would_be_noticed():
+    session = Session()
+    session.format = session.format.but(facts={"residual_normed": True})
     with pytest.raises(AssertionError):
         session.root()
 
 
-def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(tmp_path):
-    session = Session(tmp_path, prompt=7)
+def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped():
+    session = Session(prompt=7)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11]):
         session.round(committed)
     session.root()
@@ -177,24 +165,24 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(tmp_path)
     assert session.draft.seconds > 0
 
 
-def test_long_prompts_are_read_in_chunks(tmp_path, monkeypatch):
+def test_long_prompts_are_read_in_chunks(monkeypatch):
     monkeypatch.setattr("drafttree.drafters.eagle3.PREFILL_CHUNK", 4)
-    session = Session(tmp_path, prompt=11)
+    session = Session(prompt=11)
     assert session.forwarded == [4, 4, 1]
     session.round([9, 1])
     session.root()
 
 
-def test_tokens_committed_without_a_draft_are_read_by_the_next_root(tmp_path):
-    session = Session(tmp_path)
+def test_tokens_committed_without_a_draft_are_read_by_the_next_root():
+    session = Session()
     session.commit([5])
     session.commit([6, 7])
     session.round([1, 2])
     session.root()
 
 
-def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(tmp_path):
-    session = Session(tmp_path, prompt=1)
+def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row():
+    session = Session(prompt=1)
     assert session.draft.root().isfinite().any()
     session.draft.expand(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
     session.commit([5, 6])
@@ -202,41 +190,17 @@ def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(tmp_path):
     session.root()
 
 
-def small(kind: str, tmp_path, vocab: int = files.VOCAB) -> Decoder:
-    target = TargetModel(files.target(vocab))
-    chosen = files.KINDS[kind]
-    return Decoder(target, load(*both(files.write(tmp_path, chosen, files.weights(chosen))), target.module))
-
-
-@every_format
-def test_the_hidden_layers_are_those_of_the_format(name, tmp_path):
-    assert small(name, tmp_path).drafter.hidden_layers == files.KINDS[name].states
-
-
-@every_format
-def test_in_the_loop_it_gets_transformers_hidden_states(name, tmp_path):
-    kind, clone = files.KINDS[name], files.target()
-    decoder = small(name, tmp_path).with_policy(Talon(width=8, budget=24, margin=0.01))
-    formulas = files.Formulas(kind, files.weights(kind), clone.get_input_embeddings().weight)
-    sequence = decoder.new_request([3, 1, 4, 1, 5], max_new_tokens=14)
-    roots, root = [], decoder.drafter.root
-    decoder.drafter.root = lambda sessions: roots.append((list(sequence.tokens), root(sessions))) or roots[-1][1]
-    while not sequence.finish_reason:
-        decoder.step(sequence)
-    assert roots
-    for tokens, logits in roots:
-        with torch.inference_mode():
-            states = clone(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        expected = formulas.logits([states[layer][0].double().numpy() for layer in kind.states], tokens[1:], [])
-        np.testing.assert_allclose(logits[0].double().numpy(), expected, atol=1e-4, rtol=1e-4)
+def small() -> Decoder:
+    target = TargetModel(checkpoints.target())
+    return Decoder(target, loaded(target=target.module))
 
 
 @pytest.mark.parametrize("policy", ["chain", "talon", "auto"])
 @pytest.mark.parametrize("options", SAMPLINGS)
-def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
-    decoder = small("SafeAILab", tmp_path).with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
+def test_the_text_is_that_of_plain_decoding(policy, options):
+    decoder = small().with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
     accepted = 0
-    for seed, prompt in enumerate([[3, 1, 4], [2]]):
+    for seed, prompt in enumerate([[3, 1, 4], [2], [5, 5], [8, 1]]):
         settings = {"max_new_tokens": 16, "seed": seed, **options}
         generation = decoder.generate(prompt, **settings)
         assert generation.tokens == decoder.plain().generate(prompt, **settings).tokens
@@ -245,12 +209,12 @@ def test_the_text_is_that_of_plain_decoding(policy, options, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("greedy", "coupled")])
-def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, tmp_path):
+def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
     verifier = VERIFIERS[name]
-    plain = small("SafeAILab", tmp_path)
+    plain = small()
     policy = Chain(depth=4) if verifier.chains_only else POLICIES["fixed"](depth=3, breadth=3)
     decoder = Decoder(plain.target, plain.drafter, policy, verifier)
-    known = set(files.ids_of(files.KINDS["SafeAILab"]))
+    known = set(FORMATS["SafeAILab"].draft_ids)
     sequence = decoder.new_request([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
     seen, draft = [], decoder.loop.draft
 
@@ -268,8 +232,8 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name, 
 
 
 @pytest.mark.parametrize("policy", [Chain(depth=5), Talon(width=4, budget=16)])
-def test_one_head_pass_per_level(policy, tmp_path):
-    decoder = small("SafeAILab", tmp_path).with_policy(policy)
+def test_one_head_pass_per_level(policy):
+    decoder = small().with_policy(policy)
     decoder = decoder.with_drafter(counted(decoder.drafter))
     passes = decoder.drafter.backend.forwarded
     metrics = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=30).metrics
@@ -278,52 +242,39 @@ def test_one_head_pass_per_level(policy, tmp_path):
     assert all(turn.draft_seconds > 0 for turn in metrics.rounds if turn.levels)
 
 
-def test_any_architecture_can_be_the_target(tmp_path):
+def test_any_architecture_can_be_the_target():
     target = TargetModel(tiny.build("gpt_neox"))
-    kind = replace(files.KINDS["SafeAILab"], states=(2, 1, 0))
-    config = {**files.configuration(kind), "vocab_size": tiny.VOCAB}
-    tensors = files.weights(kind)
-    tensors["t2d"] = torch.cat((tensors["t2d"], torch.zeros(tiny.VOCAB - files.VOCAB, dtype=torch.bool)))
-    decoder = Decoder(target, load(*both(files.write(tmp_path, kind, tensors, config)), target.module), Talon())
+    head = FORMATS["SafeAILab"].but(sizes={"V": tiny.VOCAB})
+    decoder = Decoder(target, load(head.tensors(), head.fields(), target.module), Talon())
     assert isinstance(decoder.drafter, Eagle3Drafter)
     assert decoder.drafter.hidden_layers == (2, 1, 0)
     generation = decoder.generate([5, 6, 7], max_new_tokens=16)
     assert generation.tokens == decoder.plain().generate([5, 6, 7], max_new_tokens=16).tokens
 
 
-def test_the_targets_embedding_is_shared_not_copied(tmp_path):
-    decoder = small("SafeAILab", tmp_path)
+def test_the_targets_embedding_is_shared_not_copied():
+    decoder = small()
     own = decoder.target.module.get_input_embeddings().weight
     assert decoder.drafter.head.embed_tokens.weight.data_ptr() == own.data_ptr()
 
 
-def test_bfloat16_heads_follow_the_target(tmp_path):
-    target = TargetModel(files.target().to(torch.bfloat16))
-    kind = files.KINDS["SafeAILab"]
-    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), target.module)
+def test_bfloat16_heads_follow_the_target():
+    target = TargetModel(checkpoints.target().to(torch.bfloat16))
+    drafter = loaded(target=target.module)
     assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}
     assert drafter.head.target_ids.dtype == torch.int64
     assert len(Decoder(target, drafter, Talon()).generate([3, 1], max_new_tokens=8).tokens) == 8
 
 
-@every_format
-def test_formats_are_told_apart(name, tmp_path):
-    kind = files.KINDS[name]
-    checkpoint = parse(*both(files.write(tmp_path, kind, files.weights(kind))))
-    assert checkpoint.format == name.split(",")[0]
-    assert checkpoint.problems == ()
-
-
 @every_fused_format
-def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
-    kind = files.KINDS[name]
-    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+def test_a_fused_head_is_the_module_it_stands_in_for(name):
+    head = loaded(name).head
     results, levels = [], 3
     for each in (FusedEagle3(head), head):
         cache, generator = TreeCache(head.layout, 8), torch.Generator().manual_seed(3)
         for level in range(levels):
-            tokens = torch.randint(files.VOCAB, (1, 2), generator=generator)
-            states = tuple(torch.randn(1, 2, files.TARGET_HIDDEN, generator=generator) for _ in kind.states)
+            tokens = torch.randint(VOCAB, (1, 2), generator=generator)
+            states = tuple(torch.randn(1, 2, HIDDEN, generator=generator) for _ in FORMATS[name].states)
             visible = torch.eye(2, dtype=torch.bool).repeat(1, level + 1)[None]
             segment = Segment(cache, tokens, torch.full((1, 2), level), visible)
             with torch.inference_mode():
@@ -336,9 +287,8 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name, tmp_path):
 
 @every_fused_format
 @torch.inference_mode()
-def test_recorded_passes_are_the_fused_heads(name, tmp_path):
-    kind, recorder = files.KINDS[name], Replays()
-    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+def test_recorded_passes_are_the_fused_heads(name):
+    head, recorder = loaded(name).head, Replays()
     fused = FusedEagle3(head)
     recorded = RecordedEagle3(fused, recorder)
     for seed in (1, 2):
@@ -356,10 +306,8 @@ def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
             visible = torch.ones(1, rows, 0, dtype=torch.bool)
         added = torch.ones(rows, rows).tril() if kept else torch.eye(rows)
         visible = torch.cat((visible, added.bool()[None]), 2)
-        tokens = torch.randint(files.VOCAB, (1, rows), generator=generator)
-        states = tuple(
-            torch.randn(1, rows, files.TARGET_HIDDEN, generator=generator).to(device) for _ in range(head.config.states)
-        )
+        tokens = torch.randint(VOCAB, (1, rows), generator=generator)
+        states = tuple(torch.randn(1, rows, HIDDEN, generator=generator).to(device) for _ in range(head.config.states))
         positions = torch.full((1, rows), cache.get_seq_length())
         segment = Segment(cache, tokens.to(device), positions.to(device), visible.to(device))
         yield backend([segment], backend.fuse(states))
@@ -368,9 +316,8 @@ def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
 
 
 @torch.inference_mode()
-def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
-    kind = files.KINDS["SafeAILab"]
-    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
+    head = loaded().head
     fused = FusedEagle3(head)
     recorded = RecordedEagle3(fused, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
@@ -384,9 +331,8 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next(tmp_path):
 @pytest.mark.cuda
 @every_fused_format
 @torch.inference_mode()
-def test_graphs_are_the_fused_heads_passes(name, tmp_path):
-    kind = files.KINDS[name]
-    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target().cuda())
+def test_graphs_are_the_fused_heads_passes(name):
+    drafter = loaded(name, checkpoints.target().cuda())
     recorded, head = drafter.backend, drafter.head
     assert isinstance(recorded, RecordedEagle3)
     for seed in (1, 2):
@@ -395,24 +341,22 @@ def test_graphs_are_the_fused_heads_passes(name, tmp_path):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_head_recorded_as_something_else_is_not_trusted(tmp_path):
-    kind = files.KINDS["SafeAILab"]
-    head = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target()).head
+def test_a_head_recorded_as_something_else_is_not_trusted():
+    head = loaded().head
     own, fused = fused_eagle3._probe(head, head), FusedEagle3(head)
     assert fused_eagle3._repeats(RecordedEagle3(fused, Replays()), head, own)
     assert not fused_eagle3._repeats(RecordedEagle3(fused, frozen), head, own)
 
 
 @torch.inference_mode()
-def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(tmp_path, monkeypatch):
-    kind = files.KINDS["SafeAILab"]
+def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(monkeypatch):
     monkeypatch.setattr(fused_eagle3, "rms_norm", lambda norm: lambda x: x)
-    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
+    drafter = loaded()
     assert drafter.backend is drafter.head
 
 
-def test_a_hook_on_the_head_is_called(tmp_path):
-    decoder, called = small("SafeAILab", tmp_path), []
+def test_a_hook_on_the_head_is_called():
+    decoder, called = small(), []
     assert isinstance(decoder.drafter.backend, FusedEagle3)
     handle = decoder.drafter.head.layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
     rounds = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=8).metrics.rounds
@@ -423,10 +367,9 @@ def test_a_hook_on_the_head_is_called(tmp_path):
 
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
-def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, tmp_path, monkeypatch):
+def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, monkeypatch):
     monkeypatch.setattr("drafttree.models.fused.fused_linear.PACKED_FROM", packed_from)
-    kind = files.KINDS["SafeAILab"]
-    drafter = load(*both(files.write(tmp_path, kind, files.weights(kind))), files.target())
+    drafter = loaded()
     with torch.no_grad():
         for weight in drafter.head.layers.parameters():
             weight.mul_(1.5)

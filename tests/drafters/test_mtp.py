@@ -1,5 +1,7 @@
 """MTP layers: logits equal those of transformers' own layers along every path, and the text is the target's."""
 
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,21 +13,24 @@ from drafttree.drafters import MixedDrafter, MtpDrafter
 from drafttree.drafters.session import Frontier
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS, Coupled
-from helpers import mtp_files as files
+from helpers.checkpoints import MTP
 from testing import tiny
 from testing.tokenizers import words
 
 TEXT = [5, 17, 3, 88, 41, 7]
 WIDTHS = (2, 3, 2, 2)
 
-every_kind = pytest.mark.parametrize("name", files.known())
 
+def loaded(folder, name="llama", layers=1, form=None, **options):
+    """A decoder of a written checkpoint, its target as it was written, and the logits of its layers after a path."""
+    form = form or replace(MTP[name], layers=layers)
+    target, tensors = form.write_with_target(folder), form.tensors()
 
-def loaded(folder, name="llama", layers=1, kind=None, **options):
-    """A decoder of a written checkpoint, its target as it was written, and the layers."""
-    target, made = files.write(folder, kind or files.KINDS[name](), layers)
+    def expected(text, path):
+        return form.logits(tensors, target, [states_of(target, text)[0, :-1]], text, path)
+
     options = {"drafter": "mtp", "policy": "chain", "dtype": "float32", "device": "cpu", **options}
-    return drafttree.load(folder, tokenizer=words("a", "b"), **options), target, made
+    return drafttree.load(folder, tokenizer=words("a", "b"), **options), target, expected
 
 
 @torch.no_grad()
@@ -61,49 +66,39 @@ def assert_near(logits, expected):
     assert gap < 2e-4 * max(1.0, float(expected.abs().max()))
 
 
-@every_kind
-def test_the_logits_of_every_node_are_those_of_transformers_own_layers_along_its_path(name, tmp_path):
-    decoder, target, layers = loaded(tmp_path, name)
-    states = states_of(target, TEXT)
-    with torch.inference_mode():
-        for path, logits in grown(begun(decoder.drafter, states, TEXT), WIDTHS):
-            assert_near(logits, files.path_logits(target, layers, TEXT, path, states[0])[-1])
-
-
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "mimo_v2_flash"])
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("parts", [(100,), (2, 1, 2), (1, 4)])
 def test_several_layers_draft_a_level_each_and_the_last_one_all_deeper_ones(name, count, parts, tmp_path):
-    decoder, target, layers = loaded(tmp_path, name, count)
+    decoder, target, expected = loaded(tmp_path, name, count)
     text = TEXT
     with torch.inference_mode():
         session = begun(decoder.drafter, states_of(target, text), text, parts)
         for seed, accepted in enumerate(([9, 30], [4], [8, 8, 1, 60, 2])):
             for path, logits in grown(session, WIDTHS, seed):
-                states = states_of(target, text)[0]
-                assert_near(logits, files.path_logits(target, layers, text, path, states)[-1])
+                assert_near(logits, expected(text, path))
             session.commit(accepted, (states_of(target, [*text, *accepted])[:, len(text) - 1 : -1],))
             text = [*text, *accepted]
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_prompt_of_one_token_is_drafted_from_and_then_the_text_goes_on(layers, tmp_path):
-    decoder, target, made = loaded(tmp_path, layers=layers)
+    decoder, target, expected = loaded(tmp_path, layers=layers)
     with torch.inference_mode():
         session = begun(decoder.drafter, states_of(target, [7]), [7])
         assert all(logits.isfinite().all() for _, logits in grown(session, (2, 2)))
         text = [7, 12, 40]
         session.commit([12, 40], (states_of(target, text)[:, :-1],))
         for path, logits in grown(session, (2, 2)):
-            assert_near(logits, files.path_logits(target, made, text, path, states_of(target, text)[0])[-1])
+            assert_near(logits, expected(text, path))
 
 
 @pytest.mark.skipif(not hasattr(modeling_layers, "MtpModel"), reason="transformers drafts no MTP yet")
 @pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", 1), ("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
 def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path):
-    kind = files.KINDS[name]()
-    kind.config.num_nextn_predict_layers = kind.config.num_mtp_layers = layers
-    decoder, _, _ = loaded(tmp_path, layers=layers, kind=kind)
+    config = MTP[name].config()
+    config.num_nextn_predict_layers = config.num_mtp_layers = layers
+    decoder, _, _ = loaded(tmp_path, form=replace(MTP[name], config=lambda: deepcopy(config), layers=layers))
     target = AutoModelForCausalLM.from_pretrained(tmp_path)
     target._keys_to_ignore_on_load_unexpected = [
         r"^mtp\.",

@@ -10,7 +10,7 @@ from drafttree.drafters.eagle3 import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
-from helpers import eagle3_files as files
+from helpers.checkpoints import DEPTH, FORMATS
 from testing import tiny
 
 WIDTH, VOCAB = 8, 13
@@ -26,25 +26,10 @@ def test_language_models():
     assert found.problems == ()
 
 
-@pytest.mark.parametrize("name", files.KINDS)
-def test_eagle3_heads(name, tmp_path):
-    kind = files.KINDS[name]
-    tensors = files.weights(kind)
-    found = inspect(str(files.write(tmp_path, kind, tensors)))
-    assert found.kind == "eagle3"
-    assert found.details["format"] == name.split(",")[0]
-    assert found.fits["hidden size"] == files.TARGET_HIDDEN
-    assert found.fits["vocabulary"] == files.VOCAB
-    assert found.details["embedding"] == ("own" if kind.own_embedding else "the target's")
-    assert found.parameters == sum(t.numel() for name, t in tensors.items() if name not in ("d2t", "t2d"))
-    assert found.problems == ()
-
-
 def test_what_an_eagle3_head_lacks(tmp_path):
-    kind = files.KINDS["SpecForge"]
-    tensors = files.weights(kind)
+    tensors = FORMATS["SpecForge"].tensors()
     del tensors["fc.weight"], tensors["d2t"]
-    found = inspect(str(files.write(tmp_path, kind, tensors)))
+    found = inspect(str(FORMATS["SpecForge"].write(tmp_path, tensors)))
     assert found.fits["number of layers"] == "not said"
     assert found.details["hidden states read"] == "1, 2, 3"
     assert list(found.problems) == ["missing fc.weight", "missing d2t, for 11 of 23 token ids"]
@@ -168,22 +153,20 @@ def test_a_language_model_that_transformers_cannot_make(tmp_path):
 
 
 def test_tied_weights_are_counted_once(tmp_path):
-    tensors, config = files.tied()
-    found = inspect(str(files.write(tmp_path, files.KINDS["AngelSlim"], tensors, config)))
+    found = inspect(str(FORMATS["AngelSlim, tied"].write(tmp_path)))
     assert (found.details["embedding"], found.details["output layer"]) == ("own", "the embedding")
-    assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert found.parameters == sum(tensor.numel() for tensor in FORMATS["AngelSlim, tied"].tensors().values())
     assert found.problems == ()
 
 
 def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
-    kind = files.KINDS["SafeAILab"]
-    config = eagle3_format.parse(files.weights(kind), files.configuration(kind)).config
-    head = Eagle3Head(config)
-    head.target_ids = torch.tensor(files.ids_of(kind))
-    eagle3_format.save(head, tmp_path, files.DEPTH, own_lm_head=True, dtype=torch.float32)
+    published = FORMATS["SafeAILab"]
+    head = Eagle3Head(eagle3_format.parse(published.tensors(), published.fields()).config)
+    head.target_ids = torch.tensor(published.draft_ids)
+    eagle3_format.save(head, tmp_path, DEPTH, own_lm_head=True, dtype=torch.float32)
     found = inspect(str(tmp_path))
     assert found.details["format"] == "SpecForge"
-    assert found.fits["number of layers"] == files.DEPTH
+    assert found.fits["number of layers"] == DEPTH
 
 
 @pytest.mark.parametrize(
@@ -195,8 +178,7 @@ def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
     ],
 )
 def test_configurations_that_make_no_sense(change, message, tmp_path):
-    kind = files.KINDS["SafeAILab"]
-    files.write(tmp_path, kind, files.weights(kind), change and {**files.configuration(kind), **change})
+    FORMATS["SafeAILab"].write(tmp_path, **(change or {}))
     if change is None:
         (tmp_path / "config.json").unlink()
     with pytest.raises(ModelError, match=message):

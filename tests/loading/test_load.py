@@ -31,7 +31,8 @@ from drafttree.loading import (
 )
 from drafttree.models import TargetModel
 from drafttree.verifiers import VERIFIERS
-from helpers import eagle3_files as files
+from helpers import checkpoints
+from helpers.checkpoints import FORMATS
 from helpers.refusals import told
 from testing import tiny
 from testing.tokenizers import words
@@ -237,28 +238,18 @@ def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, tempera
     assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens
 
 
-@pytest.mark.parametrize("name", files.KINDS)
+@pytest.mark.parametrize("name", ["SafeAILab", "Medusa-1"])
 def test_heads_are_recognised_and_loaded(name, tmp_path):
-    kind = files.KINDS[name]
-    folder = files.write(tmp_path, kind, files.weights(kind))
+    folder = FORMATS[name].write(tmp_path)
     for source in (folder, str(folder)):
-        decoder = drafttree.load(files.target(), source, "talon:budget=12", dtype="float32", device="cpu")
-        assert isinstance(decoder.drafter, Eagle3Drafter)
-    assert (
-        decoder.generate([3, 1], max_new_tokens=6).tokens == decoder.plain().generate([3, 1], max_new_tokens=6).tokens
-    )
-
-
-def test_other_heads_are_recognised_and_loaded(tmp_path):
-    width = files.TARGET_HIDDEN
-    shapes = {"0.0.linear.weight": (width, width), "0.0.linear.bias": (width,), "0.1.weight": (files.VOCAB, width)}
-    torch.save({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "medusa_lm_head.pt")
-    assert isinstance(drafttree.load(files.target(), tmp_path, device="cpu").drafter, MedusaDrafter)
+        decoder = drafttree.load(checkpoints.target(), source, "talon:budget=12", dtype="float32", device="cpu")
+        assert isinstance(decoder.drafter, {"SafeAILab": Eagle3Drafter, "Medusa-1": MedusaDrafter}[name])
+    plain = decoder.plain().generate([3, 1], max_new_tokens=6)
+    assert decoder.generate([3, 1], max_new_tokens=6).tokens == plain.tokens
 
 
 def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tmp_path):
-    kind, target = files.KINDS["SafeAILab"], files.target(vocab=31)
-    folder = files.write(tmp_path, kind, files.weights(kind))
+    target, folder = checkpoints.target(vocab=31), FORMATS["SafeAILab"].write(tmp_path)
     before = target.config._attn_implementation
     message = told(ModelError, drafttree.load, target, folder, device="cpu")
     assert message.startswith(f"cannot load drafter {str(folder)!r}: this EAGLE-3 head was made for")

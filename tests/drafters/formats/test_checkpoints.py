@@ -13,7 +13,6 @@ from drafttree.drafters.formats import download, read_config, read_tensors, reco
 from drafttree.drafters.formats.checkpoints import tensor_names
 from drafttree.errors import ModelError
 from drafttree.loading import zoo
-from helpers import eagle3_files as files
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([True, False]), "c": torch.ones(2, dtype=torch.half)}
 
@@ -199,12 +198,6 @@ def test_names_decide_what_it_is(kind, names, tmp_path):
 def test_the_configuration_tells_an_assistant(kind, tmp_path):
     names = ["pre_projection.weight", "model.layers.0.mlp.up_proj.weight"]
     assert recognise(heads(tmp_path, names, {"model_type": kind})) == "assistant"
-
-
-@pytest.mark.parametrize("name", files.KINDS)
-def test_every_format_of_eagle3_is_recognised(name, tmp_path):
-    kind = files.KINDS[name]
-    assert recognise(files.write(tmp_path, kind, files.weights(kind))) == "eagle3"
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)

@@ -5,28 +5,25 @@ import torch
 
 import drafttree
 from drafttree.drafters.eagle3 import Eagle3Head
-from drafttree.drafters.formats.checkpoints import read_config, read_tensors
+from drafttree.drafters.formats import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse, save
 from drafttree.errors import ModelError
 from drafttree.models import lay_out_for_cpu
-from helpers import eagle3_files as files
+from helpers import checkpoints
+from helpers.checkpoints import FORMATS
 
-KIND = files.KINDS["SafeAILab"]
+HEAD = FORMATS["SafeAILab"]
 
 
 def told(tensors, config=None, target=None) -> str:
     with pytest.raises(ModelError) as caught:
-        load(tensors, files.configuration(KIND) if config is None else config, target or files.target())
+        load(tensors, HEAD.fields() if config is None else config, target or checkpoints.target())
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def changed(**fields) -> dict:
-    return {**files.configuration(KIND), **fields}
-
-
 def test_all_missing_unexpected_and_misshapen_tensors_are_listed_once():
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     for name in ("fc.weight", "midlayer.self_attn.k_proj.weight"):
         del tensors[name]
     tensors |= {"midlayer.self_attn.q_norm.bias": torch.zeros(1), "surprise": torch.zeros(1)}
@@ -43,14 +40,14 @@ def test_all_missing_unexpected_and_misshapen_tensors_are_listed_once():
 
 
 def test_names_are_those_of_the_format():
-    kind = files.KINDS["vLLM speculators"]
-    tensors = files.weights(kind)
+    head_format = FORMATS["vLLM speculators"]
+    tensors = head_format.tensors()
     del tensors["layers.0.self_attn.q_norm.weight"]
-    assert "missing layers.0.self_attn.q_norm.weight" in told(tensors, files.configuration(kind))
+    assert "missing layers.0.self_attn.q_norm.weight" in told(tensors, head_format.fields())
 
 
 def d2t(change) -> dict[str, torch.Tensor]:
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     tensors["d2t"] = change(tensors["d2t"])
     return tensors
 
@@ -71,37 +68,37 @@ def test_maps_that_lead_nowhere(change, message):
 
 
 def test_maps_that_are_missing_or_disagree():
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     assert "missing d2t, for 11 of 23 token ids" in told({name: t for name, t in tensors.items() if name != "d2t"})
     assert "t2d and d2t name different" in told(tensors | {"t2d": ~tensors["t2d"]})
     assert "t2d is [20] and should be [23]" in told(tensors | {"t2d": tensors["t2d"][:20]})
 
 
 def test_heads_of_other_targets_are_refused_with_both_numbers():
-    tensors, config = files.weights(KIND), files.configuration(KIND)
-    assert "vocabulary of 23, this target's is 31" in told(tensors, target=files.target(vocab=31))
+    tensors, config = HEAD.tensors(), HEAD.fields()
+    assert "vocabulary of 23, this target's is 31" in told(tensors, target=checkpoints.target(vocab=31))
     assert "hidden size of 48, this target's is 32" in told(tensors, {**config, "target_hidden_size": 48})
     deep = {**config, "target_num_hidden_layers": 28}
     assert "number of layers of 28, this target's is 4" in told(tensors, deep)
     assert "reads the hidden states 2, 1, -1 of a target, which has 2 layers" in told(
-        tensors, target=files.target(depth=2)
+        tensors, target=checkpoints.target(depth=2)
     )
 
 
 def test_depth_follows_from_the_default_layers():
-    kind = files.KINDS["vLLM speculators"]
-    config = {**files.configuration(kind), "eagle_aux_hidden_state_layer_ids": [2, 18, 33]}
-    assert "number of layers of 36, this target's is 4" in told(files.weights(kind), config)
+    head_format = FORMATS["vLLM speculators"]
+    config = head_format.fields(eagle_aux_hidden_state_layer_ids=[2, 18, 33])
+    assert "number of layers of 36, this target's is 4" in told(head_format.tensors(), config)
     config["eagle_aux_hidden_state_layer_ids"] = [3, 18, 33]
-    assert "hidden states 3, 18, 33 of a target, which has 4 layers" in told(files.weights(kind), config)
+    assert "hidden states 3, 18, 33 of a target, which has 4 layers" in told(head_format.tensors(), config)
 
 
 def test_narrow_heads_need_their_own_embedding():
-    kind = files.KINDS["vLLM speculators"]
-    tensors = files.weights(kind)
+    head_format = FORMATS["vLLM speculators"]
+    tensors = head_format.tensors()
     del tensors["embed_tokens.weight"]
     assert "24 wide and has no embed_tokens.weight of its own; the target's is 32 wide" in told(
-        tensors, files.configuration(kind)
+        tensors, head_format.fields()
     )
 
 
@@ -109,11 +106,11 @@ def test_narrow_heads_need_their_own_embedding():
 @pytest.mark.parametrize("value", [None, "32", 0, True])
 def test_configurations_without_a_size(name, value):
     gives = f"gives no {name}" if value is None else f"gives {name} as {value!r}; it must be a positive integer"
-    assert f"config.json {gives}" in told(files.weights(KIND), changed(**{name: value}))
+    assert f"config.json {gives}" in told(HEAD.tensors(), HEAD.fields(**{name: value}))
 
 
 def test_no_configuration_at_all():
-    assert "config.json is missing or empty" in told(files.weights(KIND), {})
+    assert "config.json is missing or empty" in told(HEAD.tensors(), {})
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_no_configuration_at_all():
     ],
 )
 def test_configurations_that_make_no_sense(change, message):
-    found = told(files.weights(KIND), changed(**change))
+    found = told(HEAD.tensors(), HEAD.fields(**change))
     assert "config.json gives" in found
     assert message in found
 
@@ -174,7 +171,7 @@ def test_configurations_that_make_no_sense(change, message):
     ],
 )
 def test_the_window_of_a_layer(change, window):
-    layer = parse(files.weights(KIND), changed(**change)).config.layer
+    layer = parse(HEAD.tensors(), HEAD.fields(**change)).config.layer
     assert layer.sliding_window == window
     assert layer.layer_types == ["sliding_attention" if window else "full_attention"]
 
@@ -194,11 +191,11 @@ NESTED = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     ],
 )
 def test_hidden_states_are_counted_as_whoever_names_them_does(change, states):
-    assert parse(files.weights(KIND), changed(**change)).layers == states
+    assert parse(HEAD.tensors(), HEAD.fields(**change)).layers == states
 
 
 def test_hidden_states_named_twice_must_be_the_same():
-    message = told(files.weights(KIND), changed(eagle_config=NESTED, target_layer_ids=[1, 2, 3]))
+    message = told(HEAD.tensors(), HEAD.fields(eagle_config=NESTED, target_layer_ids=[1, 2, 3]))
     assert (
         "eagle_config.eagle_aux_hidden_state_layer_ids means [1, 2, 3] and target_layer_ids means [2, 3, 4]" in message
     )
@@ -209,7 +206,7 @@ INSTEAD = "use another head made for the target, a smaller language model, or lo
 
 @pytest.mark.parametrize("change", [{"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, {"target_layer_ids": [0, 1, 3]}])
 def test_heads_that_read_the_last_layers_output_are_named_as_not_supported(change, tmp_path):
-    files.write(tmp_path, KIND, files.weights(KIND), changed(**change))
+    HEAD.write(tmp_path, **change)
     assert refusal_of(tmp_path) == (
         "this EAGLE-3 head reads the output of the target's last layer, number 3, which is not supported: drafttree "
         f"runs those that read what goes into layers; {INSTEAD}"
@@ -219,7 +216,7 @@ def test_heads_that_read_the_last_layers_output_are_named_as_not_supported(chang
 def refusal_of(folder) -> str:
     """Why a folder's head is not run."""
     with pytest.raises(ModelError) as caught:
-        drafttree.load(files.target(), folder)
+        drafttree.load(checkpoints.target(), folder)
     return str(caught.value).removeprefix(f"cannot load drafter {str(folder)!r}: ")
 
 
@@ -232,10 +229,10 @@ def refusal_of(folder) -> str:
     ],
 )
 def test_heads_that_read_no_states_are_named_as_not_supported(config, sign, tmp_path):
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     if not config:
         del tensors["fc.weight"]
-    files.write(tmp_path, KIND, tensors, changed(**config) if config else changed(eagle_config=None))
+    HEAD.write(tmp_path, tensors, **config)
     assert refusal_of(tmp_path) == (
         f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not supported; "
         f"{INSTEAD}"
@@ -243,23 +240,22 @@ def test_heads_that_read_no_states_are_named_as_not_supported(config, sign, tmp_
 
 
 def test_heads_that_say_that_they_read_states_are_run(tmp_path):
-    config = changed(eagle_config={**NESTED, "use_aux_hidden_state": True})
-    files.write(tmp_path, KIND, files.weights(KIND), config)
-    assert drafttree.load(files.target(), tmp_path).drafter.hidden_layers == (1, 2, 3)
+    HEAD.write(tmp_path, eagle_config={**NESTED, "use_aux_hidden_state": True})
+    assert drafttree.load(checkpoints.target(), tmp_path).drafter.hidden_layers == (1, 2, 3)
 
 
 @pytest.mark.parametrize("name", ["norm_output", "return_hidden_post_norm"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_norm_output_has_two_names(name, nested):
     change = {"eagle_config": {name: True}} if nested else {name: True}
-    assert parse(files.weights(KIND), changed(**change)).config.normed_output
+    assert parse(HEAD.tensors(), HEAD.fields(**change)).config.normed_output
 
 
 def test_norm_output_of_a_trainer_that_has_meant_two_things_is_logged(caplog):
-    parse(files.weights(KIND), changed(norm_output=True))
+    parse(HEAD.tensors(), HEAD.fields(norm_output=True))
     assert not caplog.records
-    specforge = changed(norm_output=True, architectures=["LlamaForCausalLMEagle3"])
-    assert parse(files.weights(KIND), specforge).config.normed_output
+    specforge = HEAD.fields(norm_output=True, architectures=["LlamaForCausalLMEagle3"])
+    assert parse(HEAD.tensors(), specforge).config.normed_output
     assert "SpecForge before its pull request 879" in caplog.text
 
 
@@ -267,36 +263,36 @@ def test_norm_output_of_a_trainer_that_has_meant_two_things_is_logged(caplog):
 @pytest.mark.parametrize("given", [{}, {"norm_output": False}, {"norm_output": True}], ids=["none", "false", "true"])
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_norm_before_the_head_is_left_out_where_it_was_said_and_not_trained(ours, given, trained):
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     if not trained:
-        tensors["norm.weight"] = torch.ones(files.TARGET_HIDDEN)
-    config = changed(**given, architectures=["LlamaForCausalLMEagle3" if ours else "LlamaForCausalLM"])
+        tensors["norm.weight"] = torch.ones(checkpoints.HIDDEN)
+    config = HEAD.fields(**given, architectures=["LlamaForCausalLMEagle3" if ours else "LlamaForCausalLM"])
     left_out = ours and not trained and given == {"norm_output": False}
     assert parse(tensors, config).config.normed_logits is not left_out
 
 
 @pytest.mark.parametrize("outputs", [True, False])
 def test_biases_are_those_of_the_tensors(outputs):
-    kind = files.KINDS["SafeAILab, biases and draft ids in no order"]
-    tensors = files.weights(kind)
+    head_format = FORMATS["SafeAILab, biases and draft ids in no order"]
+    tensors = head_format.tensors()
     bias = tensors["midlayer.self_attn.o_proj.bias"]
     if not outputs:
         del tensors["midlayer.self_attn.o_proj.bias"]
-    head = load(tensors, {**files.configuration(kind), "attention_bias": None}, files.target()).head
+    head = load(tensors, head_format.fields(attention_bias=None), checkpoints.target()).head
     expected = bias if outputs else torch.zeros_like(bias)
     assert torch.equal(head.layers[0].self_attn.o_proj.bias, expected)
     del tensors["midlayer.self_attn.k_proj.bias"]
-    assert "missing midlayer.self_attn.k_proj.bias" in told(tensors, files.configuration(kind))
+    assert "missing midlayer.self_attn.k_proj.bias" in told(tensors, head_format.fields())
 
 
 def test_names_with_and_without_a_prefix_may_not_be_mixed_up():
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     message = told(tensors | {"model.fc.weight": tensors["fc.weight"]})
     assert "tensors have the same name with and without 'model.' before it" in message
 
 
 def test_rotary_embeddings_that_lack_a_number():
-    message = told(files.weights(KIND), changed(rope_scaling={"rope_type": "yarn"}))
+    message = told(HEAD.tensors(), HEAD.fields(rope_scaling={"rope_type": "yarn"}))
     assert "{'rope_type': 'yarn', 'rope_theta': 10000.0}" in message
     assert "Missing required keys" in message
     assert "'factor'" in message
@@ -304,12 +300,12 @@ def test_rotary_embeddings_that_lack_a_number():
 
 @pytest.mark.parametrize("name", ["layers.x.foo", "layers.7.foo", "layers.7.mlp.foo", "layers.123456789.mlp.foo"])
 def test_a_stray_tensor_makes_no_layer(name):
-    message = told(files.weights(KIND) | {name: torch.ones(1)})
+    message = told(HEAD.tensors() | {name: torch.ones(1)})
     assert message.endswith(f"EAGLE-3 head: unexpected {name}")
 
 
 def test_numbers_that_are_none():
-    tensors = files.weights(KIND)
+    tensors = HEAD.tensors()
     tensors["fc.weight"][3, 5] = torch.nan
     tensors["norm.weight"][2] = torch.inf
     tensors["midlayer.mlp.up_proj.weight"] = torch.ones(20, 32, dtype=torch.int8)
@@ -321,37 +317,37 @@ def test_numbers_that_are_none():
 
 
 def test_tensors_without_dimensions_are_of_wrong_shape():
-    tensors = {name: tensor.flatten()[0] for name, tensor in files.weights(KIND).items()}
-    config = changed(draft_vocab_size=None)
+    tensors = {name: tensor.flatten()[0] for name, tensor in HEAD.tensors().items()}
+    config = HEAD.fields(draft_vocab_size=None)
     assert "lm_head.weight is [] and should be [23, 32]" in told(tensors, config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_output_layer_is_the_embedding(dtype):
-    tensors, config = files.tied()
-    drafter = load(tensors, config, files.target().to(dtype))
+    tensors, config = FORMATS["AngelSlim, tied"].tensors(), FORMATS["AngelSlim, tied"].fields()
+    drafter = load(tensors, config, checkpoints.target().to(dtype))
     assert drafter.head.lm_head.weight is drafter.head.embed_tokens.weight
     torch.testing.assert_close(drafter.head.lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0)
     assert drafter.nbytes == dtype.itemsize * sum(tensor.numel() for tensor in tensors.values())
 
 
 def test_legacy_rotary_tables_are_ignored():
-    tensors = files.weights(KIND) | {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    load(tensors, files.configuration(KIND), files.target())
+    tensors = HEAD.tensors() | {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    load(tensors, HEAD.fields(), checkpoints.target())
 
 
 @pytest.mark.parametrize("name", ["SafeAILab", "SafeAILab, whole vocabulary"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_is_saved_loads_back(name, shared, tmp_path):
-    kind, target = files.KINDS[name], files.target()
+    head_format, target = FORMATS[name], checkpoints.target()
     lay_out_for_cpu(target)
-    config = parse(files.weights(kind), files.configuration(kind)).config
+    config = parse(head_format.tensors(), head_format.fields()).config
     head = Eagle3Head(config)
-    ids = torch.tensor(files.ids_of(kind))
-    head.target_ids = None if kind.draft_vocab == files.VOCAB else ids
+    ids = torch.tensor(head_format.draft_ids)
+    head.target_ids = None if len(head_format.draft_ids) == checkpoints.VOCAB else ids
     if shared:
         head.lm_head.weight.data = target.lm_head.weight.data[ids]
-    save(head, tmp_path, files.DEPTH, own_lm_head=not shared, dtype=torch.float32)
+    save(head, tmp_path, checkpoints.DEPTH, own_lm_head=not shared, dtype=torch.float32)
     stored = read_tensors(tmp_path)
     assert ("lm_head.weight" in stored) is not shared
     assert "embed_tokens.weight" not in stored
@@ -367,8 +363,8 @@ def test_what_is_saved_loads_back(name, shared, tmp_path):
 
 
 def test_memory_is_that_of_the_tensors_in_the_file(tmp_path):
-    tensors = files.weights(KIND)
-    folder = files.write(tmp_path, KIND, tensors)
-    drafter = load(read_tensors(folder), read_config(folder), files.target())
+    tensors = HEAD.tensors()
+    folder = HEAD.write(tmp_path, tensors)
+    drafter = load(read_tensors(folder), read_config(folder), checkpoints.target())
     weights = [tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")]
     assert drafter.nbytes == sum(4 * tensor.numel() for tensor in weights)

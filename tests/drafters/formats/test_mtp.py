@@ -1,6 +1,7 @@
 """MTP layers on disk: how they are found and named, what is read of a checkpoint, and what is wrong with one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,16 @@ from drafttree.drafters.formats import checkpoints, mtp, recognise
 from drafttree.errors import ModelError
 from drafttree.loading import choose_drafter
 from drafttree.loading.inspect import inspect
-from helpers import mtp_files as files
+from helpers.checkpoints import MTP
 from helpers.refusals import told
 from testing import tiny
 from testing.tokenizers import words
 
-every_kind = pytest.mark.parametrize("name", files.known())
+every_kind = pytest.mark.parametrize("name", MTP)
 
 
 def written(folder: Path, name: str = "llama", layers: int = 1) -> Path:
-    files.write(folder, files.KINDS[name](), layers)
+    replace(MTP[name], layers=layers).write_with_target(folder)
     words("a", "b").save_pretrained(folder)
     return folder
 
@@ -81,7 +82,7 @@ def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():
 
 @every_kind
 def test_auto_takes_layers_of_families_that_were_compared(name, tmp_path):
-    assert mtp.is_tried(files.KINDS[name]().config)
+    assert mtp.is_tried(MTP[name].config())
 
 
 def test_auto_leaves_layers_of_other_families_to_those_who_ask(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from drafttree.interfaces.cli import command_line, decoders
 from drafttree.loading import zoo
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
-from helpers import eagle3_files as files
+from helpers import checkpoints
 from testing.command_line import PROMPT, complaint, run
 
 
@@ -204,17 +204,16 @@ def test_files_that_cannot_be_read_are_one_line(capsys, tmp_path):
 
 
 def test_inspect(tmp_path, capsys):
-    kind = files.KINDS["SafeAILab"]
-    tensors = files.weights(kind)
-    result = run("inspect", files.write(tmp_path, kind, tensors))
+    head = checkpoints.FORMATS["SafeAILab"]
+    result = run("inspect", head.write(tmp_path))
     assert result.exit_code == 0
     shown = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in result.stdout.splitlines()}
     assert shown["kind"] == "eagle3"
     assert shown["target's hidden size"] == "32"
     assert shown["target's vocabulary"] == "23"
     assert shown["missing or wrong"] == "nothing"
-    del tensors["norm.weight"]
-    result = run("inspect", files.write(tmp_path, kind, tensors))
+    lacking = {name: tensor for name, tensor in head.tensors().items() if name != "norm.weight"}
+    result = run("inspect", head.write(tmp_path, lacking))
     assert result.exit_code == 1
     assert "missing norm.weight" in result.stdout
     assert "does not exist" in complaint(capsys, "inspect", "./nowhere")

@@ -1,0 +1,136 @@
+"""Checkpoints of every format are told apart and described, and draft what their authors' formula gives."""
+
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import drafttree
+from drafttree import Decoder
+from drafttree.drafters import Drafter
+from drafttree.drafters.formats import recognise
+from drafttree.drafters.session import Frontier
+from drafttree.loading.inspect import inspect
+from drafttree.policies import Talon
+from helpers.checkpoints import FORMATS, HIDDEN, MTP, VOCAB, Format, MtpFormat
+
+ALL: dict[str, Format | MtpFormat] = {**FORMATS, **{f"MTP, {name}": each for name, each in MTP.items()}}
+FRONTIERS = (Frontier([1, 2, 3], [0, 0, 0]), Frontier([4, 5, 4, 6], [0, 0, 1, 2]), Frontier([7, 8], [3, 0]))
+every_format = pytest.mark.parametrize("name", ALL)
+
+
+def loaded(form: Format | MtpFormat, folder, dtype=torch.float32) -> tuple[Decoder, Any]:
+    """A decoder of a written checkpoint, and another module with the numbers of its target, in float32."""
+    target = form.target().to(dtype)
+    clone = deepcopy(target).float()
+    return drafttree.load(target, folder, "chain", dtype=dtype, device="cpu"), clone
+
+
+class Text:
+    """A session on random hidden states; its logits are compared with the formula of its format."""
+
+    def __init__(self, drafter: Drafter, prompt: int, dtype: torch.dtype, expected) -> None:
+        self.dtype, self.generator = dtype, torch.Generator().manual_seed(prompt)
+        self.expected, self.count = expected, len(drafter.hidden_layers)
+        self.tokens = torch.randint(VOCAB, (prompt,), generator=self.generator).tolist()
+        self.session: Any = drafter.start(self.tokens, 32)
+        self.states, self.paths = self.draw(prompt - 1), [[]]
+        parts = (1, prompt - 2) if prompt > 2 else (1,)
+        for start, size in zip((0, 1), parts, strict=False):
+            self.session.prefill(tuple(state[:, start : start + size] for state in self.states), size)
+
+    def draw(self, count: int) -> tuple[torch.Tensor, ...]:
+        shape = (1, count, HIDDEN)
+        return tuple(torch.randn(shape, generator=self.generator).to(self.dtype) for _ in range(self.count))
+
+    def gap(self, logits: torch.Tensor) -> float:
+        """How far the logits of a frontier are from the formula's, as a share of the largest."""
+        rows = [self.expected([state[0] for state in self.states], self.tokens, path) for path in self.paths]
+        expected = torch.stack(rows)
+        shared = expected.isfinite() & logits.isfinite()
+        assert self.dtype != torch.float32 or torch.equal(shared, expected.isfinite() | logits.isfinite())
+        assert shared.sum() > 0.8 * expected.isfinite().sum()
+        return float((logits - expected)[shared].abs().max() / expected[shared].abs().max())
+
+    def descend(self, frontier: Frontier) -> None:
+        self.paths = [[*self.paths[origin], token] for token, origin in zip(*frontier, strict=True)]
+
+    def commit(self, tokens: list[int]) -> None:
+        new, self.paths = self.draw(len(tokens)), [[]]
+        self.session.commit(tokens, new)
+        self.tokens = self.tokens + tokens
+        self.states = tuple(torch.cat(pair, 1) for pair in zip(self.states, new, strict=True))
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.inference_mode()
+def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, tmp_path):
+    form = ALL[name]
+    folder, tensors = form.write(tmp_path, dtype=dtype), form.tensors()
+    tensors = {key: each.to(dtype) if each.is_floating_point() else each for key, each in tensors.items()}
+    decoder, clone = loaded(form, folder, dtype)
+    drafter: Any = decoder.drafter
+    assert drafter.levels == form.levels
+    assert drafter.hidden_layers == form.states
+
+    def expected(*given) -> torch.Tensor:
+        return form.logits(tensors, clone, *given)
+
+    texts, gaps = [Text(drafter, prompt, dtype, expected) for prompt in (5, 2, 9)], []
+    sessions = [text.session for text in texts]
+    for committed in ([9], [1, 5, 9], [22, 2]):
+        for text, row in zip(texts, drafter.root(sessions), strict=True):
+            gaps.append(text.gap(row[None].float()))
+        for frontier in FRONTIERS[: form.levels and form.levels - 1]:
+            together = drafter.expand(sessions, [frontier] * len(texts)).split(len(frontier.tokens))
+            for text, logits in zip(texts, together, strict=True):
+                text.descend(frontier)
+                gaps.append(text.gap(logits.float()))
+        for text in texts:
+            text.commit(committed)
+    if dtype == torch.float32:
+        assert max(gaps) < 2e-5
+    else:  # of experts and candidates that are nearly equal, rounding takes either
+        assert np.median(gaps) < 0.05
+
+
+@every_format
+def test_in_the_loop_they_get_transformers_hidden_states(name, tmp_path):
+    form, tensors = ALL[name], ALL[name].tensors()
+    decoder, clone = loaded(form, form.write(tmp_path))
+    decoder = decoder.with_policy(Talon(width=8, budget=24, margin=0.01))
+    request, drafter = decoder.new_request([3, 1, 4, 1, 5], max_new_tokens=14), decoder.drafter
+    roots, root = [], drafter.root
+    drafter.root = lambda sessions: roots.append((list(request.tokens), root(sessions))) or roots[-1][1]
+    while not request.finish_reason:
+        decoder.step(request)
+    assert len(roots) > 2
+    for tokens, logits in roots:
+        with torch.inference_mode():
+            known = clone(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+        expected = form.logits(tensors, clone, [known[state][0] for state in form.states], tokens, [])
+        torch.testing.assert_close(logits[0].double(), expected.double(), atol=1e-3, rtol=1e-4)
+
+
+@every_format
+def test_files_are_told_apart_and_described(name, tmp_path):
+    form = ALL[name]
+    folder = form.write(tmp_path)
+    assert recognise(folder) == form.kind
+    found = inspect(str(folder))
+    assert (found.kind, found.problems) == (form.kind, ())
+    if form.kind in ("eagle", "eagle3"):
+        assert found.fits["hidden size"] == HIDDEN
+        assert found.fits["vocabulary"] == VOCAB
+        assert found.details["embedding"] == ("own" if "embed_tokens.weight" in form.shapes else "the target's")
+        assert found.parameters == sum(
+            each.numel() for key, each in form.tensors().items() if key not in ("d2t", "t2d")
+        )
+    if form.kind == "eagle3":
+        assert found.details["format"] == name.split(",")[0]
+    if form.kind == "block":
+        assert found.details["drafted levels"] == form.levels
+        assert ("path" in str(found.details["transition"])) == ("transition" not in form.facts)
