@@ -1,25 +1,22 @@
-"""Shared code of the tests of trained heads: random checkpoints, formulas in float64 numpy, a recording drafter."""
+"""Shared code of the tests of trained heads: a target that a head can be right about, and its roots in the loop."""
 
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree import Decoder
-from drafttree.drafters import Drafter
-from drafttree.models import TargetModel
 from drafttree.policies import POLICIES, TreePolicy
+from helpers.checkpoints import Format, MtpFormat, Tensors
 from testing import tiny
-from testing.costs import toy_decoder
 from testing.small_trees import SMALL
 
 HIDDEN, VOCAB = tiny.SIZES["hidden_size"], tiny.VOCAB
 PROMPT = tiny.random_tokens(6, seed=3)
 LENGTH = 24
 SAMPLINGS = {"greedy": {}, "coupled": {"temperature": 1.0, "seed": 5}}
-Tensors = dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -33,12 +30,10 @@ def counting() -> PreTrainedModel:
     return module
 
 
-def randomness(shapes: Mapping[str, tuple[int, ...]], seed: int = 0, scale: float = 0.2) -> Tensors:
-    """A random tensor of each shape; norm weights lie around one."""
+def randomness(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> Tensors:
+    """A random tensor of each shape."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(shape, generator=generator) * scale + float("norm" in name) for name, shape in shapes.items()
-    }
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 def states(count: int, seed: int) -> Tensor:
@@ -46,75 +41,26 @@ def states(count: int, seed: int) -> Tensor:
     return torch.randn(1, count, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def exact(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().numpy().astype(np.float64)
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
-
-
-def affine(x: np.ndarray, tensors: Tensors, name: str) -> np.ndarray:
-    """W x + b for a layer by its name; b is zero where it is not stored."""
-    bias = tensors.get(f"{name}.bias")
-    return x @ exact(tensors[f"{name}.weight"]).T + (0 if bias is None else exact(bias))
-
-
-def assert_close(logits: Tensor, expected: np.ndarray) -> None:
-    """Logits `[1, nodes, vocab]` against `[nodes, vocab]`, to 1e-5."""
-    assert logits.shape == (1, *expected.shape)
-    np.testing.assert_allclose(exact(logits[0]), expected, atol=1e-5, rtol=1e-5)
-
-
 def small(name: str) -> TreePolicy:
     return POLICIES[name](**SMALL.get(name, {}))
 
 
-class Watched:
-    """Wraps a drafter and records the calls of its session with their results.
+def check_roots(
+    decoder: Decoder, clone: Any, form: Format | MtpFormat, tensors: Tensors, prompt=PROMPT, length=LENGTH
+) -> list[int]:
+    """Compare the first drafts of all rounds of a text with the formula on the states that transformers computes.
 
-    Attributes:
-        calls: per call, the committed text, the paths of the frontier, and the logits.
+    Returns:
+        how many tokens there were before each round.
     """
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner, self.calls = inner, []
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def start(self, prompt, capacity):
-        return WatchedDraft(self.inner.start(prompt, capacity), list(prompt), self.calls)
-
-
-class WatchedDraft:
-    def __init__(self, inner, text, calls) -> None:
-        self.inner, self.text, self.calls = inner, text, calls
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def root(self):
-        self.frontier = [[]]
-        return self._record(self.inner.root())
-
-    def expand(self, tokens, origins):
-        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-        self.frontier = [[*self.frontier[origin], token] for token, origin in pairs]
-        return self._record(self.inner.expand(tokens, origins))
-
-    def commit(self, tokens, hidden_states):
-        self.inner.commit(tokens, hidden_states)
-        self.text = self.text + tokens
-
-    def _record(self, logits):
-        self.calls.append((self.text, self.frontier, logits.clone()))
-        return logits
-
-
-def watched(target: TargetModel, drafter: Drafter, policy: TreePolicy, prompt=PROMPT) -> tuple[list, Decoder]:
-    """The calls of a drafter while a text is decoded with it, and the decoder."""
-    recorder = Watched(drafter)
-    decoder = toy_decoder(target, recorder, policy)
-    decoder.generate(prompt, max_new_tokens=LENGTH)
-    return recorder.calls, decoder
+    request, drafter = decoder.new_request(prompt, max_new_tokens=length), decoder.drafter
+    rounds, root = [], drafter.root
+    drafter.root = lambda sessions: rounds.append((list(request.tokens), root(sessions))) or rounds[-1][1]
+    while not request.finish_reason:
+        decoder.step(request)
+    for tokens, logits in rounds:
+        with torch.inference_mode():
+            known = clone(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
+        expected = form.logits(tensors, clone, [known[state][0] for state in form.states], tokens, [])
+        torch.testing.assert_close(logits[0].double(), expected.double(), atol=1e-3, rtol=1e-4)
+    return [len(tokens) for tokens, _ in rounds]

@@ -249,9 +249,9 @@ EAGLE = Format(
 )
 
 
-def _medusa(blocks: int) -> dict[str, str]:
+def medusa_shapes(heads: int = 3, blocks: int = 1) -> dict[str, str]:
     found = {}
-    for head in range(3):
+    for head in range(heads):
         for block in range(blocks):
             found |= {f"{head}.{block}.linear.weight": "H H", f"{head}.{block}.linear.bias": "H"}
         found[f"{head}.{blocks}.weight"] = "V H"
@@ -262,7 +262,7 @@ MEDUSA = Format(
     "medusa",
     formulas.medusa,
     {"medusa_num_heads": 3, "medusa_num_layers": 1},
-    _medusa(blocks=1),
+    medusa_shapes(),
     file="medusa_lm_head.pt",
     levels=3,
 )
@@ -272,17 +272,17 @@ def _without_projections(shapes: Mapping[str, str]) -> dict[str, None]:
     return {name: None for name in shapes if re.match(r"\d\.1\.weight|hydra_lm_head", name)}
 
 
-def _hydra(place: int, end: str, blocks: Sequence[int] = (), grounded: bool = True) -> dict[str, str]:
-    """Three heads whose first block is at a place of a sequence that also holds dropouts, and their further blocks."""
+def hydra_shapes(heads: int = 3, blocks: Sequence[int] = (0,), end: str = "", grounded: bool = True) -> dict[str, str]:
+    """Heads whose blocks are at some places of a sequence, which also holds dropouts."""
     found = {}
-    for head in range(3):
-        name = f"hydra_mlp.{head}."
+    for head in range(heads):
+        name, last = f"hydra_mlp.{head}.", f"hydra_lm_head.{head}{end}."
         parts = {"linear": f"H {head + 2}H", "res_connection": f"H {head + 2}H"} if grounded else {"linear": "H H"}
-        found |= {f"{name}{place}.{part}.weight": shape for part, shape in parts.items()}
-        found |= {f"{name}{place}.{part}.bias": "H" for part in parts}
         for block in blocks:
-            found |= {f"{name}{block}.linear.weight": "H H", f"{name}{block}.linear.bias": "H"}
-        found |= {f"hydra_lm_head.{head}{end}.weight": "V H", f"hydra_lm_head.{head}{end}.bias": "V"}
+            found |= {f"{name}{block}.{part}.weight": shape for part, shape in parts.items()}
+            found |= {f"{name}{block}.{part}.bias": "H" for part in parts}
+            parts = {"linear": "H H"}
+        found |= {f"{last}weight": "V H", f"{last}bias": "V"}
     return found
 
 
@@ -290,7 +290,7 @@ HYDRA = Format(
     "hydra",
     formulas.hydra,
     {"hydra_head_arch": "mlp", "grounded_heads": True, "hydra_num_heads": 4, "hydra_num_layers": 1},
-    {"input_embed_fn.weight": "V H"} | _hydra(0, ""),
+    {"input_embed_fn.weight": "V H"} | hydra_shapes(),
     file="hydra_lm_head.pt",
     sizes={"I": tiny.SIZES["intermediate_size"]},
     levels=3,
@@ -302,7 +302,7 @@ HYDRA_PLUS = replace(
     config={"hydra_head_arch": "prefix-mlp", "hidden_state_offset": 0},
     shapes={"input_embed_fn.weight": "V H", f"{PREFIX}norm.weight": "H"}
     | _within(f"{PREFIX}layers.0.", LLAMA)
-    | _hydra(1, ".1"),
+    | hydra_shapes(3, [1], ".1"),
 )
 BLOCK_LAYER = {**QWEN3_LAYER, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
 BLOCK_LAYER |= {"rope_theta": 10000.0, "max_position_embeddings": 64}
@@ -433,7 +433,7 @@ FORMATS: dict[str, Format] = {
     "Medusa-1, a config that miscounts": MEDUSA.but(config={"medusa_num_heads": 2}),
     "Medusa-1, two blocks": MEDUSA.but(
         config={"medusa_num_layers": 2},
-        shapes={**dict.fromkeys(MEDUSA.shapes), **_medusa(blocks=2)},
+        shapes={**dict.fromkeys(MEDUSA.shapes), **medusa_shapes(blocks=2)},
     ),
     "Medusa-1, no projection": MEDUSA.but(config={}, shapes=_without_projections(MEDUSA.shapes)),
     "Medusa-1, shared by its config": MEDUSA.but(
@@ -446,13 +446,13 @@ FORMATS: dict[str, Format] = {
         file="model.safetensors",
     ),
     "Hydra": HYDRA,
-    "Hydra, two blocks": HYDRA.but(config={"hydra_num_layers": 2}, shapes=_hydra(0, "", [1])),
+    "Hydra, two blocks": HYDRA.but(config={"hydra_num_layers": 2}, shapes=hydra_shapes(3, [0, 1])),
     "Hydra, ungrounded": HYDRA.but(
-        config={"grounded_heads": False}, shapes={**dict.fromkeys(HYDRA.shapes), **_hydra(0, "", grounded=False)}
+        config={"grounded_heads": False}, shapes={**dict.fromkeys(HYDRA.shapes), **hydra_shapes(grounded=False)}
     ),
     "Hydra, the target's embedding": HYDRA.but(shapes={"input_embed_fn.weight": None}),
     "Hydra++": HYDRA_PLUS,
-    "Hydra++, four blocks": HYDRA_PLUS.but(config={"hydra_num_layers": 4}, shapes=_hydra(1, ".1", [3, 5, 7])),
+    "Hydra++, four blocks": HYDRA_PLUS.but(config={"hydra_num_layers": 4}, shapes=hydra_shapes(3, [1, 3, 5, 7], ".1")),
     "Hydra++, as published": HYDRA_PLUS.but(
         shapes={f"{PREFIX}embed_tokens.weight": "V H", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq": "4"}
     ),
