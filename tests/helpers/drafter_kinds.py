@@ -2,26 +2,24 @@
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
-from transformers import Qwen3Config
 
 import drafttree
 from drafttree.drafters import (
-    BlockDrafter,
     Drafter,
     Eagle3Drafter,
     HiddenStates,
-    HydraDrafter,
     LanguageModelDrafter,
     OtherTokenizerDrafter,
     VocabularyMap,
 )
-from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats import mtp, read_config, read_tensors
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
-from drafttree.drafters.hydra import HydraHeads
 from drafttree.loading import load_model, zoo
+from helpers.checkpoints import FORMATS
 from helpers.replays import Operations
 from helpers.varlen import stand_in
 from testing.tokenizers import words
@@ -55,12 +53,13 @@ def _packed_eagle3() -> Drafter:
     )
 
 
-@torch.no_grad()
-def _plain_hydra() -> Drafter:
-    """Random heads without a prefix layer."""
-    target = load_model("embedded", torch.float32, torch.device("cpu"))
-    torch.manual_seed(0)
-    return HydraDrafter(HydraHeads(3, 1, HIDDEN, VOCAB).eval(), target)
+def _written(name: str, **fields: object) -> Drafter:
+    """A random drafter of a format, of the sizes of the embedded target."""
+    form = FORMATS[name].but(sizes={"H": HIDDEN, "T": HIDDEN, "V": VOCAB, "W": 64})
+    with TemporaryDirectory() as folder:
+        found = drafttree.load("embedded", form.write(Path(folder), **fields), dtype="float32", device="cpu").drafter
+    assert found
+    return found
 
 
 def _deep_mtp() -> Drafter:
@@ -69,24 +68,6 @@ def _deep_mtp() -> Drafter:
     tensors = read_tensors(zoo.folder("embedded-mtp"))
     again = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in tensors.items()}
     return mtp.load(tensors | again, read_config(zoo.folder("embedded-mtp")), target)
-
-
-@torch.no_grad()
-def _random_block() -> Drafter:
-    """A random block drafter whose drafts depend on their path."""
-    torch.manual_seed(0)
-    layer = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-    )
-    sizes = {"vocab": VOCAB, "draft_vocab": VOCAB, "target_hidden": HIDDEN, "states": 2, "block": 6, "mask_token": 0}
-    config = BlockConfig(layer, **sizes, levels=6, from_root=True, causal=(False, True), transition="rnn", rank=8)
-    return BlockDrafter(BlockLayers(config).eval().requires_grad_(False), (2, 6), 0)
 
 
 def _users_model() -> Drafter:
@@ -111,11 +92,11 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "eagle3, module": _module_eagle3,
     "eagle3, packed": _packed_eagle3,
     "medusa": lambda: _embedded("embedded-medusa"),
-    "hydra": _plain_hydra,
+    "hydra": lambda: _written("Hydra"),
     "hydra++": lambda: _embedded("embedded-hydra"),
     "mtp": lambda: _embedded("embedded-mtp"),
     "mtp, two layers": _deep_mtp,
-    "block": _random_block,
+    "block": lambda: _written("DSpark, recurrent", num_target_layers=None, causal=True),
     "lookup": lambda: _embedded("lookup"),
     "suffix": lambda: _embedded("suffix"),
     "mixed": lambda: _embedded("mixed:embedded-eagle3"),
