@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -55,6 +56,10 @@ class MtpFormat:
     blocks: int = 1
     layers: int = 1
     kind, levels = "mtp", None
+
+    @cached_property
+    def _rounded(self) -> dict[torch.dtype, list[Layer]]:
+        return {}
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -140,9 +145,10 @@ class MtpFormat:
     ) -> Tensor:
         """As in `Format`, for the tensors that a seed of 0 gives, as exact as these are."""
         (dtype,) = {each.dtype for each in tensors.values()}
-        layers = self.made()
-        for layer in layers:
-            for each in (*layer.model.parameters(), *layer.parts.values()):
+        layers = self._rounded.setdefault(dtype, [])
+        if not layers:
+            layers += self.made()
+            for each in (part for layer in layers for part in (*layer.model.parameters(), *layer.parts.values())):
                 each.copy_(each.to(dtype))
         given, last = [*tokens, *path], len(tokens) - 1
         above, known = {}, dict(enumerate(states[0].float()))
