@@ -109,7 +109,9 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
 @torch.no_grad()
 def from_config(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A random model with noise on every bias and norm weight too, so that each token it sees shows in the logits."""
-    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.normal_(float(parameter.mean().round()), 0.2, generator=generator)
