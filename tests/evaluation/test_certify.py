@@ -67,7 +67,9 @@ def test_options_hold_on_both_sides(decoder, options):
 
 
 def test_options_on_one_side_only_are_found(decoder, monkeypatch):
-    monkeypatch.setattr(drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: (logits, set()))
+    monkeypatch.setattr(
+        drafttree.engine.decoder.PathConstraints, "score", lambda self, tokens, tree, logits: (logits, set())
+    )
     certificate = certify(decoder, PROMPTS[:1], ["chain"], max_new_tokens=16, repetition_penalty=1.5)
     assert not certificate.passed
 

@@ -40,6 +40,8 @@ class BlockConfig:
         levels: levels that it drafts.
         from_root: the root's row predicts the first level ("sample_from_anchor"); else the first mask's row does.
         causal: for each layer, whether rows attend to those before them in the block only.
+        sinks: attention has a score per head that takes weight from all rows and has no value.
+        own_mask: an embedding of its own stands for the mask token.
         transition: kind of the transition, None for logits that do not depend on the path.
         rank: width of the transition.
         candidates: tokens of a level that the transition lets be drafted, 0 for all.
@@ -60,6 +62,8 @@ class BlockConfig:
     levels: int
     from_root: bool = False
     causal: tuple[bool, ...] = ()
+    sinks: bool = False
+    own_mask: bool = False
     transition: str | None = None
     rank: int = 0
     candidates: int = 0
@@ -93,6 +97,7 @@ class BlockLayers(nn.Module):
         layer._attn_implementation = NAME
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, width)
+        self.mask_embedding = nn.Parameter(torch.empty(width)) if config.own_mask else None
         self.fc = nn.Linear(config.states * config.target_hidden, width, bias=False)
         self.hidden_norm = Qwen3RMSNorm(width, eps)
         self.layers = nn.ModuleList(_layer(config, index) for index in range(layer.num_hidden_layers))
@@ -125,12 +130,19 @@ class BlockLayers(nn.Module):
         Args:
             segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
         """
-        states = self.embed_tokens(join([segment.tokens for segment in segments])) * self.config.input_scale
+        tokens = join([segment.tokens for segment in segments])
+        states = self.embed_tokens(tokens)
+        if self.mask_embedding is not None:
+            states = torch.where((tokens == self.config.mask_token)[..., None], self.mask_embedding, states)
+        states = states * self.config.input_scale
         causal = [segment._replace(visible=segment.visible.tril()) for segment in segments]
         ways = {way: ModuleInputs.of(causal if way else segments, states.dtype) for way in {*self.config.causal}}
         rotary = self.rotary(states, next(iter(ways.values())).positions)
         for layer, way in zip(self.layers, self.config.causal, strict=True):
             given: Any = {"tree_plan": ways[way].plan, **as_cache(layer, ways[way].cache)}
+            if self.config.sinks:
+                attention: Any = layer.self_attn
+                given["s_aux"] = attention.attention_sink_bias
             states = layer(states, position_embeddings=rotary, **given)
         for segment in segments:
             segment.cache.grow(segment.positions)
@@ -205,7 +217,10 @@ class ConvolvedLayer(Qwen3DecoderLayer):
 
 
 def _layer(config: BlockConfig, index: int) -> Qwen3DecoderLayer:
-    return ConvolvedLayer(config, index) if config.convolution else Qwen3DecoderLayer(config.layer, index)
+    layer = ConvolvedLayer(config, index) if config.convolution else Qwen3DecoderLayer(config.layer, index)
+    if config.sinks:
+        layer.self_attn.attention_sink_bias = nn.Parameter(torch.empty(config.layer.num_attention_heads))
+    return layer
 
 
 def _transition(config: BlockConfig) -> Transition | CandidateSelector | None:

@@ -463,6 +463,23 @@ FORMATS: dict[str, Format] = {
     "DFlash, block size within": DFLASH.but(
         config={"block_size": None, "dflash_config": {**TWO_READ, "block_size": "B"}}
     ),
+    "DFlash, windows": DFLASH.but(config=WINDOWED, facts=ONE_WINDOW),
+    "DFlash, windows, told whole": DFLASH.but(
+        config={**WINDOWED, "dflash_config": {**TWO_READ, "causal": False}},
+        facts={**ONE_WINDOW, "causal": (False, False)},
+    ),
+    "DFlash, a window everywhere": DFLASH.but(
+        config={"dflash_config": {**TWO_READ, "use_swa": True, "swa_window_size": 4}}, facts={"windows": (4, 4)}
+    ),
+    "DFlash, a window of another size": DFLASH.but(
+        config={**WINDOWED, "dflash_config": {**TWO_READ, "swa_window_size": 3}},
+        facts={**ONE_WINDOW, "windows": (3, None)},
+    ),
+    "DFlash, MiMo's": DFLASH.but(
+        config={"sliding_window": 4, "dflash_config": {**TWO_READ, "use_swa": True, "attention_sink_bias": True}},
+        shapes={f"layers.{layer}.self_attn.attention_sink_bias": "A" for layer in range(2)} | {"mask_embedding": "H"},
+        facts={"windows": (4, 4)},
+    ),
     "JetSpec": DFLASH.but(config={"dflash_config": {**TWO_READ, "causal": True}}, facts={"causal": (True, True)}),
     "DSpark": DSPARK,
     "DSpark, gated": DSPARK.but(
@@ -488,6 +505,12 @@ FORMATS: dict[str, Format] = {
         facts=ONE_WINDOW,
         sizes={"D": None},
     ),
+    "DFlash, speculators with whole windows": SPECULATORS_DFLASH.but(
+        config={"transformer_layer_config": {**BLOCK_LAYER, **WINDOWED}, "sliding_window_non_causal": True},
+        facts={**ONE_WINDOW, "causal": (False, False)},
+        sizes={"D": None},
+    ),
+    "DSpark, windows": DSPARK.but(config=WINDOWED, facts=ONE_WINDOW),
     "DFlash2": DFLASH.but(
         config={"architectures": ["DFlash2DraftModel"], **WINDOWED}
         | {

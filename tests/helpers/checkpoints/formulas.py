@@ -54,7 +54,10 @@ class Parts:
         scores = torch.einsum("qhd,khd->hqk", self.rotate(q, own), k) / self.width**0.5
         away = own[:, None] - places
         hidden = (away < 0) & causal | (away >= (window or torch.inf))
-        mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if (sinks := self.w.get(f"{name}attention_sink_bias")) is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(x), 1)), -1)
+        mixed = scores.softmax(-1)[..., : len(rows)]
         return self.linear(f"{name}o_proj", torch.einsum("hqk,khd->qhd", mixed, v).flatten(1))
 
     def rotate(self, x: Tensor, places: Tensor) -> Tensor:
@@ -171,7 +174,10 @@ def block(
     `scales` are those of the embeddings and the logits.
     """
     context = parts.norm("hidden_norm", parts.linear("fc", torch.cat([*states], -1).double()))
-    x = parts.embed([tokens[-1], *[mask] * (size - 1)]) * scales[0]
+    given = [tokens[-1], *[mask] * (size - 1)]
+    x = parts.embed(given)
+    x[torch.tensor(given) == mask] = parts.w.get("mask_embedding", parts.embed([mask])[0])
+    x = x * scales[0]
     for index in range(len(causal)):
         name = f"layers.{index}."
         attended = parts.norm(f"{name}input_layernorm", x)

@@ -34,7 +34,7 @@ from drafttree.models.tensor_parallel import whole
 
 KIND = "block"
 DSPARK = "Qwen3DSparkModel"
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, OWN_MASK = "embed_tokens.weight", "lm_head.weight", "mask_embedding"
 RENAMED = {
     "logit_head.": "",
     "encoder.fc.": "fc.",
@@ -42,6 +42,7 @@ RENAMED = {
     "candidate_selector.predecessor_codebook": "markov_head.predecessor_codebook.weight",
     "candidate_selector.successor_codebook": "markov_head.successor_codebook.weight",
     "candidate_selector.": "markov_head.",
+    "mask_embedding.weight": OWN_MASK,
 }
 """What SpecForge's DSpark, transformers' assistants and DFlash2 call otherwise."""
 LEFT_OUT = re.compile(r"verifier_norm\.|confidence_head\.|rotary_emb\.")
@@ -49,6 +50,7 @@ LEFT_OUT = re.compile(r"verifier_norm\.|confidence_head\.|rotary_emb\.")
 ASSISTANTS = ("muse_glimmer_assistant",)
 """Model types of transformers that are block drafters."""
 CONFIDENCE = "confidence_head.proj.weight"
+NON_CAUSAL = "sliding_window_non_causal"
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> BlockChec
     if not config:
         raise ModelError("config.json is missing or empty; a block drafter needs the one it was published with")
     named = {_renamed(name): tensor for name, tensor in tensors.items()}
+    if OWN_MASK in named:
+        named[OWN_MASK] = named[OWN_MASK].flatten()
     own = {name: tensor for name, tensor in named.items() if not LEFT_OUT.match(name)}
     maps = {name: own.pop(name) for name in ("d2t", "t2d") if name in own}
     options = _options(config)
@@ -180,8 +184,8 @@ def _renamed(name: str) -> str:
 def _options(config: Mapping[str, Any]) -> dict[str, Any]:
     """All fields of a configuration: its own, those in `dflash_config`, and those of its decoder layers.
 
-    Layers have a window where `layer_types` says so. transformers leaves out fields that have their defaults, and its
-    window reaches one token farther back.
+    Layers have a window where `layer_types` says so or, where it names none, all with `use_swa` (MiMo). transformers
+    leaves out fields that have their defaults, and its window reaches one token farther back.
     """
     layer = entry(config, "transformer_layer_config", OBJECT) or {}
     options = {**layer, **config, **(entry(config, "dflash_config", OBJECT) or {})}
@@ -192,8 +196,14 @@ def _options(config: Mapping[str, Any]) -> dict[str, Any]:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ModelError(f"config.json makes no configuration of transformers' {kind} ({reason})") from error
         options = {"vocab_size": made.mask_token_id + 1, **made.to_dict(), "sliding_window": made.sliding_window + 1}
-    sliding = SLIDING in (entry(options, "layer_types", TEXTS) or ())
-    return {**options, "use_sliding_window": sliding} if sliding else {**options, "sliding_window": None}
+    if window := entry(options, "swa_window_size", SIZE):
+        options["sliding_window"] = window
+    if SLIDING in (entry(options, "layer_types", TEXTS) or ()):
+        return {**options, "use_sliding_window": True}
+    if entry(options, "use_swa", FLAG):
+        layers = [SLIDING] * size_of(options, "num_hidden_layers")
+        return {**options, "use_sliding_window": True, "layer_types": layers, NON_CAUSAL: True}
+    return {**options, "sliding_window": None}
 
 
 def _states_read(config: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int, ...]:
@@ -263,6 +273,8 @@ def _config(
         levels=block if from_root else block - 1,
         from_root=from_root or shifted,
         causal=_causal(config, options, layer),
+        sinks=bool(entry(options, "attention_sink_bias", FLAG) or entry(options, "add_swa_attention_sink_bias", FLAG)),
+        own_mask=OWN_MASK in tensors,
         transition=kind,
         rank=rank,
         candidates=candidates,
@@ -296,14 +308,21 @@ def _transition(options: Mapping[str, Any], tensors: Mapping[str, Tensor], vocab
 def _causal(config: Mapping[str, Any], options: Mapping[str, Any], layer: Qwen3Config) -> tuple[bool, ...]:
     """Whether each layer is causal within a block.
 
-    JetSpec is (`causal`, `causal_head`). Where nothing is said, speculators and DFlash2 are in layers with a window.
+    What a file says of all layers holds (`causal`, as JetFlow's do). Where nothing is said, layers without a window are
+    not, and those with one depend on who has written the file, as the masks they were trained with do:
+
+    - transformers' assistants and those of `use_swa` (MiMo): not causal;
+    - speculators: causal but for `sliding_window_non_causal`, which DFlash2 has unless it says otherwise;
+    - z-lab, SpecForge and DeepSpec, as vLLM reads them: causal.
     """
     sliding = tuple(kind == SLIDING for kind in layer.layer_types or ())
     said = [entry(options, name, FLAG) for name in ("causal", "causal_head", "is_causal")]
     if (told := next((each for each in said if each is not None), None)) is not None:
         return (told,) * len(sliding)
-    windowed = entry(options, "selector_rank", COUNT) or "speculators_model_type" in config
-    return sliding if windowed and not entry(options, "sliding_window_non_causal", FLAG) else (False,) * len(sliding)
+    whole = entry(options, NON_CAUSAL, FLAG)
+    if whole is None:
+        whole = config.get("speculators_model_type") == "dflash2" or config.get("model_type") in ASSISTANTS
+    return (False,) * len(sliding) if whole else sliding
 
 
 def _described(found: BlockCheckpoint) -> dict[str, object]:
