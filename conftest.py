@@ -23,6 +23,7 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 os.environ["COLUMNS"] = "80"
+os.environ.pop("FORCE_COLOR", None)
 settings.register_profile(
     "drafttree",
     deadline=None,
@@ -50,5 +51,7 @@ def pytest_runtest_makereport(
     """Name the command that repeats a property's smallest failing case, which Hypothesis keeps in `.hypothesis`."""
     report = yield
     if report.failed and is_hypothesis_test(getattr(item, "obj", None)):
-        report.sections.append(("repeat", f"{sys.executable} -m pytest '{item.nodeid}'"))
+        known = [f"{name}={os.environ[name]} " for name in ("CI", "FUZZ_CASES") if name in os.environ]
+        slow = "-m slow " * bool(item.get_closest_marker("slow"))
+        report.sections.append(("repeat", f"{''.join(known)}{sys.executable} -m pytest {slow}'{item.nodeid}'"))
     return report

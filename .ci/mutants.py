@@ -1,8 +1,8 @@
 """Break the code in small ways and count which breaks the tests notice: `python .ci/mutants.py NAME [TESTS ...]`.
 
 Of every file or pattern of `TARGETS` a seeded sample of mutants is made: a comparison turned, a sign changed, a number
-off by one, a condition negated, a statement left out. The tests run in the folder of the same name, or those that are
-given, until one fails. Results are lines of `build/mutants/NAME.jsonl`; a run that was ended goes on where it was.
+off by one, a condition negated, a statement left out. The tests that `TARGETS` names run, or those that are given,
+until one fails. Results are lines of `build/mutants/NAME.jsonl`; a run that was ended goes on where it was.
 """
 
 import argparse
@@ -86,7 +86,8 @@ def mutants(path: Path) -> Iterator[tuple[str, str]]:
                     new = [*places[:place], changed, *places[place + 1 :]]
                     setattr(parent, name, new if isinstance(value, list) else changed)
                     what = (
-                        f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}: {ast.unparse(node).splitlines()[0]}"
+                        f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}:{getattr(node, 'col_offset', 0)}: "
+                        f"{ast.unparse(node).splitlines()[0]}"
                     )
                     yield (
                         f"{what} -> {ast.unparse(changed).splitlines()[0]}",
@@ -117,27 +118,31 @@ def run(path: Path, text: str, tests: list[str], folder: Path) -> tuple[str, flo
         quiet = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
         import pytest
 
-        os._exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
-    while time.monotonic() - begun < 4 * SECONDS:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return {0: "survived", 1: "caught"}.get(
-                os.waitstatus_to_exitcode(status), "caught"
-            ), time.monotonic() - begun
-        time.sleep(0.1)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return "hangs", time.monotonic() - begun
+        os._exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests]))
+    done = 0
+    try:
+        while time.monotonic() - begun < 4 * SECONDS:
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                return "caught" if os.waitstatus_to_exitcode(status) else "survived", time.monotonic() - begun
+            time.sleep(0.1)
+        return "hangs", time.monotonic() - begun
+    finally:
+        if not done:
+            os.killpg(process, signal.SIGKILL)
+            os.waitpid(process, 0)
 
 
 def ordered(tests: list[str], target: str) -> list[str]:
-    """The test files, those named after the target first, since they fail soonest."""
+    """The test files in their order, but first those named after the target, since they fail soonest."""
     files = [
         file for each in tests for file in (sorted(Path(each).rglob("test_*.py")) if Path(each).is_dir() else [each])
     ]
-    return [str(each) for each in sorted(files, key=lambda file: Path(target).stem not in str(file))]
+    name = Path(target).stem if "*" not in target else Path(target).parent.name
+    return [str(each) for each in sorted(files, key=lambda file: name not in str(file))]
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Count the tests by what they are bound to: `python .ci/tests_by_kind.py [FOLDER ...]`.
 
 A file is bound to the inside where it imports a module of the package that is no door (a door is a folder's `__init__`,
-or one of the public modules below), reads a private attribute of something that is not its own, or patches the package.
-All other files use what users use. Helpers count as the tests that they serve.
+or one of the public modules below), reads a private attribute of something that is not its own, or patches the package
+or an object of it. All other files use what users use. What a helper imports binds the helper alone.
 """
 
 import ast
@@ -44,11 +44,39 @@ def below_a_door(module: str, names: list[str]) -> int:
     return sum((place / f"{name}.py").exists() and f"{module}.{name}" not in PUBLIC for name in names)
 
 
+def names_of_others(node: ast.AST) -> list[str]:
+    """What an import of another package is called in the file."""
+    match node:
+        case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] not in SOURCES:
+            return [name.asname or name.name for name in names]
+        case ast.Import(names=names):
+            return [
+                (name.asname or name.name).split(".")[0] for name in names if name.name.split(".")[0] not in SOURCES
+            ]
+    return []
+
+
+def root_of(node: ast.AST) -> str | None:
+    """The first name of a dotted one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def is_ours(patched: ast.AST, others: set[str]) -> bool:
+    """Whether what is patched is the package's, by its dotted name or by not being another's."""
+    if isinstance(patched, ast.Constant) and isinstance(patched.value, str):
+        return patched.value.split(".")[0] in SOURCES
+    return root_of(patched) not in others
+
+
 def read(path: Path) -> Found:
     """Count what binds a file."""
     text = path.read_text()
     imports = private = patches = 0
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    others = {name for node in ast.walk(tree) for name in names_of_others(node)}
+    for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 imports += below_a_door(module, [name.name for name in names])
@@ -60,11 +88,14 @@ def read(path: Path) -> Found:
             ):
                 pass  # a test's own class
             case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
-                private += 1
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="monkeypatch"), attr="setattr" | "setitem" | "delattr")):
-                patches += 1
-            case ast.Call(func=ast.Attribute(attr="object", value=ast.Name(id="patch")) | ast.Name(id="patch")):
-                patches += 1
+                private += root_of(node) not in others
+            case ast.Call(
+                func=ast.Attribute(
+                    value=ast.Name(id="monkeypatch" | "patch"), attr="setattr" | "setitem" | "delattr" | "object"
+                ),
+                args=[patched, *_],
+            ):
+                patches += is_ours(patched, others)
             case _:
                 pass
     return Found(path, text.count("\n"), imports, private, patches)

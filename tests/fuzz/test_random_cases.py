@@ -18,7 +18,7 @@ from drafttree.verifiers import Coupled
 from testing.random_cases import Case, cases
 
 CASES = int(os.environ.get("FUZZ_CASES", 0))
-FUZZ = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.generate, Phase.shrink]}
+FUZZ = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.reuse, Phase.generate, Phase.shrink]}
 
 
 @settings(max_examples=CASES or 25, derandomize=not CASES, **FUZZ)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -123,9 +122,8 @@ def test_misspelt_embedded_name():
 
 def test_hub_name_without_a_network_fails_at_once(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    begun = time.perf_counter()
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: pytest.fail("tried the network"))
     assert "cannot load model 'nobody/no-such-model'" in told(ModelError, open_folder, "nobody/no-such-model")
-    assert time.perf_counter() - begun < 5
 
 
 def test_folder_without_weights(folder):

@@ -26,7 +26,7 @@ from testing.toy import PieceTokenizer, ToyDrafter, greedy_text
 
 LETTERS = PieceTokenizer([bytes([code]) for code in b"abcdefgh"])
 BEGINNING = [3, 1, 4, 1, 5, 2, 6]
-PATIENCE = 60
+PATIENCE = 10
 
 
 class BrokenError(Exception):
@@ -52,8 +52,8 @@ class Faults:
 class FaultyDrafter(ToyDrafter):
     """A toy drafter whose sessions' calls fail where they are told to."""
 
-    def __init__(self, noise: float, faults: dict[str, Faults]) -> None:
-        super().__init__(TARGET.blurred(noise))
+    def __init__(self, noise: float, context: int | None, faults: dict[str, Faults]) -> None:
+        super().__init__(TARGET.blurred(noise), context=context)
         self.faults = faults
 
     def start(self, prompt: list[int], capacity: int):
@@ -92,22 +92,25 @@ class Asked:
         options: of its text.
         leaves: the number of chunks behind which it is cancelled, if it is.
         fails: the length at which a processor of its own fails, if it does.
+        iterated: its end is found by reading its chunks.
     """
 
     prompt: list[int]
     options: dict[str, Any]
     leaves: int | None = None
     fails: int | None = None
+    iterated: bool = False
 
 
 @dataclass(frozen=True)
-class Case:
+class Scenario:
     """An engine, the parts it has, and what is asked of it.
 
     Attributes:
         policy: name of a small one.
         drafter: the kind of drafter.
         noise: how much the toy drafter differs from the target.
+        context: tokens that the toy drafter can read, None for any number.
         fails: per call of a drafter's session the calls that fail, and how.
         passes: passes of the target in which memory runs out.
         engine: options of the engine.
@@ -117,6 +120,7 @@ class Case:
     policy: str
     drafter: str
     noise: float
+    context: int | None
     fails: dict[str, list[tuple[int, type[Exception]]]]
     passes: list[int]
     engine: dict[str, Any]
@@ -125,7 +129,7 @@ class Case:
     def decoder(self) -> Decoder:
         """The decoder of these parts."""
         target = FailingModel(TARGET, MemoryError, self.passes)
-        toy = FaultyDrafter(self.noise, {name: Faults(*fail) for name, fail in self.fails.items()})
+        toy = FaultyDrafter(self.noise, self.context, {name: Faults(*fail) for name, fail in self.fails.items()})
         drafters: dict[str, Callable[[], Drafter | None]] = {
             "toy": lambda: toy,
             "lookup": lambda: PromptLookupDrafter(VOCAB),
@@ -139,13 +143,18 @@ def made_of(target: FailingModel, drafter: Drafter | None = None, policy: TreePo
     return toy_decoder(target, drafter, policy or small("talon"), tokenizer=LETTERS, eos=(7,))
 
 
+def ends_behind_a_three(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+    return input_ids[:, -1] == 3
+
+
 ERRORS = st.sampled_from([BrokenError, MemoryError])
 OPTIONS = {
     "temperature": st.sampled_from([0.5, 1.0, 2.0]),
     "top_k": st.integers(2, 5),
     "repetition_penalty": st.sampled_from([0.8, 1.5]),
     "no_repeat_ngram_size": st.integers(2, 3),
-    "stop": st.sampled_from(["b", "cd", ["ea", "h"]]),
+    "stop": st.sampled_from(["b", "cd", ["ea", "h"], ["a", "ce", "fd", "gb"]]),
+    "stopping_criteria": st.just([ends_behind_a_three]),
     "logprobs": st.integers(0, 3),
     "ignore_eos": st.booleans(),
     "reuse_prefix": st.booleans(),
@@ -171,12 +180,14 @@ ASKED = st.builds(
     OPTIONS_OF_A_TEXT,
     leaves=st.none() | st.none() | st.integers(0, 3),
     fails=st.none() | st.none() | st.integers(2, 16),
+    iterated=st.booleans(),
 )
 CASES = st.builds(
-    Case,
+    Scenario,
     policy=st.sampled_from([name for name in SMALL if name in POLICIES]),
     drafter=st.sampled_from(["toy", "toy", "mixed", "lookup", "suffix"]),
     noise=st.sampled_from([0.0, 0.5, 2.0]),
+    context=st.none() | st.integers(4, 24),
     fails=st.dictionaries(
         st.sampled_from(["root", "expand", "commit", "prefill"]),
         st.lists(st.tuples(st.integers(1, 12), ERRORS), min_size=1, max_size=3),
@@ -197,7 +208,7 @@ CASES = st.builds(
 
 @settings(max_examples=60)
 @given(drawn=CASES)
-def test_every_text_is_its_own(drawn: Case):
+def test_every_text_is_its_own(drawn: Scenario):
     plain = made_of(FailingModel(TARGET, MemoryError)).plain()
     decoder = drawn.decoder()
     with Engine(decoder, **drawn.engine) as engine:
@@ -205,7 +216,7 @@ def test_every_text_is_its_own(drawn: Case):
         for each, handle in zip(drawn.asked, handles, strict=True):
             if each.leaves is not None:
                 leave(handle, each.leaves)
-        ends = [end(handle) for handle in handles]
+        ends = [end(handle, iterated=each.iterated) for each, handle in zip(drawn.asked, handles, strict=True)]
         stop_failing(decoder)
         later = engine.submit([1, 2], max_new_tokens=3, ignore_eos=True).result(PATIENCE)
         assert later.tokens == greedy_text(TARGET, [1, 2], 3)
@@ -213,7 +224,8 @@ def test_every_text_is_its_own(drawn: Case):
         event(compare(each, found, plain))
     assert engine.kv_cache_usage == 0
     counts = Counter(found.finish_reason if isinstance(found, Generation) else type(found) for found in ends)
-    assert counts[MemoryError] <= len(drawn.passes) + sum(map(len, drawn.fails.values()))
+    out_of_memory = [error for fails in drawn.fails.values() for _, error in fails if error is MemoryError]
+    assert counts[MemoryError] <= len(drawn.passes) + len(out_of_memory)
     assert engine.metrics.failed == counts[MemoryError] + counts[BrokenError]
     assert engine.metrics.cancelled == counts["cancelled"]
 
@@ -237,8 +249,12 @@ def leave(handle: Handle, chunks: int) -> None:
     handle.cancel()
 
 
-def end(handle: Handle) -> End:
+def end(handle: Handle, *, iterated: bool) -> End:
     try:
+        if iterated and not handle.done:
+            for _ in handle:
+                pass
+            assert handle.error is None, "it ends without its error"
         return handle.result(PATIENCE)
     except (BrokenError, MemoryError) as error:
         return error
@@ -265,7 +281,11 @@ def compare(asked: Asked, found: End, plain: Decoder) -> str:
     assert (found.tokens, found.text, found.finish_reason) == (whole.tokens, whole.text, whole.finish_reason)
     assert found.logprobs == (whole.logprobs and pytest.approx(whole.logprobs, abs=1e-5))
     assert found.top_logprobs == (whole.top_logprobs and [pytest.approx(row, abs=1e-5) for row in whole.top_logprobs])
-    assert (found.prompt_logprobs is None) == (whole.prompt_logprobs is None)
+    assert found.prompt_logprobs == (whole.prompt_logprobs and pytest.approx(whole.prompt_logprobs, abs=1e-5))
+    assert len(found.drafted) == len(found.tokens)
+    assert sum(found.drafted) == sum(round_.accepted for round_ in found.metrics.rounds)
+    if found.finish_reason == "stop" and "stopping_criteria" in asked.options:
+        assert 3 not in found.tokens[:-1]
     if not {"temperature", "repetition_penalty", "no_repeat_ngram_size"} & asked.options.keys():
         assert found.tokens == greedy_text(TARGET, asked.prompt, len(found.tokens))
     return found.finish_reason
@@ -273,7 +293,7 @@ def compare(asked: Asked, found: End, plain: Decoder) -> str:
 
 @settings(max_examples=20)
 @given(drawn=CASES, options=OPTIONS_OF_A_TEXT)
-def test_texts_of_a_list(drawn: Case, options: dict[str, Any]):
+def test_texts_of_a_list(drawn: Scenario, options: dict[str, Any]):
     """With one seed for all, in one call and each as a stream."""
     drawn = replace(drawn, passes=[], fails={})
     prompts, plain = [each.prompt for each in drawn.asked], made_of(FailingModel(TARGET, MemoryError)).plain()
@@ -321,3 +341,66 @@ def test_a_processor_that_knows_one_text_fails_nothing(policy, sampled):
     options = {"max_new_tokens": 20, "ignore_eos": True, "logits_processor": [knows], **sampled}
     assert drafting.generate([3], **options).tokens == whole[1:]
     assert [text.tokens for text in drafting.generate([[3], [3]], **options)] == [whole[1:]] * 2
+
+
+def test_texts_without_a_seed_differ_and_tell_theirs():
+    decoder = made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)))
+    options = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    texts = [decoder.generate([3], **options) for _ in range(8)]
+    assert len({tuple(text.tokens) for text in texts}) > 5
+    assert [decoder.generate([3], seed=text.seed, **options).tokens for text in texts] == [
+        text.tokens for text in texts
+    ]
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_a_stream_that_is_closed_is_a_beginning(chunks):
+    decoder = made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)))
+    whole = decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens
+    stream = decoder.stream([3], max_new_tokens=40, ignore_eos=True)
+    read = [token for _, chunk in zip(range(chunks), stream, strict=False) for token in chunk.tokens]
+    stream.close()
+    assert list(stream) == []
+    assert read == whole[: len(read)]
+    assert len(read) < len(whole)
+    assert decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens == whole
+
+
+@pytest.mark.parametrize("passes", [3, 6])
+def test_ctrl_c_in_a_stream_comes_out_behind_what_was_written(passes):
+    target = FailingModel(TARGET, MemoryError)
+    decoder = made_of(target, ToyDrafter(TARGET.blurred(1.0)))
+    whole = decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens
+    target.interrupt_at = target.passes + passes
+    read: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        read.extend(
+            token for chunk in decoder.stream([3], max_new_tokens=40, ignore_eos=True) for token in chunk.tokens
+        )
+    assert read
+    assert read == whole[: len(read)]
+    assert decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens == whole
+
+
+@pytest.mark.parametrize("policy", ["auto", "talon"])
+def test_a_pass_that_one_text_breaks_ends_no_other(policy):
+    """Token 7 breaks every pass that has it; the others never write it."""
+    never = {"max_new_tokens": 16, "suppress_tokens": [7]}
+    prompts = [[1, 2], [3], [5, 0, 1], [2]]
+    expected = [made_of(FailingModel(TARGET, MemoryError)).plain().generate(each, **never).tokens for each in prompts]
+    target = FailingModel(TARGET, BrokenError, poison=7)
+    with Engine(made_of(target, ToyDrafter(TARGET.blurred(1.0)), small(policy))) as engine:
+        handles = [engine.submit(each, **never) for each in prompts]
+        poisoned = engine.submit([7, 1], **never)
+        later = [engine.submit(each, **never) for each in prompts]
+        with pytest.raises(BrokenError):
+            poisoned.result(PATIENCE)
+        assert [handle.result(PATIENCE).tokens for handle in (*handles, *later)] == expected * 2
+
+
+def test_texts_that_come_first_end_first():
+    with Engine(made_of(FailingModel(TARGET, MemoryError)), max_batch=1) as engine:
+        handles = [engine.submit([place], max_new_tokens=6, ignore_eos=True) for place in range(6)]
+        for place, handle in enumerate(handles):
+            handle.result(PATIENCE)
+            assert all(earlier.done for earlier in handles[:place])

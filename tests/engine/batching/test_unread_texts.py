@@ -112,7 +112,9 @@ def test_an_event_loop_reads_on(engine, alone):
 @pytest.mark.parametrize("how", ["cancel", "close"])
 def test_a_text_that_waits_can_be_ended(engine, how):
     handle = unread(engine)
+    time.sleep(1.2)  # the loop waits for longer where nothing happens
     engine.close() if how == "close" else handle.cancel()
+    wait_until(lambda: handle.done)  # asking for its result would wake the loop
     assert handle.result(20).finish_reason == "cancelled"
     assert engine._memory.reserved == 0
 
