@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 import drafttree
 from drafttree.drafters import MtpDrafter, PromptLookupDrafter
@@ -164,16 +164,49 @@ def test_a_checkpoint_without_layers_says_what_else_drafts(tmp_path):
     assert "this loaded model does not name any" in message
 
 
+def test_layers_by_unknown_names_are_named(tmp_path):
+    folder = written(tmp_path, "deepseek_v3")
+    tensors = load_file(folder / "model.safetensors")
+    own = mtp.own_names(folder, AutoConfig.from_pretrained(folder))
+    renamed = {name.replace("model.layers.", "mtp_stage.") if name in own else name: tensors[name] for name in tensors}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    message = refusal(folder)
+    assert "holds mtp_stage.3.eh_proj.weight, mtp_stage.3.enorm.weight, mtp_stage.3.hnorm.weight" in message
+    assert f" and {len(own) - 4} more, which drafttree knows as no MTP layers; draft with a head" in message
+
+
+def test_layers_alone_are_no_target(tmp_path):
+    own = MTP["ernie4_5_moe"].write(tmp_path)
+    assert "is a head (mtp), which drafts; as target give the model it is for" in refusal(own)
+
+
+def test_a_target_with_code_of_its_own_has_its_layers_built_by_that_code(tmp_path):
+    class MiMoConfig(Qwen2Config):
+        model_type = "mimo"
+
+    class MiMo(Qwen2ForCausalLM):
+        config_class = MiMoConfig
+
+    folder = written(tmp_path, "mimo")
+    target = MiMo.from_pretrained(folder, config=MiMoConfig.from_pretrained(folder), dtype=torch.float32)
+    decoder = drafttree.load(target, tokenizer=words("a", "b"), device="cpu")
+    assert decoder.drafter.name == "mixed:mtp"
+    assert isinstance(decoder.drafter.model.layers[0].model.module, MiMo)
+
+
 @pytest.mark.parametrize(
     ("lost", "named"),
     [
         ("mtp.fc.weight", "missing eh_proj.weight of layer 0"),
         ("mtp.norm.weight", "missing post_norm.weight of layer 0"),
         ("mtp.layers.0.mlp.up_proj.weight", "in MTP layer 0 missing mlp.up_proj.weight"),
+        ("model.mtp_hidden_norm.0.weight", "missing hnorm.weight of layer 0"),
+        ("model.mtp_layers.0.final_layernorm.weight", "missing post_norm.weight of layer 0"),
     ],
 )
 def test_half_a_layer_is_told_part_by_part(lost, named, tmp_path):
-    folder = written(tmp_path)
+    family = next(name for name in ("llama", "ernie4_5_moe", "mimo") if lost in MTP[name].tensors())
+    folder = written(tmp_path, family)
     changed(folder, lambda tensors: tensors.pop(lost))
     assert named in refusal(folder)
 

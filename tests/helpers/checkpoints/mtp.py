@@ -26,10 +26,11 @@ PARTS = ("enorm", "hnorm", "eh_proj", "post_norm")
 
 
 class Layer(NamedTuple):
-    """An MTP layer: an unchanged model with its decoder layer and norm, and the parts before it."""
+    """An MTP layer: an unchanged model with its decoder layer and norm, and the parts before it, in their order."""
 
     model: PreTrainedModel
     parts: Tensors
+    states_first: bool
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class MtpFormat:
     Attributes:
         config: of the target.
         layer: what the config of a model with the layers of one MTP layer changes.
-        parts: names of `PARTS`, with the layer's number for braces.
+        parts: names of `PARTS`, with the layer's number for braces; without the last one the norm is the target's.
         block: the name before a tensor of a decoder layer, with its number for braces.
         behind: whether layers are numbered on behind the target's.
         renamed: what a decoder layer calls otherwise, by the name in the file.
         blocks: decoder layers that make one MTP layer.
         layers: how many MTP layers there are.
+        states_first: whether states stand before embeddings in what a layer reads.
     """
 
     config: Callable[[], PreTrainedConfig]
@@ -55,6 +57,7 @@ class MtpFormat:
     renamed: Mapping[str, str] = field(default_factory=dict)
     blocks: int = 1
     layers: int = 1
+    states_first: bool = False
     kind, levels = "mtp", None
 
     @cached_property
@@ -79,13 +82,15 @@ class MtpFormat:
             model, generator = tiny.from_config(config, seed + 1 + index), torch.Generator().manual_seed(seed + index)
             norm = final_norm(model)
             norm.weight += 0.3 * torch.randn(hidden, generator=generator)
+            if len(self.parts) < len(PARTS):
+                norm.weight.copy_(final_norm(self.target()).weight)
             noise = {name: 0.3 * torch.randn(hidden, generator=generator) for name in ("enorm", "hnorm")}
             parts = {name: norm.weight.mean() + each for name, each in noise.items()}
             parts["eh_proj"] = torch.randn(hidden, 2 * hidden, generator=generator) / hidden**0.5
             if made and "{" not in self.parts[0]:
                 norm.weight.copy_(final_norm(made[0].model).weight)
                 parts = made[0].parts
-            made.append(Layer(model, parts))
+            made.append(Layer(model, parts, self.states_first))
         return made
 
     def tensors(self, seed: int = 0) -> Tensors:
@@ -102,7 +107,7 @@ class MtpFormat:
                     found[self.block.format(number * self.blocks + int(match[1])) + part] = tensor
             parts = layer.parts | {"post_norm": final_norm(layer.model).weight.detach()}
             found |= {
-                f"{name.format(number)}.weight": parts[each] for each, name in zip(PARTS, self.parts, strict=True)
+                f"{name.format(number)}.weight": parts[each] for each, name in zip(PARTS, self.parts, strict=False)
             }
         return found
 
@@ -172,7 +177,8 @@ def _run(
     """The outputs of a layer at some places of a text, each of which reads the state at the place before."""
     embedded = target.get_input_embeddings()(torch.tensor([[tokens[at] for at in places]]))
     pair = (("enorm", embedded), ("hnorm", torch.stack([states[at - 1] for at in places])[None]))
-    inputs = torch.cat([_normed(layer, layer.parts[name], each) for name, each in pair], -1) @ layer.parts["eh_proj"].T
+    read = [_normed(layer, layer.parts[name], each) for name, each in (pair[::-1] if layer.states_first else pair)]
+    inputs = torch.cat(read, -1) @ layer.parts["eh_proj"].T
     positions = torch.arange(len(places))[None]
     out = layer.model.get_decoder()(inputs_embeds=inputs, position_ids=positions, use_cache=False)
     return dict(zip(places, out.last_hidden_state[0], strict=True))
@@ -219,6 +225,10 @@ BAILING = {
     **{"num_expert_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, **SPARSE},
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
 }
+ERNIE = {
+    **{**tiny.GROUPED, "class": "Ernie4_5_MoeConfig", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "num_nextn_predict_layers": 1,
+}
 NEMOTRON = {
     **{**SIZES, "class": "NemotronHConfig", "num_hidden_layers": 4, "n_routed_experts": 4},
     **{"layers_block_type": ["mamba", "attention", "mlp", "mamba"], "mtp_layers_block_type": ["attention", "moe"]},
@@ -248,6 +258,22 @@ MTP = {
         {"class": "Glm4MoeConfig", **SIZES, **ONE_GROUP, "n_routed_experts": 4, "first_k_dense_replace": 1},
         {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     ),
+    "mimo": _format(
+        {"class": "Qwen2Config", **tiny.GROUPED, "num_nextn_predict_layers": 1},
+        FULL,
+        tuple(
+            f"model.mtp_layers.{{}}.{part}"
+            for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+        ),
+        "model.mtp_layers.{}.",
+        states_first=True,
+    ),
+    "ernie4_5_moe": _format(
+        ERNIE,
+        {"num_hidden_layers": 1},
+        tuple(f"model.mtp_{part}.{{}}" for part in ("emb_norm", "hidden_norm", "linear_proj")),
+        "model.mtp_block.{}.",
+    ),
     "bailing_hybrid": _deepseek(BAILING, {**FULL, "mlp_layer_types": ["sparse"]}, "final_layernorm"),
     "nemotron_h": _format(
         NEMOTRON,
@@ -259,4 +285,4 @@ MTP = {
 }
 """By model type."""
 if not hasattr(Cache, "get_conv_state"):  # an older transformers
-    MTP = {name: MTP[name] for name in ("llama", "deepseek_v3", "glm4_moe")}
+    MTP = {name: MTP[name] for name in ("llama", "deepseek_v3", "glm4_moe", "mimo", "ernie4_5_moe")}

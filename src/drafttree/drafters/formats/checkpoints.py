@@ -96,7 +96,7 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
         if wanted is None or not index or path.name in files:
             tensors |= _read(path, wanted)
     if index and (lost := sorted(listed.keys() & (wanted or listed.keys()) - tensors.keys())):
-        raise ModelError(f"{index} lists {_few(lost)}, which no file holds; download or copy the folder again")
+        raise ModelError(f"{index} lists {few(lost)}, which no file holds; download or copy the folder again")
     return tensors
 
 
@@ -112,14 +112,14 @@ def weight_files(folder: Path) -> list[Path]:
     if index := _index(folder):
         shards = [folder / name for name in sorted(set(_weight_map(index).values()))]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise ModelError(f"{folder} lacks {_few(missing)}, which {index.name} names; download or copy it again")
+            raise ModelError(f"{folder} lacks {few(missing)}, which {index.name} names; download or copy it again")
         return shards
     if known := [*(folder / name for name in NAMES if (folder / name).is_file()), *head_files(folder)]:
         return known[:1]
     for suffix in SUFFIXES:
         found = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
         if len(found) > 1:
-            raise ModelError(f"{folder} holds {_few([path.name for path in found])} and no index; leave one of them")
+            raise ModelError(f"{folder} holds {few([path.name for path in found])} and no index; leave one of them")
         if found:
             return found
     raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES + HEAD_NAMES)}")
@@ -203,7 +203,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     if strange:
         raise _foreign(path, f"{strange[0]!r}, a {type(found[strange[0]]).__name__}")
     if unreadable := [f"{name!r} as {kind}" for name, value in found.items() if (kind := _storage(value))]:
-        raise ModelError(f"{path} holds {_few(unreadable)}; save its values as an ordinary dense tensor")
+        raise ModelError(f"{path} holds {few(unreadable)}; save its values as an ordinary dense tensor")
     return found
 
 
@@ -227,6 +227,6 @@ def _damaged(path: Path, error: Exception) -> ModelError:
     return ModelError(f"{path} is truncated or damaged ({reason}); download or copy it again")
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
     """The first names of a list, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

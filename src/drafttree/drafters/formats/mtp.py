@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.checkpoints import OBJECT, TEXT, TEXTS, entry, read_config, read_tensors, tensor_names
+from drafttree.drafters.formats.checkpoints import (
+    OBJECT,
+    TEXT,
+    TEXTS,
+    entry,
+    few,
+    read_config,
+    read_tensors,
+    tensor_names,
+)
 from drafttree.drafters.formats.head_checkpoint import (
     Checkpoint,
     HeadFormat,
@@ -26,7 +35,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     target_sizes,
     unusable,
 )
-from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer
+from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer, names_in
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import MtpDrafter, MtpEmbedding
 from drafttree.models.tensor_parallel import tensor_parallel_size
@@ -44,12 +53,27 @@ READ = {"enorm", "hnorm", "eh_proj"}
 OWN_PARTS = {name for name, part in PARTS.items() if part in READ}
 SHARED = re.compile(r"embed_tokens\.|shared_head\.head\.|lm_head\.|rotary_emb\.")
 """Copies of what is the target's."""
+RESPELLED = {
+    r"\bmtp_emb_norm\.(\d+)\.": r"mtp.layers.\1.enorm.",
+    r"\bmtp_hidden_norm\.(\d+)\.": r"mtp.layers.\1.hnorm.",
+    r"\bmtp_linear_proj\.(\d+)\.": r"mtp.layers.\1.eh_proj.",
+    r"\bmtp_layers\.(\d+)\.token_layernorm\.": r"mtp.layers.\1.enorm.",
+    r"\bmtp_layers\.(\d+)\.hidden_layernorm\.": r"mtp.layers.\1.hnorm.",
+    r"\bmtp_layers\.(\d+)\.input_proj\.": r"mtp.layers.\1.eh_proj.",
+    r"\bmtp_(?:block|layers)\.(\d+)\.": r"mtp.layers.\1.",
+}
+"""What ERNIE 4.5 (the first three, and `mtp_block`) and MiMo-7B call tensors, and what they are called here."""
+STATES_FIRST = re.compile(r".*\bmtp_layers\.\d+\.input_proj\.")
+"""Projections that read states before embeddings where no config says so."""
+NORM_OF_TARGET = re.compile(r".*\bmtp_linear_proj\.")
+"""Projections of layers whose outputs go through the target's own final norm."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
 INSIDE = re.compile(WRAPPERS + r"mtp\.(?:layers\.(\d+)\.)?(.+)")
 BEHIND = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
 ALONE = re.compile(rf"{WRAPPERS}({'|'.join(map(re.escape, PARTS))})\.")
 PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields of config.json that say how many MTP layers there are."""
+INSTEAD = "draft with a head, a smaller language model, or lookup"
 BLOCKS, BLOCK_PATTERN = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
 """Fields that name the several decoder layers of one MTP layer (Nemotron-H)."""
 
@@ -60,9 +84,11 @@ class MtpCheckpoint(Checkpoint[nn.Module]):
 
     Attributes:
         layers: by layer, the tensors of its parts ("enorm.weight") and of its decoder layer ("self_attn...").
+        states_first: whether their names tell that states stand before embeddings in what they read.
     """
 
     layers: tuple[dict[str, Tensor], ...]
+    states_first: bool
 
 
 def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int | None = None) -> MtpCheckpoint:
@@ -78,8 +104,8 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
     """
     text = entry(config, "text_config", OBJECT) or config
     blocks = len(entry(text, BLOCKS, TEXTS) or entry(text, BLOCK_PATTERN, TEXT) or [0])
-    shared, layers = dict[str, Tensor](), dict[int, dict[str, Tensor]]()
-    for name, (number, part) in places(tensors, first).items():
+    shared, layers, found_at = dict[str, Tensor](), dict[int, dict[str, Tensor]](), places(tensors, first)
+    for name, (number, part) in found_at.items():
         if number is None:
             shared[part] = tensors[name]
         else:
@@ -90,19 +116,20 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
         raise ModelError("there is no MTP layer among the tensors")
     numbers = sorted(layers)
     found = tuple(shared | layers[number] for number in numbers)
-    parts = sorted({f"{part}.weight" for part in PARTS.values()})
+    needed = READ if any(map(NORM_OF_TARGET.match, found_at)) else {*PARTS.values()}
+    parts = sorted(f"{part}.weight" for part in needed)
     missing = [f"{part} of layer {index}" for index, own in enumerate(found) for part in parts if part not in own]
     if numbers != list(range(len(numbers))):
         missing.append(f"layers before {numbers[-1]}")
     projected = found[0].get("eh_proj.weight")
     hidden = len(projected) if projected is not None and projected.ndim else None
     made_for = target_sizes(text, {"hidden size": hidden})
-    own = {name: tensors[name] for name in places(tensors, first)}
     field, promised = promised_layers(config) or ("", 0)
     if promised > len(found):
         missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
-    problems = [*listed("missing", missing), *(flaw for name in sorted(own) for flaw in unusable(name, own[name]))]
-    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found)
+    unfit = (flaw for name in sorted(found_at) for flaw in unusable(name, tensors[name]))
+    problems, states_first = [*listed("missing", missing), *unfit], any(map(STATES_FIRST.match, found_at))
+    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found, states_first)
 
 
 def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
@@ -114,16 +141,23 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
     """
     found, behind = dict[str, tuple[int | None, str]](), dict[str, tuple[int, str]]()
     for name in names:
-        if match := INSIDE.fullmatch(name):
+        spelled = _respelled(name)
+        if match := INSIDE.fullmatch(spelled):
             found[name] = (int(match[1]) if match[1] else None), match[2]
-        elif match := BEHIND.fullmatch(name):
+        elif match := BEHIND.fullmatch(spelled):
             behind[name] = int(match[1]), match[2]
-        elif first is None and (match := ALONE.match(name)):
-            found[name] = None, name[match.start(1) :]
+        elif first is None and (match := ALONE.match(spelled)):
+            found[name] = None, spelled[match.start(1) :]
     if first is None:
         first = min((number for number, _ in behind.values()), default=0)
     found |= {name: (number - first, part) for name, (number, part) in behind.items() if number >= first}
     return {name: (number, _part(number, part)) for name, (number, part) in found.items() if not SHARED.match(part)}
+
+
+def _respelled(name: str) -> str:
+    for other, own in RESPELLED.items():
+        name = re.sub(other, own, name)
+    return name
 
 
 def _part(number: int | None, part: str) -> str:
@@ -134,7 +168,7 @@ def _part(number: int | None, part: str) -> str:
 
 def has_layers_only(names: Collection[str]) -> bool:
     """Whether a folder holds MTP layers alone, not a model that has some."""
-    own = [name for name in names if not SHARED.search(name)]
+    own = [_respelled(name) for name in names if not SHARED.search(name)]
     if any(map(INSIDE.fullmatch, own)):
         return all(map(INSIDE.fullmatch, own))
     found = places(own)
@@ -179,16 +213,18 @@ def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
     Raises:
         ModelError: there are none, or `load` raised it.
     """
-    names, config = set(own_names(folder, target.config)), read_config(folder)
-    if names:
+    everything, config = tensor_names(folder), read_config(folder)
+    if names := {*names_among(everything, target.config.get_text_config().num_hidden_layers)}:
         return load(read_tensors(folder, names), config, target, last_layer(target))
+    if unknown := [name for name in everything if "mtp" in name.lower()]:
+        raise ModelError(f"{folder} holds {few(sorted(unknown))}, which drafttree knows as no MTP layers; {INSTEAD}")
     if promise := promised_layers(config):
         field, count = promise
         raise ModelError(
             f"config.json gives {field} as {count}, but {folder} holds no MTP layers; take the original checkpoint: "
             "transformers leaves them out when it saves a model"
         )
-    raise ModelError(f"{folder} holds no MTP layers; draft with a head, a smaller language model, or lookup")
+    raise ModelError(f"{folder} holds no MTP layers; {INSTEAD}")
 
 
 def load(
@@ -208,17 +244,21 @@ def load(
     """
     if tensor_parallel_size(target) > 1:
         raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
-    found = parse(tensors, {**config, BLOCKS: block_types(target.config.get_text_config())}, first)
+    family = target.config.get_text_config()
+    found = parse(tensors, {**config, BLOCKS: block_types(family)}, first)
     found.check(target)
-    return MtpDrafter([_module(own, index, target) for index, own in enumerate(found.layers)], target)
+    states_first = found.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
+    return MtpDrafter([_module(own, index, target, states_first) for index, own in enumerate(found.layers)], target)
 
 
-def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel) -> PreTrainedModel:
+def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:
     """A layer as a language model of the target's class, with what it shares with the target."""
     parts = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
-    module, norm = decoder_layer(
-        {name: own[name] for name in own.keys() - parts}, parts.pop("post_norm.weight"), index, target
-    )
+    block = {name: own[name] for name in own.keys() - parts}
+    last = parts.pop("post_norm.weight", None)
+    if last is None:
+        last = target.get_parameter(names_in(target)[1]).detach()
+    module, norm = decoder_layer(block, last, index, target)
     width = projection(target).weight.shape[1]
     with torch.device("meta"):
         eh_proj = nn.Linear(2 * width, width, bias=False)
@@ -226,7 +266,6 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel) -> PreT
     if problems := flaws(read, parts):
         raise ModelError(f"the tensors make no MTP layer: {'; '.join(problems)}")
     fill(read, parts, target)
-    states_first = bool(getattr(target.config.get_text_config(), "mtp_hidden_states_first", False))
     module.set_input_embeddings(MtpEmbedding(embedding(target), read["enorm"], read["hnorm"], eh_proj, states_first))
     module.set_output_embeddings(projection(target))
     return module.eval().requires_grad_(False)

@@ -20,7 +20,7 @@ RENAMED = {"mimo_v2_flash": {"pre_mlp_layernorm.": "post_attention_layernorm."}}
 """What MTP layers of a model type call otherwise than its decoder layers."""
 DEEPSEEKS = ("bailing_hybrid", "deepseek_v3", "glm4_moe", "mimo_v2_flash", "nemotron_h")
 QWENS = ("exaone_moe", "llama", "mellum", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-TRIED = frozenset((*DEEPSEEKS, *QWENS))
+TRIED = frozenset((*DEEPSEEKS, *QWENS, "ernie4_5_moe", "mimo", "qwen2"))
 """Model types whose MTP layers were compared with transformers' own layers; others are run where they are asked for."""
 ATTENTION = {"mimo_v2_flash": "sliding_attention"}
 """The attention of the MTP layers of model types whose config does not tell; others attend to everything."""
