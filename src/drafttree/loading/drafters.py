@@ -40,7 +40,7 @@ from drafttree.drafters.formats import (
     download,
     mtp,
     read_config,
-    read_tensors,
+    read_weights,
     unsupported_kind,
 )
 from drafttree.loading import zoo
@@ -312,7 +312,7 @@ def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
         with quiet():
             if kind == ASSISTANT:
                 return made_for(read_model(source, target.dtype, target.device), target)
-            return head_formats()[kind].load(read_tensors(source), read_config(source), target)
+            return head_formats()[kind].load(read_weights(source, target.dtype), read_config(source), target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
 

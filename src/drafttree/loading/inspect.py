@@ -7,6 +7,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -17,6 +18,7 @@ from drafttree.drafters.formats import (
     LANGUAGE_MODEL,
     SIZES,
     HeadFormat,
+    dequantised,
     listed,
     misshapen,
     mtp,
@@ -162,7 +164,7 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
-    found = head.parse(tensors, config)
+    found = head.parse(dequantised(tensors, config, torch.bfloat16), config)
     fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}
     base = config.get("base_model_name_or_path")
     fits |= {"trained on": base} if base else {}

@@ -14,7 +14,7 @@ from drafttree.drafters.formats import recognise
 from drafttree.drafters.session import Frontier
 from drafttree.loading.inspect import inspect
 from drafttree.policies import Talon
-from helpers.checkpoints import FORMATS, HIDDEN, MTP, VOCAB, Format, MtpFormat
+from helpers.checkpoints import FORMATS, HIDDEN, MTP, SCHEMES, VOCAB, Format, MtpFormat, in_fp8, out_of_fp8
 from helpers.trained import check_roots
 
 ALL: dict[str, Format | MtpFormat] = {**FORMATS, **{f"MTP, {name}": each for name, each in MTP.items()}}
@@ -96,6 +96,25 @@ def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, 
         assert max(gaps) < 2e-5
     else:  # of experts and candidates that are nearly equal, rounding takes either
         assert np.median(gaps) < 0.05
+
+
+@pytest.mark.parametrize("name", ["MTP, deepseek_v3", "MTP, ernie4_5_moe", "SafeAILab", "Medusa-1"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.inference_mode()
+def test_weights_in_fp8_draft_as_their_originals_rounded(name, scheme, tmp_path):
+    form = ALL[name]
+    tensors, settings = in_fp8(form.tensors(), scheme)
+    assert sum(each.dtype == torch.float8_e4m3fn for each in tensors.values()) > 1
+    form.write(tmp_path / "fp8", tensors, quantization_config=settings)
+    form.write(tmp_path / "rounded", out_of_fp8(tensors, settings))
+    form.write(tmp_path / "original")
+    folders = ("fp8", "rounded", "original")
+    drafters = [loaded(form, tmp_path / each)[0].drafter for each in folders]
+    fp8, rounded, original = (each.root([Text(each, 5, torch.float32, None).session]) for each in drafters)
+    torch.testing.assert_close(fp8, rounded, rtol=1e-4, atol=1e-4)
+    finite = original.isfinite()
+    assert 0 < float((fp8 - original)[finite].norm() / original[finite].norm()) < 0.1
+    assert inspect(str(tmp_path / "fp8")).problems == ()
 
 
 @every_format

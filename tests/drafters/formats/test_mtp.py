@@ -15,7 +15,7 @@ from drafttree.drafters.formats import checkpoints, mtp, recognise
 from drafttree.errors import ModelError
 from drafttree.loading import choose_drafter
 from drafttree.loading.inspect import inspect
-from helpers.checkpoints import MTP
+from helpers.checkpoints import MTP, in_fp8
 from helpers.refusals import told
 from testing import tiny
 from testing.tokenizers import words
@@ -244,6 +244,13 @@ def test_auto_takes_lookup_where_the_layers_cannot_be_run(tmp_path, caplog):
     decoder = drafttree.load(folder, device="cpu", dtype="float32")
     assert isinstance(decoder.drafter, PromptLookupDrafter)
     assert "drafter: lookup (cannot load drafter 'mtp'" in caplog.text
+
+
+def test_layers_in_fp8_beside_a_target_that_is_not_are_read(tmp_path):
+    folder = written(tmp_path)
+    changed(folder, lambda tensors: tensors.update(in_fp8(MTP["llama"].tensors(), "rows")[0]))
+    assert load_file(folder / "model.safetensors")["mtp.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
+    assert isinstance(drafttree.load(folder, "mtp", device="cpu", dtype="bfloat16").drafter, MtpDrafter)
 
 
 def test_further_layers_of_a_target_are_no_mtp_layers(tmp_path):

@@ -14,6 +14,7 @@ from helpers.checkpoints.formats import (
     names,
     target,
 )
+from helpers.checkpoints.fp8 import SCHEMES, in_fp8, out_of_fp8
 from helpers.checkpoints.mtp import MTP, MtpFormat
 
 __all__ = [
@@ -23,12 +24,15 @@ __all__ = [
     "HIDDEN",
     "MASK",
     "MTP",
+    "SCHEMES",
     "VOCAB",
     "Format",
     "MtpFormat",
     "Tensors",
     "hydra_shapes",
+    "in_fp8",
     "medusa_shapes",
     "names",
+    "out_of_fp8",
     "target",
 ]

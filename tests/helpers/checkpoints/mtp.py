@@ -123,9 +123,9 @@ class MtpFormat:
         """Write the layers alone, beside the target's config.json."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = self.tensors(seed) if tensors is None else tensors
-        save_file(
-            {name: each.to(dtype) for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
+        if dtype:
+            tensors = {name: each.to(dtype) for name, each in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         self.target().config.save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))

@@ -5,6 +5,7 @@ A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
 
 from drafttree.drafters.formats import block, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, read_config, read_json, read_tensors
+from drafttree.drafters.formats.fp8 import dequantised, read_weights
 from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
 from drafttree.drafters.formats.hub import download, hub_answers, silence
 from drafttree.drafters.formats.registry import (
@@ -28,6 +29,7 @@ __all__ = [
     "HeadFormat",
     "UnsupportedDrafter",
     "block",
+    "dequantised",
     "download",
     "hub_answers",
     "listed",
@@ -36,6 +38,7 @@ __all__ = [
     "read_config",
     "read_json",
     "read_tensors",
+    "read_weights",
     "recognise",
     "silence",
     "unsupported_kind",

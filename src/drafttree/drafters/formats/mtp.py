@@ -23,9 +23,9 @@ from drafttree.drafters.formats.checkpoints import (
     entry,
     few,
     read_config,
-    read_tensors,
     tensor_names,
 )
+from drafttree.drafters.formats.fp8 import read_weights
 from drafttree.drafters.formats.head_checkpoint import (
     Checkpoint,
     HeadFormat,
@@ -215,7 +215,7 @@ def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
     """
     everything, config = tensor_names(folder), read_config(folder)
     if names := {*names_among(everything, target.config.get_text_config().num_hidden_layers)}:
-        return load(read_tensors(folder, names), config, target, last_layer(target))
+        return load(read_weights(folder, target.dtype, names), config, target, last_layer(target))
     if unknown := [name for name in everything if "mtp" in name.lower()]:
         raise ModelError(f"{folder} holds {few(sorted(unknown))}, which drafttree knows as no MTP layers; {INSTEAD}")
     if promise := promised_layers(config):
