@@ -65,3 +65,6 @@ def test_what_does_not_fit_is_told():
     assert "unexpected norm.weight" in READER.parse({**tensors, "norm.weight": torch.ones(32)}, config).problems
     assert "config.json is missing or empty" in told(ModelError, READER.parse, tensors, {})
     assert "gives layernorms as true" in told(ModelError, READER.parse, tensors, {**config, "layernorms": True})
+    form = checkpoints.FORMATS["EAGLE, vLLM speculators"]
+    scaled = {name: each * torch.nan if name == "fusion_fc.weight" else each for name, each in form.tensors().items()}
+    assert "fusion_fc.weight holds numbers that are not finite" in READER.parse(scaled, form.fields()).problems

@@ -203,12 +203,6 @@ def test_a_stray_tensor_makes_no_head(form, name):
     assert message.endswith(f"no Hydra head: unexpected {name}")
 
 
-def test_numbers_that_are_none_are_refused():
-    tensors = PLUS.tensors()
-    tensors[f"{LAYER}mlp.up_proj.weight"][0, 0] = torch.nan
-    assert refused(tensors).endswith(f"{LAYER}mlp.up_proj.weight holds numbers that are not finite")
-
-
 def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with caplog.at_level(logging.WARNING, "transformers"):

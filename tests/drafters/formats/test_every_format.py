@@ -1,5 +1,6 @@
 """Checkpoints of every format are told apart and described, and draft what their authors' formula gives."""
 
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -12,10 +13,13 @@ from drafttree import Decoder
 from drafttree.drafters import Drafter
 from drafttree.drafters.formats import recognise
 from drafttree.drafters.session import Frontier
+from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
 from drafttree.policies import Talon
 from helpers.checkpoints import FORMATS, HIDDEN, MTP, SCHEMES, VOCAB, Format, MtpFormat, in_fp8, out_of_fp8
+from helpers.refusals import told
 from helpers.trained import check_roots
+from testing import tiny
 
 ALL: dict[str, Format | MtpFormat] = {**FORMATS, **{f"MTP, {name}": each for name, each in MTP.items()}}
 FRONTIERS = (Frontier([1, 2, 3], [0, 0, 0]), Frontier([4, 5, 4, 6], [0, 0, 1, 2]), Frontier([7, 8], [3, 0]))
@@ -115,6 +119,39 @@ def test_weights_in_fp8_draft_as_their_originals_rounded(name, scheme, tmp_path)
     finite = original.isfinite()
     assert 0 < float((fp8 - original)[finite].norm() / original[finite].norm()) < 0.1
     assert inspect(str(tmp_path / "fp8")).problems == ()
+
+
+DAMAGE = {
+    "lost": (lambda tensor: None, r"missing .*{0}"),
+    "longer": (lambda tensor: torch.cat((tensor, tensor[:1])), r"{0} is \{found} and should be \{wanted}"),
+    "no numbers": (lambda tensor: tensor / 0, r"{0} holds numbers that are not finite"),
+    "integers": (lambda tensor: tensor.int(), r"{0} is int32 and should be floating-point"),
+}
+"""Changes of a weight, and the phrases that tell of them by the end of its name."""
+
+
+@every_format
+def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
+    form = ALL[name]
+    tensors, target = form.tensors(), form.target()
+
+    def refusal(target, folder) -> str:
+        return told(ModelError, drafttree.load, target, folder, "chain", device="cpu", dtype="float32")
+
+    weights = [key for key, each in tensors.items() if each.ndim == 2 and re.search(r"down_proj|linear|k_proj", key)]
+    for count, (kind, (change, message)) in enumerate(DAMAGE.items()):
+        key = weights[count % len(weights)]
+        rows, columns = tensors[key].shape
+        changed = {other: change(each) if other == key else each for other, each in tensors.items()}
+        form.write(tmp_path / kind, {other: each for other, each in changed.items() if each is not None})
+        phrase = message.format(".".join(key.split(".")[-2:]), found=[rows + 1, columns], wanted=[rows, columns])
+        assert re.search(phrase, refusal(target, tmp_path / kind))
+    folder = form.write(tmp_path / "whole")
+    other = tiny.from_config(type(target.config)(**{**target.config.to_dict(), "hidden_size": 64}))
+    assert "made for a target with a hidden size of 32, this target's is 64" in refusal(other, folder)
+    path = next(path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".pt", ".bin"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert f"{path} is truncated or damaged" in refusal(target, folder)
 
 
 @every_format

@@ -71,7 +71,9 @@ def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Checkpoint[Eag
         made = (EagleHead(EagleConfig(layer_config(layer, tensors, layers), biased)) for layers in sizes)
         head = nearest(tensors, made)
     made_for = {"hidden size": head.config.hidden, "vocabulary": head.config.vocab}
-    return Checkpoint(KIND, head, tensors, made_for, tuple(flaws(head, tensors, {EMBEDDING, HEAD})))
+    spelled = {_name(name): name for name in found}
+    problems = flaws(head, tensors, {EMBEDDING, HEAD}, lambda name: spelled.get(name, name))
+    return Checkpoint(KIND, head, tensors, made_for, tuple(problems))
 
 
 def _name(found: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from drafttree.drafters.formats.head_checkpoint import (
     fill,
     flaws,
     listed,
+    misshapen,
     target_sizes,
     unusable,
 )
@@ -65,12 +67,13 @@ RESPELLED = {
 """What ERNIE 4.5 (the first three, and `mtp_block`) and MiMo-7B call tensors, and what they are called here."""
 STATES_FIRST = re.compile(r".*\bmtp_layers\.\d+\.input_proj\.")
 """Projections that read states before embeddings where no config says so."""
-NORM_OF_TARGET = re.compile(r".*\bmtp_linear_proj\.")
-"""Projections of layers whose outputs go through the target's own final norm."""
+NORM_OF_TARGET = re.compile(r".*\bmtp_(block|linear_proj)\.")
+"""Parts of layers whose outputs go through the target's own final norm."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
 INSIDE = re.compile(WRAPPERS + r"mtp\.(?:layers\.(\d+)\.)?(.+)")
 BEHIND = re.compile(WRAPPERS + r"layers\.(\d+)\.(.+)")
 ALONE = re.compile(rf"{WRAPPERS}({'|'.join(map(re.escape, PARTS))})\.")
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields of config.json that say how many MTP layers there are."""
 INSTEAD = "draft with a head, a smaller language model, or lookup"
@@ -127,9 +130,37 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
     field, promised = promised_layers(config) or ("", 0)
     if promised > len(found):
         missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
-    unfit = (flaw for name in sorted(found_at) for flaw in unusable(name, tensors[name]))
-    problems, states_first = [*listed("missing", missing), *unfit], any(map(STATES_FIRST.match, found_at))
+    own, width = {name: tensors[name] for name in sorted(found_at)}, made_for.get("hidden size")
+    problems = [
+        *listed("missing", missing),
+        *(flaw for name in own for flaw in _part_flaws(name, found_at[name][1], own[name], width)),
+        *_expert_flaws(own),
+        *(flaw for name in own for flaw in unusable(name, own[name])),
+    ]
+    states_first = any(map(STATES_FIRST.match, found_at))
     return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found, states_first)
+
+
+def _part_flaws(name: str, part: str, tensor: Tensor, width: int | None) -> list[str]:
+    """What is wrong with the shape of a part beside the decoder layer, whose own shapes only its class knows."""
+    stem, _, kind = part.rpartition(".")
+    if not width or kind != "weight" or stem not in PARTS.values():
+        return []
+    return misshapen(name, tensor.shape, [width, 2 * width] if stem == "eh_proj" else [width])
+
+
+def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
+    """In what experts differ from others of their layer; transformers, which stacks them, does not say which do."""
+    kinds = dict[tuple[str, str], dict[str, Tensor]]()
+    for stem, number, part in (match.groups() for match in map(EXPERT.fullmatch, tensors) if match):
+        kinds.setdefault((stem, part), {})[number] = tensors[f"{stem}.{number}.{part}"]
+    lost, misfits = list[str](), list[str]()
+    for (stem, part), own in kinds.items():
+        numbers = {number for (other, _), each in kinds.items() if other == stem for number in each}
+        lost += [f"{stem}.{number}.{part}" for number in numbers - own.keys()]
+        usual = mode(tuple(each.shape) for each in own.values())
+        misfits += [flaw for number in own for flaw in misshapen(f"{stem}.{number}.{part}", own[number].shape, usual)]
+    return [*listed("missing", lost), *misfits]
 
 
 def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
@@ -167,16 +198,15 @@ def _part(number: int | None, part: str) -> str:
 
 
 def has_layers_only(names: Collection[str]) -> bool:
-    """Whether a folder holds MTP layers alone, not a model that has some."""
+    """Whether a folder holds MTP layers alone, not a model that has some; one of the parts that tell may be lost."""
     own = [_respelled(name) for name in names if not SHARED.search(name)]
     if any(map(INSIDE.fullmatch, own)):
         return all(map(INSIDE.fullmatch, own))
     found = places(own)
-    parts = {part.partition(".")[0] for _, part in found.values()}
-    projecting = {number for number, part in found.values() if part.startswith("eh_proj.")}
+    reading = [(number, part.partition(".")[0]) for number, part in found.values() if part.partition(".")[0] in READ]
+    layers, told = {number for number, _ in reading}, {part for _, part in reading}
     numbers = {number for number, _ in found.values() if number is not None}
-    whole = parts >= READ and len(found) == len(own)
-    return whole and (None in projecting or projecting == numbers)
+    return len(told) > 1 and len(found) == len(own) and (None in layers or layers == numbers)
 
 
 def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:

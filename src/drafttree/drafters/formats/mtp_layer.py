@@ -64,8 +64,8 @@ def decoder_layer(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot build {title}: {reason}") from error
     borrowed = [module.get_input_embeddings().weight, module.get_output_embeddings().weight]
-    absent = {name for name, weight in module.named_parameters() if not any(weight is each for each in borrowed)}
-    missing = absent & {*found["missing_keys"]}
+    given = {name for name, weight in module.named_parameters() if any(weight is each for each in borrowed)}
+    missing = {*found["missing_keys"]} - given
     problems = [*listed("missing", missing), *listed("unexpected", found["unexpected_keys"])]
     problems += [flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes)]
     if problems:
