@@ -81,10 +81,9 @@ def _ask(endpoint: str, seconds: float) -> str:
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=seconds)
-        except httpx.TimeoutException:
-            reasons.put(silent)
-        except Exception as error:
-            reasons.put(f"cannot be reached ({error})")
+        except Exception as error:  # a socket's time-out may come as an error of the connection
+            late = isinstance(error, httpx.TimeoutException) or "timed out" in str(error)
+            reasons.put(silent if late else f"cannot be reached ({error})")
         else:
             reasons.put("")
 
