@@ -117,7 +117,9 @@ class PathConstraints:
         """
         missing = max(vocab_size - logits.shape[-1], 0)
         known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)
-        constrained = _keep_dead_rows(self._process_drafted(tokens, paths, known)[0], known)
+        constrained = _as_floats(known)
+        self._process_drafted(tokens, paths, constrained, known)
+        constrained = _keep_dead_rows(constrained, known)
         # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
         return torch.cat((constrained, logits[:, vocab_size:]), -1)
 
@@ -138,41 +140,41 @@ class PathConstraints:
             ModelError: the target's logits behind it are NaN.
         """
         paths = tree.paths()
-        root = self._process(tokens, paths[:1], logits[:1])
-        drafted, failed = self._process_drafted(tokens, paths[1:], logits[1:])
-        processed = torch.cat((root, drafted))
+        processed = _as_floats(logits)
+        self._process(tokens, paths[:1], processed[:1])
+        failed = self._process_drafted(tokens, paths[1:], processed[1:], logits[1:])
         missing = {row + 1 for row in failed} | {*self._dead_ends(tree, processed)}
         if 0 in missing:
             raise self._dead_end(tokens, logits[0])
         return _keep_dead_rows(processed, logits), missing
 
-    def _process_drafted(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> tuple[Tensor, set[int]]:
-        """Processed logits after each path, and the rows where that fails, which stay as they are."""
+    def _process_drafted(self, tokens: list[int], paths: Sequence[Path], scores: Tensor, logits: Tensor) -> set[int]:
+        """Process scores, a copy of the logits, in place; the rows where that fails, which stay as they were."""
         with suppress(Exception):
-            return self._process(tokens, paths, logits), set()
-        rows, failed = [], set()
+            self._process(tokens, paths, scores)
+            return set()
+        failed = set[int]()
+        scores.copy_(logits)
         for row, path in enumerate(paths):
-            rows.append(logits[row : row + 1].to(torch.promote_types(logits.dtype, torch.float32)))
             try:
-                rows[-1] = self._process(tokens, [path], logits[row : row + 1])
+                self._process(tokens, [path], scores[row : row + 1])
             except Exception:
+                scores[row] = logits[row]
                 failed.add(row)
-        return torch.cat(rows), failed
+        return failed
 
-    def _process(self, tokens: list[int], paths: Sequence[Path], logits: Tensor) -> Tensor:
-        """Logits `[paths, vocab]` behind the processors and the state."""
-        processed = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    def _process(self, tokens: list[int], paths: Sequence[Path], scores: Tensor) -> None:
+        """Run the processors and the state on scores `[paths, vocab]`, in place."""
         active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
         for length in sorted({len(paths[row]) for row in active}):
             rows = [row for row in active if len(paths[row]) == length]
-            texts = self._token_ids(tokens, [paths[row] for row in rows], logits.device)
-            scores = processed[rows]
+            texts = self._token_ids(tokens, [paths[row] for row in rows], scores.device)
+            processed = scores[rows]
             for processor in self._processors:
-                scores = _apply(processor, texts, scores)
-            processed[rows] = scores
+                processed = _apply(processor, texts, processed)
+            scores[rows] = processed
         if self._state and active:
-            processed[active] = self._state.restrict([paths[row] for row in active], processed[active])
-        return processed
+            scores[active] = self._state.restrict([paths[row] for row in active], scores[active])
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
@@ -195,7 +197,7 @@ class PathConstraints:
             return not_numbers()
         text = self._token_ids(tokens, [()], scores.device)
         where = f"leaves no token possible at position {text.shape[1]}"
-        scores = scores[None].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
+        scores = _as_floats(scores[None])
         for processor in self._processors:
             scores = _apply(processor, text, scores)
             if not (scores > -torch.inf).any():
@@ -266,6 +268,11 @@ def _token_problem(found: Any, vocab_size: int) -> str | None:
         return f"{found!r}; it must return a list of token ids"
     wrong = ids[(ids < 0) | (ids >= vocab_size)]
     return f"token id {int(wrong[0])}, outside the vocabulary of {vocab_size}" if len(wrong) else None
+
+
+def _as_floats(logits: Tensor) -> Tensor:
+    """A copy in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
 
 
 def _keep_dead_rows(processed: Tensor, logits: Tensor) -> Tensor:
