@@ -1,17 +1,37 @@
 """The command `drafttree`, also as `python -m drafttree`."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is still imported ends it as later ones do."""
+    """Run the command line; Ctrl-C ends it with one line, also while something is imported."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from drafttree.interfaces.cli import main
 
         main()
     except KeyboardInterrupt:
-        print("drafttree: interrupted", file=sys.stderr)
+        _say()
         sys.exit(130)
+
+
+def _interrupt(_: int, frame: FrameType | None) -> None:
+    """End at once where something is imported: libraries drop an interrupt there, or tell it as an error of theirs."""
+    while frame:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a spinner has hidden
+            _say(show_cursor)
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _say(before: str = "") -> None:
+    print(f"{before}drafttree: interrupted", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
