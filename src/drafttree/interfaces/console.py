@@ -1,9 +1,11 @@
 """The terminal: consoles, tables, progress bars, and JSON on standard output."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,5 +51,13 @@ def make_table(*columns: str, right: int = 0) -> Table:
 
 
 def print_json(report: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own."""
-    print(json.dumps(report, ensure_ascii=False))
+    """Print one JSON object on a line of its own; JSON has no number without an end, so such are null."""
+    print(json.dumps(_finite(report), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
