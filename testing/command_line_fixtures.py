@@ -19,6 +19,8 @@ def quick(embedded, monkeypatch):
 
     def load(target, drafter="auto", policy=None, *_, **__):
         decoder = embedded.plain() if drafter == "none" else embedded
+        if drafter.startswith("embedded-"):
+            decoder = decoder.with_drafter(drafter)
         return decoder.with_policy(make_policy(policy)) if policy else decoder
 
     monkeypatch.setattr(decoders, "load", load)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from drafttree import Decoder, Generation
-from drafttree.drafters import LanguageModelDrafter
+from drafttree import Generation
 from drafttree.errors import ConfigError, InputError
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.certify import certify
@@ -13,18 +12,7 @@ from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
 from drafttree.evaluation.reference import Difference, ReferenceRun
 from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree.evaluation.toy_decoder import Reach
-from drafttree.policies import Chain
-from testing.interrupts import interrupt_after
-from testing.toy import Table, ToyModel
-
-TARGET = Table(8, order=2, seed=3, scale=1.0)
-DRAFT = TARGET.blurred(0.7)
-COMMAND = {"command": "drafttree bench policies", "seed": "0"}
-PROMPTS = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-
-
-def decoder():
-    return Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), Chain(depth=3))
+from testing.interrupts import COMMAND, PROMPTS, decoder, interrupt_after
 
 
 def unused():

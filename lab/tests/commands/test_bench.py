@@ -16,16 +16,6 @@ from testing.given_times import give_times
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_benchmarks_print_tables(prompts):
-    common = ["--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6, "--repeats", 1, "--limit", 1]
-    assert json.loads(run("bench", "policies", *common, "--json").stdout)["prompts"] == 1
-    assert "texts loop" in run("bench", "policies", *common).stdout
-    assert "growth" in run("bench", "overhead", *common).stdout
-    _, row = json.loads(run("bench", "overhead", *common, "--json").stdout)["rows"]
-    assert row["h"] == pytest.approx(row["outside"] / row["plain_pass"])
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("command", ["policies", "law", "drafters"])
 def test_a_benchmark_prints_no_ratio_of_disturbed_times(prompts, monkeypatch, command):
     give_times(monkeypatch, lambda drafts, rows: 0.005 if drafts else 0.01)
@@ -69,22 +59,6 @@ def test_the_lookup_benchmark_prints_two_tables(tmp_path, monkeypatch):
         for way in ("target", "replay"):
             assert f"{name}, {way}: suffix, chain" in shown
     assert "128" in shown
-
-
-def test_the_drafter_benchmark_prints_a_table_a_file_and_the_costs(tmp_path):
-    path = tmp_path / "sums.txt"
-    path.write_text("one two three one two\nfour five six four\n")
-    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--limit", 1]
-    options += ["--drafters", "lookup;suffix"]
-    summary = json.loads(run("bench", "drafters", *options, "--json").stdout)
-    assert [(row["method"], row["prompts"]) for row in summary["rows"]] == [
-        ("plain", 1),
-        ("lookup|chain", 1),
-        ("suffix|chain", 1),
-    ]
-    shown = run("bench", "drafters", *options).stdout
-    assert "sums: 1 prompts" in shown
-    assert "passes a round" in shown
 
 
 def test_methods_are_listed_as_triples(prompts):

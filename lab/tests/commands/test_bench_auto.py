@@ -36,12 +36,6 @@ def test_costs_of_another_machine_are_counted_beside_our_own(curve, tmp_path):
     assert len(summary["rows"][0]["counted"]) == 1 + len(GRID)
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_calibration_of_a_drafter():
-    shown = run("bench", "calibration", *COMMON).stdout
-    assert "expected calibration error" in shown
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

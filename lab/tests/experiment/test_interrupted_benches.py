@@ -2,24 +2,11 @@
 
 import pytest
 
-from drafttree import Decoder
-from drafttree.drafters import LanguageModelDrafter
 from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
-from drafttree.policies import Chain
 from drafttree_lab.experiment.methods import bench_policies
 from drafttree_lab.experiment.overhead import measure_overhead
 from drafttree_lab.micro.verifiers import bench_verifiers
-from testing.interrupts import interrupt_after
-from testing.toy import Table, ToyModel
-
-TARGET = Table(8, order=2, seed=3, scale=1.0)
-DRAFT = TARGET.blurred(0.7)
-COMMAND = {"command": "drafttree bench policies", "seed": "0"}
-PROMPTS = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-
-
-def decoder():
-    return Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(DRAFT)), Chain(depth=3))
+from testing.interrupts import COMMAND, PROMPTS, decoder, interrupt_after
 
 
 def test_without_a_store_an_interruption_is_raised():

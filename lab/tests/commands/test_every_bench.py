@@ -1,0 +1,92 @@
+"""Every `drafttree bench` at its smallest size: a table for a person, and the same figures as one JSON document."""
+
+import json
+import math
+from contextlib import nullcontext
+
+import pytest
+
+from drafttree import Decoder
+from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree_lab.commands import bench, bench_serve
+from drafttree_lab.experiment import lookup, memory
+from drafttree_lab.experiment.memory import MemoryUse
+from drafttree_lab.micro import expansion, products
+from testing.command_line import run
+from testing.held_server import held_server
+
+SHORT = ["--prompts", "{prompts}", "--limit", 1]
+TEXTS = [*SHORT, "--max-new-tokens", 4]
+ONCE = [*TEXTS, "--repeats", 1]
+CHAIN = ["--policies", "chain"]
+DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temperatures", "1"]
+BENCHES = {
+    "acceptance": [
+        *SHORT,
+        "--drafter",
+        "embedded-draft",
+        "--rounds",
+        1,
+        "--shapes",
+        "chain",
+        "--verifiers",
+        "coupled",
+        "--temperatures",
+        "1",
+    ],
+    "arrival": [*SHORT, "--arriving", 40, "--running", 2, "--repeats", 2],
+    "auto": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4, "--sizes", "own"],
+    "batch": [*ONCE, "--batches", "1,2", "--budgets", "2", "--no-transformers"],
+    "calibration": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4],
+    "drafters": [*TEXTS, *CHAIN, "--drafters", "lookup"],
+    "exact-text": [*ONCE, *CHAIN, "--dtype", "bfloat16"],
+    "expansion": ["--vocab", "30", "--alpha", "0.7", "--repeats", 1, *CHAIN],
+    "law": [*ONCE, *CHAIN, "--no-peers"],
+    "lookup": [*ONCE, *CHAIN],
+    "memory": [*TEXTS, "--methods", "lookup|chain"],
+    "overhead": [*ONCE, *CHAIN],
+    "policies": [*ONCE, *CHAIN],
+    "products": ["--repeats", 1, "--inflate", "none"],
+    "quantize": SHORT,
+    "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
+    "verifiers": ["--nodes", "2", "--vocab", "30", "--hidden", 8, "--repeats", 1, "--verifiers", "coupled"],
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Costs and memory that need not be measured, small sizes, and one server where two would be started."""
+    monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
+    monkeypatch.setattr(memory, "measure_in_process", lambda *_: MemoryUse(10_000_000, 30_000_000, 0, 0, 4))
+    monkeypatch.setattr(lookup, "CONTEXTS", (64, 128))
+    monkeypatch.setattr(expansion, "WARM_UP", 1)
+    for name, value in {"INPUTS": 64, "OUTPUTS": 96, "LAYERS": 2, "ROWS": (1, 3), "CONTEXT": 4}.items():
+        monkeypatch.setattr(products, name, value)
+    with held_server() as held:
+        monkeypatch.setattr(bench_serve, "_served", lambda arguments: nullcontext(held.address))
+        yield
+
+
+def numbers(value):
+    """Every number of a JSON document."""
+    if isinstance(value, dict | list):
+        return [found for inner in (value.values() if isinstance(value, dict) else value) for found in numbers(inner)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def test_no_bench_is_missing():
+    assert {command.name for command in bench.app.registered_commands} == set(BENCHES)
+
+
+@pytest.mark.usefixtures("quick", "small")
+@pytest.mark.parametrize("command", BENCHES)
+def test_a_bench_prints_a_table_and_the_same_as_one_document(command, prompts, tmp_path):
+    options = [str(part).format(prompts=prompts) for part in BENCHES[command]]
+    if "--out" in run("bench", command, "--help").stdout:
+        options += ["--out", tmp_path / "out"]
+    shown, document = (run("bench", command, *options, *form) for form in ([], ["--json"]))
+    assert (shown.exit_code, document.exit_code) == (0, 0), shown.exception or document.exception
+    found = json.loads(document.stdout)
+    assert numbers(found)
+    assert all(math.isfinite(number) for number in numbers(found))  # JSON knows no infinity
+    assert len(shown.stdout.splitlines()) > 2
