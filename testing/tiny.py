@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -22,9 +23,7 @@ from transformers import (
 )
 
 from drafttree import DraftTree
-from drafttree.models import Output, Segment, TargetModel, TreeCache
-from drafttree.models.base import Backend
-from drafttree.models.module.module_inputs import as_cache
+from drafttree.models import Model, Output, Segment, TargetModel, TreeCache
 
 VOCAB = 97
 WINDOW = 5
@@ -172,7 +171,7 @@ def leaf_paths(tree: TensorTree) -> list[list[int]]:
 
 
 def run(
-    model: Backend,
+    model: Model,
     cache: TreeCache,
     tokens: Tensor,
     positions: Tensor,
@@ -195,7 +194,7 @@ def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Seque
     """Logits `[tokens, vocab]` that transformers computes along each path of token ids, one token at a time."""
     cache = DynamicCache(config=module.config)
     if prefix:
-        module(input_ids=torch.tensor([list(prefix)]), **as_cache(module, cache))
+        module(input_ids=torch.tensor([list(prefix)]), **_as_cache(module, cache))
     return [_decode(module, deepcopy(cache), path) for path in paths]
 
 
@@ -205,7 +204,12 @@ def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int]) -
 
 def _step(module: PreTrainedModel, cache: DynamicCache, token: int) -> Tensor:
     position = torch.tensor([[cache.get_seq_length()]])  # Bamba counts from 0 in every pass if it is not told
-    return module(input_ids=torch.tensor([[token]]), position_ids=position, **as_cache(module, cache)).logits[0]
+    return module(input_ids=torch.tensor([[token]]), position_ids=position, **_as_cache(module, cache)).logits[0]
+
+
+def _as_cache(module: PreTrainedModel, cache: DynamicCache) -> dict[str, DynamicCache]:
+    """The KV cache by the name that the version of transformers has for it."""
+    return {"cache" if "cache" in signature(module.forward).parameters else "past_key_values": cache}
 
 
 def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: TensorTree) -> float:
