@@ -1,12 +1,15 @@
-"""Break the code in small ways and count which breaks the tests notice: `python .ci/mutants.py NAME [TESTS ...]`.
+"""Break the code in small ways and count which breaks the tests notice: `python .ci/mutants.py NAME`.
 
 Of every file or pattern of `TARGETS` a seeded sample of mutants is made: a comparison turned, a sign changed, a number
-off by one, a condition negated, a statement left out. The tests that `TARGETS` names run, or those that are given,
-until one fails. Results are lines of `build/mutants/NAME.jsonl`; a run that was ended goes on where it was.
+off by one, a condition negated, a statement left out. First the tests that `TARGETS` names run once, with the targets
+noting which of their statements each test runs; then every mutant meets the tests that run its statement, the shortest
+first, as many as take `BUDGET` seconds, until one fails. Tests that fail on the code as it is are left out and named.
+Results are lines of `build/mutants/NAME.jsonl`; a run that was ended goes on where it was.
 """
 
 import argparse
 import ast
+import builtins
 import copy
 import importlib
 import json
@@ -17,15 +20,16 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 SOURCE = Path("src/drafttree")
 TARGETS = {
     "engine/tree_growth.py": ["tests/promises", "tests/engine"],
     "engine/round_loop.py": ["tests/promises", "tests/engine"],
     "engine/prefix_cache.py": ["tests/promises", "tests/engine"],
-    "engine/batching/scheduler.py": ["tests/promises", "tests/engine/batching"],
+    "engine/batching/scheduler.py": ["tests/promises", "tests/engine"],
     "verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
     "drafters/session.py": ["tests/drafters"],
     "interfaces/server/reply.py": ["tests/interfaces/server"],
@@ -34,7 +38,9 @@ TARGETS = {
 """Files that are broken, each with the tests that name its folder."""
 SAMPLE = 40
 """Mutants of each."""
-SECONDS = 900
+BUDGET = 60
+"""Seconds that the tests of one mutant may have taken on the code as it is."""
+SECONDS = 600
 """Of CPU, or four times as many on the clock, after which a mutant that still runs counts as caught: it hangs."""
 
 OPPOSITES = {
@@ -43,6 +49,15 @@ OPPOSITES = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
     **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd},
 }
+
+
+class Mutant(NamedTuple):
+    name: str
+    """Where what was changed."""
+    path: Path
+    text: str
+    statement: str
+    """That was changed, as `Recorder.ran` names it, or the file if it stands outside every function."""
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
@@ -72,10 +87,11 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             pass
 
 
-def mutants(path: Path) -> Iterator[tuple[str, str]]:
-    """Every mutant of a file: what was changed where, and the file's text."""
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every mutant of a file."""
     tree = ast.parse(path.read_text())
     types = {id(inner) for node in ast.walk(tree) for outer in _annotations(node) for inner in ast.walk(outer)}
+    statements = _statements(tree, path)
     for parent in ast.walk(tree):
         for name, value in ast.iter_fields(parent):
             places = value if isinstance(value, list) else [value]
@@ -87,12 +103,10 @@ def mutants(path: Path) -> Iterator[tuple[str, str]]:
                     setattr(parent, name, new if isinstance(value, list) else changed)
                     what = (
                         f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}:{getattr(node, 'col_offset', 0)}: "
-                        f"{ast.unparse(node).splitlines()[0]}"
+                        f"{ast.unparse(node).splitlines()[0]} -> {ast.unparse(changed).splitlines()[0]}"
                     )
-                    yield (
-                        f"{what} -> {ast.unparse(changed).splitlines()[0]}",
-                        ast.unparse(ast.fix_missing_locations(tree)),
-                    )
+                    text = ast.unparse(ast.fix_missing_locations(tree))
+                    yield Mutant(what, path, text, statements.get(id(node), str(path.relative_to(SOURCE))))
                     setattr(parent, name, value)
 
 
@@ -102,17 +116,91 @@ def _annotations(node: ast.AST) -> list[ast.AST]:
     return [each for each in found if each is not None]
 
 
-def run(path: Path, text: str, tests: list[str], folder: Path) -> tuple[str, float]:
-    """Run the tests on a mutant in a forked process, which has the large libraries loaded."""
+def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Lists of statements inside functions, outer ones first."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {id(inner): inner for function in functions for inner in ast.walk(function)}
+    for node in inside.values():
+        if not isinstance(node, ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                if isinstance(getattr(node, field, None), list):
+                    yield getattr(node, field)
+
+
+def _statements(tree: ast.AST, path: Path) -> dict[int, str]:
+    """Of every node inside a function, by its `id`, the innermost statement that holds it."""
+    found = {}
+    for body in sorted(_bodies(tree), key=lambda body: body[0].lineno if body else 0):
+        for statement in body:
+            name = f"{path.relative_to(SOURCE)}:{statement.lineno}"
+            found.update((id(inner), name) for inner in ast.walk(statement))
+    return found
+
+
+def recording(path: Path) -> str:
+    """The file's text with every statement inside a function noting that it runs."""
+    tree = ast.parse(path.read_text())
+    for body in list(_bodies(tree)):
+        noted = []
+        for statement in body:
+            docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not docstring:
+                noted += ast.parse(f"_ran('{path.relative_to(SOURCE)}:{statement.lineno}')").body
+            noted.append(statement)
+        body[:] = noted
+    first = 1 if ast.get_docstring(tree) is not None else 0
+    while isinstance(tree.body[first], ast.ImportFrom) and getattr(tree.body[first], "module", "") == "__future__":
+        first += 1
+    tree.body[first:first] = ast.parse("import builtins\nbuiltins.__dict__.setdefault('_ran', set().add)").body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+class Recorder:
+    """A plugin of pytest that writes what statements each test ran, and how long it took."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.ran, self.failed = file, set(), False
+        builtins._ran = self.ran.add
+
+    def pytest_runtest_logstart(self) -> None:
+        self.ran.clear()
+        self.failed, self.begun = False, time.monotonic()
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        seconds = time.monotonic() - self.begun
+        with self.file.open("a") as file:
+            file.write(
+                json.dumps({"test": nodeid, "seconds": seconds, "failed": self.failed, "ran": sorted(self.ran)}) + "\n"
+            )
+
+
+class Chosen:
+    """A plugin of pytest that runs certain tests alone, in the order of their files."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.tests = set(tests)
+        self.files = {test.split("::")[0]: place for place, test in reversed(list(enumerate(tests)))}
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        items[:] = [item for item in items if item.nodeid in self.tests]
+        items.sort(key=lambda item: self.files[item.nodeid.split("::")[0]])
+
+
+def run(texts: dict[Path, str], options: Iterable[str], plugin: object, folder: Path, seconds: int) -> str:
+    """Run tests on changed files in a forked process, which has the large libraries loaded."""
     begun = time.monotonic()
     process = os.fork()
     if process == 0:
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         copy_of = folder / "src" / "drafttree"
         shutil.rmtree(folder / "src", ignore_errors=True)
         shutil.copytree(SOURCE, copy_of, symlinks=True)
-        (copy_of / path.relative_to(SOURCE)).write_text(text)
+        for path, text in texts.items():
+            (copy_of / path.relative_to(SOURCE)).write_text(text)
         sys.path.insert(0, str(folder / "src"))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(Path("lab/src").absolute())])
         quiet = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -120,37 +208,65 @@ def run(path: Path, text: str, tests: list[str], folder: Path) -> tuple[str, flo
         os.dup2(quiet, 2)
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
         import pytest
+        from hypothesis import settings
 
-        os._exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests]))
+        settings.register_profile("mutants", deadline=None)
+        settings.load_profile("mutants")
+        os._exit(
+            pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options], plugins=[plugin])
+        )
     done = 0
     try:
-        while time.monotonic() - begun < 4 * SECONDS:
+        while time.monotonic() - begun < 4 * seconds:
             done, status = os.waitpid(process, os.WNOHANG)
             if done:
-                return "caught" if os.waitstatus_to_exitcode(status) else "survived", time.monotonic() - begun
+                return "caught" if os.waitstatus_to_exitcode(status) else "survived"
             time.sleep(0.1)
-        return "hangs", time.monotonic() - begun
+        return "hangs"
     finally:
         if not done:
             os.killpg(process, signal.SIGKILL)
             os.waitpid(process, 0)
 
 
-def ordered(tests: list[str], target: str) -> list[str]:
-    """The test files in their order, but first those named after the target, since they fail soonest."""
-    files = [
-        file for each in tests for file in (sorted(Path(each).rglob("test_*.py")) if Path(each).is_dir() else [each])
-    ]
-    name = Path(target).stem if "*" not in target else Path(target).parent.name
-    return [str(each) for each in sorted(files, key=lambda file: name not in str(file))]
+def recorded(tests: list[str], folder: Path) -> list[dict]:
+    """What each test runs of the targets that these tests are for; tests that fail are named and left out."""
+    kept = folder.parent / f"{folder.name.rsplit('-', 1)[0]}-{'-'.join(tests).replace('/', '.')}.tests"
+    if not kept.exists():
+        paths = [path for target, own in TARGETS.items() if own == tests for path in SOURCE.glob(target)]
+        file = folder / "tests.jsonl"
+        file.unlink(missing_ok=True)
+        files = [each for each in tests if Path(each).exists()]
+        run({path: recording(path) for path in paths}, files, Recorder(file), folder, 60 * SECONDS)
+        file.rename(kept)
+    found = [json.loads(line) for line in kept.read_text().splitlines()]
+    for each in found:
+        if each["failed"]:
+            print(f"left out, since it fails without a mutant: {each['test']}", flush=True)
+    return sorted((each for each in found if not each["failed"]), key=lambda each: each["seconds"])
+
+
+def chosen(mutant: Mutant, tests: list[dict]) -> list[str]:
+    """The shortest tests that run the mutant's statement, as many as the budget allows, by file: the shortest first.
+
+    What runs on import alone is for all the tests that run something of its file.
+    """
+    own = [each for each in tests if mutant.statement in each["ran"]]
+    file = mutant.statement.split(":")[0]
+    total, files = 0.0, {}
+    for each in own or [each for each in tests if any(ran.split(":")[0] == file for ran in each["ran"])]:
+        total += each["seconds"]
+        if total > BUDGET and files:
+            break
+        files.setdefault(each["test"].split("::")[0], []).append(each["test"])
+    return [test for tests in files.values() for test in tests]
 
 
 def main() -> None:
     """Try the mutants that have no result yet, and print the share that is caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of the run, whose results are kept")
-    parser.add_argument("tests", nargs="*", help="what to run in place of each target's folder")
-    parser.add_argument("--only", help="one of the targets")
+    parser.add_argument("--only", help="some of the targets, with commas between them")
     options = parser.parse_args()
     kept = Path("build/mutants") / f"{options.name}.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -160,19 +276,21 @@ def main() -> None:
     folder = Path("build/mutants").absolute() / f"{options.name}-{os.getpid()}"
     folder.mkdir()
     for target, tests in TARGETS.items():
-        if options.only not in (None, target):
+        if options.only is not None and target not in options.only.split(","):
             continue
-        paths = sorted(SOURCE.glob(target))
-        found = [(what, path, text) for path in paths for what, text in mutants(path)]
-        files = ordered(options.tests or tests, target)
-        if run(paths[0], paths[0].read_text(), files, folder)[0] != "survived":
-            sys.exit(f"{target}: its tests fail on the code as it is; see {folder / 'output'}")
-        sample = random.Random(target).sample(found, min(SAMPLE, len(found)))
-        for what, path, text in sample:
-            if any(each["mutant"] == what for each in results):
+        known = recorded(tests, folder)
+        found = [mutant for path in sorted(SOURCE.glob(target)) for mutant in mutants(path)]
+        for mutant in random.Random(target).sample(found, min(SAMPLE, len(found))):
+            if any(each["mutant"] == mutant.name for each in results):
                 continue
-            result, seconds = run(path, text, files, folder)
-            results.append({"target": target, "mutant": what, "result": result, "seconds": round(seconds, 1)})
+            begun, names = time.monotonic(), chosen(mutant, known)
+            files = list(dict.fromkeys(name.split("::")[0] for name in names))
+            changed = {mutant.path: mutant.text}
+            result = run(changed, ["-x", *files], Chosen(names), folder, SECONDS) if names else "survived"
+            taken = round(time.monotonic() - begun, 1)
+            results.append(
+                {"target": target, "mutant": mutant.name, "result": result, "tests": len(names), "seconds": taken}
+            )
             with kept.open("a") as file:
                 file.write(json.dumps(results[-1]) + "\n")
         own = [each for each in results if each["target"] == target]
