@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Head
+from drafttree.drafters.eagle import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
 from drafttree.drafters.heads import embedding, projection
 from drafttree.drafters.hydra import prefix_config
@@ -78,7 +78,7 @@ class Eagle3Objective(HeadObjective):
         """Compute the head's outputs `[batch, rows, levels, hidden]` after the final norm; see `unrolled.unroll`."""
         rows = inputs.shape[1] - self.levels
         state = self.heads.fuse(tuple(state[:, :rows] for state in states))
-        outputs = unroll(lambda segment, state: self.heads([segment], state), state, inputs, self.levels)
+        outputs = unroll(lambda segment, state: self.heads([segment], state)[1], state, inputs, self.levels)
         return self.heads.norm(outputs)
 
     def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:

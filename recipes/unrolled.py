@@ -42,7 +42,7 @@ def unroll(run: Callable[[Segment, Tensor], Tensor], state: Tensor, inputs: Tens
     visible = own_row.new_ones(1, rows, rows).tril()
     for level in range(levels):
         tokens = inputs[:, level + 1 : level + 1 + rows]
-        state = run(Segment(cache, tokens, positions + level, visible), state)
+        state = run(Segment(cache, tokens, positions + level, visible, wanted=slice(0, 0)), state)
         cache.positions = torch.arange(rows).repeat(level + 1)[None].to(inputs.device) + torch.arange(
             level + 1, device=inputs.device
         ).repeat_interleave(rows)

@@ -7,10 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttree import Decoder
-from drafttree.drafters import Eagle3Drafter, fused_eagle3
-from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
+from drafttree.drafters import HeadDrafter, fused_eagle3
+from drafttree.drafters.eagle import Eagle3Head, eagle_drafter
 from drafttree.drafters.formats.eagle3 import load
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
+from drafttree.drafters.head import Head
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
@@ -42,7 +43,7 @@ def loaded(name: str = "SafeAILab", target: PreTrainedModel | None = None) -> An
 class Counted:
     """A backend that notes how many rows each pass forwards."""
 
-    def __init__(self, inner: Eagle3Backend) -> None:
+    def __init__(self, inner: Head) -> None:
         self.inner, self.forwarded = inner, []
 
     def __getattr__(self, name: str):
@@ -58,9 +59,10 @@ def recorded_by(recorder: Recorder):
     return lambda head: RecordedEagle3(FusedEagle3(head), recorder)
 
 
-def counted(drafter: Eagle3Drafter, select=select_backend) -> Eagle3Drafter:
+def counted(drafter: HeadDrafter, select=select_backend) -> HeadDrafter:
     """The same drafter on a backend that is `Counted`."""
-    return Eagle3Drafter(drafter.head, drafter.hidden_layers, drafter.nbytes, lambda head: Counted(select(head)))
+    (head,) = drafter.modules
+    return eagle_drafter(head, drafter.hidden_layers, drafter.nbytes, lambda head: Counted(select(head)))
 
 
 class Session:
@@ -72,13 +74,13 @@ class Session:
     def __init__(self, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
         self.format, self.tensors, self.target = FORMATS[name], FORMATS[name].tensors(), checkpoints.target()
         drafter = loaded(name, self.target)
-        assert isinstance(drafter.backend, FusedEagle3) == (name not in WINDOWED)
+        assert isinstance(drafter.heads[0], FusedEagle3) == (name not in WINDOWED)
         self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
         self.draft = self.drafter.start(self.tokens, capacity=12)
         self.hidden_states = self.states(prompt - 1)
-        self.forwarded = self.drafter.backend.forwarded
+        self.forwarded = self.drafter.heads[0].forwarded
         del self.forwarded[:]
         self.draft.prefill(self.hidden_states, prompt - 1)
         self.calls = 0
@@ -166,7 +168,7 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped():
 
 
 def test_long_prompts_are_read_in_chunks(monkeypatch):
-    monkeypatch.setattr("drafttree.drafters.eagle3.PREFILL_CHUNK", 4)
+    monkeypatch.setattr("drafttree.drafters.head.PREFILL_CHUNK", 4)
     session = Session(prompt=11)
     assert session.forwarded == [4, 4, 1]
     session.round([9, 1])
@@ -235,7 +237,7 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
 def test_one_head_pass_per_level(policy):
     decoder = small().with_policy(policy)
     decoder = decoder.with_drafter(counted(decoder.drafter))
-    passes = decoder.drafter.backend.forwarded
+    passes = decoder.drafter.heads[0].forwarded
     metrics = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=30).metrics
     assert [turn.draft_passes for turn in metrics.rounds] == [turn.levels for turn in metrics.rounds]
     assert len(passes) == 1 + sum(turn.draft_passes for turn in metrics.rounds)
@@ -246,7 +248,7 @@ def test_any_architecture_can_be_the_target():
     target = TargetModel(tiny.build("gpt_neox"))
     head = FORMATS["SafeAILab"].but(sizes={"V": tiny.VOCAB})
     decoder = Decoder(target, load(head.tensors(), head.fields(), target.module), Talon())
-    assert isinstance(decoder.drafter, Eagle3Drafter)
+    assert decoder.drafter.kind == "eagle3"
     assert decoder.drafter.hidden_layers == (2, 1, 0)
     generation = decoder.generate([5, 6, 7], max_new_tokens=16)
     assert generation.tokens == decoder.plain().generate([5, 6, 7], max_new_tokens=16).tokens
@@ -255,20 +257,20 @@ def test_any_architecture_can_be_the_target():
 def test_the_targets_embedding_is_shared_not_copied():
     decoder = small()
     own = decoder.target.module.get_input_embeddings().weight
-    assert decoder.drafter.head.embed_tokens.weight.data_ptr() == own.data_ptr()
+    assert decoder.drafter.modules[0].embed_tokens.weight.data_ptr() == own.data_ptr()
 
 
 def test_bfloat16_heads_follow_the_target():
     target = TargetModel(checkpoints.target().to(torch.bfloat16))
     drafter = loaded(target=target.module)
-    assert {tensor.dtype for tensor in drafter.head.parameters()} == {torch.bfloat16}
-    assert drafter.head.target_ids.dtype == torch.int64
+    assert {tensor.dtype for tensor in drafter.modules[0].parameters()} == {torch.bfloat16}
+    assert drafter.modules[0].target_ids.dtype == torch.int64
     assert len(Decoder(target, drafter, Talon()).generate([3, 1], max_new_tokens=8).tokens) == 8
 
 
 @every_fused_format
 def test_a_fused_head_is_the_module_it_stands_in_for(name):
-    head = loaded(name).head
+    head = loaded(name).modules[0]
     results, levels = [], 3
     for each in (FusedEagle3(head), head):
         cache, generator = TreeCache(head.layout, 8), torch.Generator().manual_seed(3)
@@ -278,17 +280,15 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name):
             visible = torch.eye(2, dtype=torch.bool).repeat(1, level + 1)[None]
             segment = Segment(cache, tokens, torch.full((1, 2), level), visible)
             with torch.inference_mode():
-                output = each([segment], each.fuse(states))
-                results.append((output, each.next_hidden(output), each.draft_logits(output)))
+                results.append(each([segment], each.fuse(states)))
     for ours, theirs in zip(results[:levels], results[levels:], strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @every_fused_format
 @torch.inference_mode()
 def test_recorded_passes_are_the_fused_heads(name):
-    head, recorder = loaded(name).head, Replays()
+    head, recorder = loaded(name).modules[0], Replays()
     fused = FusedEagle3(head)
     recorded = RecordedEagle3(fused, recorder)
     for seed in (1, 2):
@@ -298,7 +298,7 @@ def test_recorded_passes_are_the_fused_heads(name):
     assert recorder.recorded == 2
 
 
-def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
+def _levels(backend: Head, head: Eagle3Head, seed: int):
     """Outputs of a prefix and three levels of two nodes, all kept until the last is made."""
     generator, cache, device = torch.Generator().manual_seed(seed), backend.new_cache(8), head.fc.weight.device
     for rows, kept in ((3, range(3)), (2, None), (2, None), (2, None)):
@@ -317,7 +317,7 @@ def _levels(backend: Eagle3Backend, head: Eagle3Head, seed: int):
 
 @torch.inference_mode()
 def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
-    head = loaded().head
+    head = loaded().modules[0]
     fused = FusedEagle3(head)
     recorded = RecordedEagle3(fused, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
@@ -333,7 +333,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
 @torch.inference_mode()
 def test_graphs_are_the_fused_heads_passes(name):
     drafter = loaded(name, checkpoints.target().cuda())
-    recorded, head = drafter.backend, drafter.head
+    recorded, head = drafter.heads[0], drafter.modules[0]
     assert isinstance(recorded, RecordedEagle3)
     for seed in (1, 2):
         results = [list(_levels(each, head, seed)) for each in (FusedEagle3(head), recorded)]
@@ -342,7 +342,7 @@ def test_graphs_are_the_fused_heads_passes(name):
 
 
 def test_a_head_recorded_as_something_else_is_not_trusted():
-    head = loaded().head
+    head = loaded().modules[0]
     own, fused = fused_eagle3._probe(head, head), FusedEagle3(head)
     assert fused_eagle3._repeats(RecordedEagle3(fused, Replays()), head, own)
     assert not fused_eagle3._repeats(RecordedEagle3(fused, frozen), head, own)
@@ -352,18 +352,18 @@ def test_a_head_recorded_as_something_else_is_not_trusted():
 def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(monkeypatch):
     monkeypatch.setattr(fused_eagle3, "rms_norm", lambda norm: lambda x: x)
     drafter = loaded()
-    assert drafter.backend is drafter.head
+    assert drafter.heads[0] is drafter.modules[0]
 
 
 def test_a_hook_on_the_head_is_called():
     decoder, called = small(), []
-    assert isinstance(decoder.drafter.backend, FusedEagle3)
-    handle = decoder.drafter.head.layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
+    assert isinstance(decoder.drafter.heads[0], FusedEagle3)
+    handle = decoder.drafter.modules[0].layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
     rounds = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=8).metrics.rounds
     assert len(called) >= len(rounds) > 0
     handle.remove()
     decoder.generate([3, 1], max_new_tokens=2)
-    assert isinstance(decoder.drafter.backend, FusedEagle3)
+    assert isinstance(decoder.drafter.heads[0], FusedEagle3)
 
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
@@ -371,10 +371,12 @@ def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, 
     monkeypatch.setattr("drafttree.models.fused.fused_linear.PACKED_FROM", packed_from)
     drafter = loaded()
     with torch.no_grad():
-        for weight in drafter.head.layers.parameters():
+        for weight in drafter.modules[0].layers.parameters():
             weight.mul_(1.5)
     drafter.start([1, 2], capacity=8)
     with torch.inference_mode():
-        found, expected = (list(_levels(each, drafter.head, 1)) for each in (drafter.backend, drafter.head))
+        found, expected = (
+            list(_levels(each, drafter.modules[0], 1)) for each in (drafter.heads[0], drafter.modules[0])
+        )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, cache_utils, modeling_layers
 
 import drafttree
-from drafttree.drafters import MixedDrafter, MtpDrafter
+from drafttree.drafters import HeadDrafter, MixedDrafter
 from drafttree.drafters.session import Frontier
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS, Coupled
@@ -39,7 +39,7 @@ def states_of(target, text):
     return target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[-1]
 
 
-def begun(drafter: MtpDrafter, states, text, parts=(100,)):
+def begun(drafter: HeadDrafter, states, text, parts=(100,)):
     """A session that has read a text but for its last token, in parts of these sizes."""
     session, start = drafter.start(text, 64), 0
     for size in parts:
@@ -178,11 +178,11 @@ def test_lists_and_prefixes_change_no_text(tmp_path):
 def test_mixed_and_auto_take_the_layers_of_the_checkpoint(tmp_path):
     decoder, _, _ = loaded(tmp_path, drafter="mixed:mtp")
     assert isinstance(decoder.drafter, MixedDrafter)
-    assert isinstance(decoder.drafter.model, MtpDrafter)
+    assert isinstance(decoder.drafter.model, HeadDrafter)
     found = drafttree.load(tmp_path, tokenizer=words("a", "b"), device="cpu").drafter
     assert isinstance(found, MixedDrafter)
-    assert isinstance(found.model, MtpDrafter)
+    assert isinstance(found.model, HeadDrafter)
     own = drafttree.load(
         decoder.target.module, "mtp", verifier=Coupled, tokenizer=words("a", "b"), device="cpu"
     ).drafter
-    assert isinstance(own, MtpDrafter)
+    assert isinstance(own, HeadDrafter)

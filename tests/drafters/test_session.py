@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from drafttree.drafters import Drafter, Eagle3Drafter
+from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.base import ChoosingSession
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.session import MOST_MISSED, Frontier, LateReader, draft_expand, draft_root
@@ -167,7 +167,7 @@ def two_levels(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["language model", "eagle3", "eagle3, module", "eagle3, packed"])
 def test_a_level_is_one_pass_for_all_requests_that_go_on(kind, monkeypatch):
     drafter: Any = drafter_of(kind)
-    owner = TargetModel if kind == "language model" else type(drafter.backend)
+    owner = TargetModel if kind == "language model" else type(drafter.heads[0])
     passes = counting(monkeypatch, owner, pass_of(kind))
     two_levels(kind)
     assert [len(segments) for segments in passes if len(segments) > 1] == [4, 3]
@@ -182,12 +182,12 @@ def test_heads_make_one_product_for_all_requests(kind, products, monkeypatch):
 
 def test_the_hidden_states_of_all_requests_are_fused_in_one_product(monkeypatch):
     drafter = drafter_of("eagle3")
-    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(drafter, HeadDrafter)
     sessions = [drafter.start(random_text(length, length), 32) for length in (1, 4, 9)]
     for session, length in zip(sessions, (1, 4, 9), strict=True):
         session.prefill(random_states(drafter, length - 1, length), length - 1)
-    calls = counting(monkeypatch, type(drafter.backend), "fuse")
-    products = counting(monkeypatch, type(drafter.backend), "draft_logits")
+    calls = counting(monkeypatch, type(drafter.heads[0]), "fuse")
+    products = counting(monkeypatch, type(drafter.heads[0]), "draft_logits")
     draft_root(sessions)
     assert (len(calls), len(products)) == (1, 1)
 
@@ -234,7 +234,7 @@ def test_every_request_is_told_the_whole_time_of_a_shared_pass(monkeypatch):
 def test_a_round_whose_pass_fails_leaves_the_sessions_ready_for_the_next_one(kind, failing, monkeypatch):
     drafter: Any = drafter_of(kind)
     requests = [Request(drafter, random.Random(seed), prompt=4 + seed) for seed in range(3)]
-    owner = TargetModel if kind == "language model" else type(drafter.backend)
+    owner = TargetModel if kind == "language model" else type(drafter.heads[0])
     method, calls = getattr(owner, pass_of(kind)), iter(range(1, 99))
 
     def fails(self, segments, *others, **named):

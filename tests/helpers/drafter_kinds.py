@@ -10,12 +10,13 @@ import torch
 import drafttree
 from drafttree.drafters import (
     Drafter,
-    Eagle3Drafter,
+    HeadDrafter,
     HiddenStates,
     LanguageModelDrafter,
     OtherTokenizerDrafter,
     VocabularyMap,
 )
+from drafttree.drafters.eagle import eagle_drafter
 from drafttree.drafters.formats import mtp, read_config, read_tensors
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
 from drafttree.loading import load_model, zoo
@@ -37,16 +38,16 @@ def _embedded(name: str) -> Drafter:
 def _module_eagle3() -> Drafter:
     """The embedded head on its module backend."""
     fused = _embedded("embedded-eagle3")
-    assert isinstance(fused, Eagle3Drafter)
-    return Eagle3Drafter(fused.head, fused.hidden_layers, fused.nbytes)
+    assert isinstance(fused, HeadDrafter)
+    return eagle_drafter(fused.modules[0], fused.hidden_layers, fused.nbytes)
 
 
 def _packed_eagle3() -> Drafter:
     """The embedded head, whose passes are recorded and attend to the prefixes of all requests at once."""
     fused = _embedded("embedded-eagle3")
-    assert isinstance(fused, Eagle3Drafter)
-    return Eagle3Drafter(
-        fused.head,
+    assert isinstance(fused, HeadDrafter)
+    return eagle_drafter(
+        fused.modules[0],
         fused.hidden_layers,
         fused.nbytes,
         lambda head: RecordedEagle3(FusedEagle3(head), Operations(), stand_in()),

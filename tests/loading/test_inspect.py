@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from drafttree.drafters.eagle3 import Eagle3Head
+from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect

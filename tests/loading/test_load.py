@@ -14,7 +14,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import (
     LOOKUPS,
-    Eagle3Drafter,
+    HeadDrafter,
     LanguageModelDrafter,
     MedusaDrafter,
     MixedDrafter,
@@ -206,7 +206,7 @@ def test_auto_takes_the_embedded_head_behind_lookup_or_else_lookup(folder):
 def test_embedded_pair_is_the_default_and_loads_in_every_dtype():
     for dtype in ("float32", "bfloat16"):
         decoder = drafttree.load(dtype=dtype, device="cpu")
-        assert decoder.target.dtype is decoder.drafter.model.head.fc.weight.dtype is getattr(torch, dtype)
+        assert decoder.target.dtype is decoder.drafter.model.modules[0].fc.weight.dtype is getattr(torch, dtype)
         assert len(decoder.generate("It was", max_new_tokens=4, ignore_eos=True).tokens) == 4
     assert drafttree.load(drafter="none").drafter is None
 
@@ -243,7 +243,7 @@ def test_heads_are_recognised_and_loaded(name, tmp_path):
     folder = FORMATS[name].write(tmp_path)
     for source in (folder, str(folder)):
         decoder = drafttree.load(checkpoints.target(), source, "talon:budget=12", dtype="float32", device="cpu")
-        assert isinstance(decoder.drafter, {"SafeAILab": Eagle3Drafter, "Medusa-1": MedusaDrafter}[name])
+        assert isinstance(decoder.drafter, {"SafeAILab": HeadDrafter, "Medusa-1": MedusaDrafter}[name])
     plain = decoder.plain().generate([3, 1], max_new_tokens=6)
     assert decoder.generate([3, 1], max_new_tokens=6).tokens == plain.tokens
 

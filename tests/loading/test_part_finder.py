@@ -6,7 +6,7 @@ import pytest
 
 import drafttree
 from drafttree import Decoder
-from drafttree.drafters import LanguageModelDrafter, MixedDrafter, MtpDrafter, PromptLookupDrafter, SuffixDrafter
+from drafttree.drafters import HeadDrafter, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.errors import ConfigError, ModelError
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import Traversal
@@ -35,7 +35,7 @@ def test_verifiers_have_names(plain):
 
 
 def test_drafters_have_names(plain):
-    assert isinstance(plain.with_drafter("embedded-mtp").drafter, MtpDrafter)
+    assert isinstance(plain.with_drafter("embedded-mtp").drafter, HeadDrafter)
     assert isinstance(plain.with_drafter("mixed:embedded-draft").drafter, MixedDrafter)
     assert isinstance(plain.with_drafter("suffix").drafter, SuffixDrafter)
     assert isinstance(plain.with_drafter(plain.with_drafter("embedded-draft").drafter).drafter, LanguageModelDrafter)

@@ -70,7 +70,7 @@ def test_the_draft_vocabulary_is_what_the_text_has_most_of(target, data, tmp_pat
     train((*KIND, "--draft-vocab", "20"), target, data, tmp_path)
     drafter = loaded(tmp_path / "final", target)[1]
     counts = np.bincount(np.load(tmp_path / "tokens.npy"), minlength=tiny.VOCAB)
-    chosen = drafter.head.target_ids.numpy()
+    chosen = drafter.modules[0].target_ids.numpy()
     assert counts[chosen].min() >= np.delete(counts, chosen).max()
 
 
@@ -91,7 +91,7 @@ def test_a_full_export_has_what_other_programs_ask_for(options, target, data, tm
     final = tmp_path / "out/final"
     stored, config = read_tensors(final), read_config(final)
     module, drafter = loaded(final, qwen)
-    ids = torch.arange(tiny.VOCAB) if drafter.head.target_ids is None else drafter.head.target_ids
+    ids = torch.arange(tiny.VOCAB) if drafter.modules[0].target_ids is None else drafter.modules[0].target_ids
     assert torch.equal(stored["lm_head.weight"], module.lm_head.weight[ids].bfloat16())
     assert "embed_tokens.weight" not in stored
     assert {config[name] for name in ("shared_lm_head", "tie_word_embeddings")} == {False}
@@ -173,7 +173,7 @@ def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, t
         out = module(torch.tensor([text]), output_hidden_states=True)
     states = tuple(out.hidden_states[layer] for layer in drafter.hidden_layers)
     nats, rows = torch.zeros(3), len(text) - 3
-    ids = torch.arange(tiny.VOCAB) if drafter.head.target_ids is None else drafter.head.target_ids
+    ids = torch.arange(tiny.VOCAB) if drafter.modules[0].target_ids is None else drafter.modules[0].target_ids
     for start in range(1, rows + 1):
         draft = drafter.start(text[: start + 1], 32)
         draft.prefill(tuple(state[:, :start] for state in states), start)

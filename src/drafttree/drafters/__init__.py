@@ -3,15 +3,13 @@
 from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
 from drafttree.drafters.block import BlockDrafter
-from drafttree.drafters.eagle import EagleDrafter
-from drafttree.drafters.eagle3 import Eagle3Drafter
+from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.hydra import HydraDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.drafters.lookup import PromptLookupDrafter
 from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
-from drafttree.drafters.mtp import MtpDrafter
 from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.suffix import SuffixDrafter
 from drafttree.drafters.vocabulary_map import VocabularyMap
@@ -25,15 +23,13 @@ __all__ = [
     "BlockDrafter",
     "DraftSession",
     "Drafter",
-    "Eagle3Drafter",
-    "EagleDrafter",
+    "HeadDrafter",
     "HiddenStates",
     "HydraDrafter",
     "LanguageModelDrafter",
     "LookupDrafter",
     "MedusaDrafter",
     "MixedDrafter",
-    "MtpDrafter",
     "OtherTokenizerDrafter",
     "PromptLookupDrafter",
     "SuffixDrafter",

@@ -1,28 +1,30 @@
-"""Drafts with EAGLE-1 and EAGLE-2 heads: a decoder layer that predicts the target's next hidden state.
+"""The weights and forward pass of EAGLE heads, for `drafttree.drafters.head.HeadDrafter`.
 
-The head reads the state that the target's output layer reads, and its own outputs below drafted tokens are states of
-the same kind, from which that layer makes logits. EAGLE (Li et al. 2024, arXiv 2401.15077), section 3.1; EAGLE-2
-(arXiv 2406.16858) has the same heads and other trees.
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077), section 3.1: a decoder layer that predicts the target's next hidden state,
+from which the target's output layer makes logits; EAGLE-2 (arXiv 2406.16858) has the same heads and other trees.
+EAGLE-3 (Li et al. 2025), section 3.1: a decoder layer that reads the target's hidden states of three layers, fused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.eagle3 import Eagle3Drafter, decoder_layers
-from drafttree.models import CacheLayout, Segment, TreeCache
+from drafttree.drafters.head import Head, HeadDrafter
+from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
+from drafttree.models.segment import join, split
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Sizes of a head.
+    """Sizes of an EAGLE-1 or EAGLE-2 head.
 
     Attributes:
         layer: config of its decoder layers, and sizes of the target's hidden state and vocabulary.
@@ -46,75 +48,183 @@ class EagleConfig:
     target_hidden = hidden
 
 
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Sizes and variants of an EAGLE-3 head.
+
+    Attributes:
+        layer: config of its decoder layers: width, attention heads and their windows, MLP, norms, rotary embedding.
+        vocab: size of the target's vocabulary.
+        draft_vocab: number of tokens it can propose.
+        target_hidden: width of the target's hidden states.
+        states: number of the target's layers whose hidden states it fuses.
+        normed_residual: the first layer's residual is the normed hidden state ("norm_before_residual").
+        normed_input: the concatenated hidden states are normed before they are fused ("norm_before_fc").
+        normed_states: each hidden state is normed on its own before concatenation ("fc_norm").
+        normed_output: children of a drafted token read its output after the final norm ("norm_output").
+        normed_logits: logits are of outputs after the final norm.
+    """
+
+    layer: LlamaConfig | Qwen3Config
+    vocab: int
+    draft_vocab: int
+    target_hidden: int
+    states: int = 3
+    normed_residual: bool = False
+    normed_input: bool = False
+    normed_states: bool = False
+    normed_output: bool = False
+    normed_logits: bool = True
+
+    @property
+    def hidden(self) -> int:
+        """Width of the head."""
+        return self.layer.hidden_size
+
+
 class EagleHead(nn.Module):
-    """The head's weights and forward pass over rows of a tree; see `drafttree.drafters.eagle3.Eagle3Backend`.
+    """An EAGLE-1 or EAGLE-2 head; see `drafttree.drafters.head.Head`.
 
     Attributes:
         layout: the layout of its KV cache.
+        target_ids: `[draft_vocab]` the target's id of every draft id, None if the two vocabularies are the same.
     """
+
+    kind = "eagle"
+    target_ids: Tensor | None
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=config.biased)
         self.layers = decoder_layers(config.layer)
         first: Any = self.layers[0]
         first.input_layernorm = nn.Identity()
+        self._add_ends(config, config.vocab)
+
+    def _add_ends(self, config: Any, draft_vocab: int) -> None:
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
         self.layout = CacheLayout.of_config(config.layer)
-        self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config.layer)  # pyright: ignore[reportArgumentType]
+        self.lm_head = nn.Linear(config.hidden, draft_vocab, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config.layer)
+        self.register_buffer("target_ids", None, persistent=False)
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Return an empty KV cache for one request of about `capacity` tokens."""
         return TreeCache(self.layout, capacity)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
-        """The target's hidden state `[batch, rows, hidden]`, which the head reads as it is."""
         return hidden_states[0]
 
-    def forward(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        """Compute the outputs `[1, rows, hidden]` of the new rows of one request or several, behind each other.
-
-        Their keys and values join the drafted rows of each KV cache.
-
-        Args:
-            segments: token ids, and positions of the hidden states, one less than their tokens'.
-            hidden: `[1, rows, hidden]` hidden state of the token before each token, of all segments.
-        """
-        tokens, positions, cache, plan = ModuleInputs.of(segments, hidden.dtype)
-        rotary = self.rotary(hidden, positions)
-        output = self.fc(torch.cat((self.embed_tokens(tokens), hidden), -1))
-        for layer in self.layers:
-            output = layer(
-                output, position_embeddings=rotary, attention_mask=None, tree_plan=plan, **as_cache(layer, cache)
-            )
+    def forward(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+        output = self._run(ModuleInputs.of(segments, states.dtype), states)
         for segment in segments:
             segment.cache.grow(segment.positions)
+        return read_out(self, segments, output)
+
+    def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
+        """Run the layers over rows whose plan says what they attend to."""
+        output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden), -1))
+        for layer in self.layers:
+            output = layer(output, **self._shared(layer, inputs, hidden))
         return output
 
+    def _shared(self, layer: nn.Module, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
+        rotary = self.rotary(hidden, inputs.positions)
+        shared = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
+        return shared | as_cache(layer, inputs.cache)
+
     def next_hidden(self, output: Tensor) -> Tensor:
-        """Return the hidden states that the children of drafted tokens read: the tokens' outputs."""
+        """The states that the children of tokens read, from the tokens' outputs."""
         return output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        """Logits `[batch, rows, vocab]` of outputs, without another norm."""
+        """Logits `[1, rows, draft_vocab]` of outputs, without another norm."""
         return self.lm_head(output)
 
-    def in_target_vocab(self, logits: Tensor) -> Tensor:
-        """The logits as they are: the head proposes every token of the target."""
-        return logits
+
+class Eagle3Head(EagleHead):
+    """An EAGLE-3 head, whose first layer projects (embedding, hidden state) pairs, twice as wide."""
+
+    kind = "eagle3"
+
+    def __init__(self, config: Eagle3Config) -> None:
+        nn.Module.__init__(self)
+        hidden, eps = config.hidden, config.layer.rms_norm_eps
+        fused = config.states * config.target_hidden
+        self.fc_norm = nn.ModuleList(
+            LlamaRMSNorm(config.target_hidden, eps) for _ in range(config.states * config.normed_states)
+        )
+        self.input_norm = LlamaRMSNorm(fused, eps) if config.normed_input else nn.Identity()
+        self.fc = nn.Linear(fused, hidden, bias=False)
+        self.layers = decoder_layers(config.layer)
+        first: Any = self.layers[0]
+        first.hidden_norm = LlamaRMSNorm(hidden, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = getattr(first.self_attn, name)
+            wide = nn.Linear(2 * hidden, narrow.out_features, bias=narrow.bias is not None)
+            setattr(first.self_attn, name, wide)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self._add_ends(config, config.draft_vocab)
+
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
+        return self.fc(self.normed_states(hidden_states))
+
+    def normed_states(self, hidden_states: HiddenStates) -> Tensor:
+        """The target's hidden states side by side `[1, rows, states * target_hidden]`, normed if the head does."""
+        if self.fc_norm:
+            hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
+        return self.input_norm(torch.cat(hidden_states, -1))
+
+    def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
+        first: Any = self.layers[0]
+        shared = self._shared(first, inputs, hidden)
+        normed = first.hidden_norm(hidden)
+        pair = torch.cat((first.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
+        hidden = (normed if self.config.normed_residual else hidden) + first.self_attn(pair, **shared)[0]
+        hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
+        for layer in self.layers[1:]:
+            hidden = layer(hidden, **shared)
+        return hidden
+
+    def next_hidden(self, output: Tensor) -> Tensor:
+        return self.norm(output) if self.config.normed_output else output
+
+    def draft_logits(self, output: Tensor) -> Tensor:
+        return self.lm_head(self.norm(output) if self.config.normed_logits else output)
 
 
-class EagleDrafter(Eagle3Drafter):
-    """Drafts with an EAGLE-1 or EAGLE-2 head, by the sessions of EAGLE-3.
+def read_out(head: Any, segments: Sequence[Segment], output: Tensor) -> tuple[Tensor, Tensor]:
+    """What a head or its fused twin returns of a pass whose output is `[1, rows, hidden]`; see `Head.__call__`.
 
-    Args:
-        head: the head in the target's dtype and on its device.
-        last_layer: index of the target's hidden state after its final norm.
-        nbytes: bytes of the weights that are not shared with the target.
+    Tokens that cannot be drafted have logits of -inf.
     """
+    wanted = output
+    if [segment for segment in segments if segment.wanted != slice(None)]:
+        parts = split(output, [segment.nodes for segment in segments])
+        wanted = join([segment.wanted_of(part) for segment, part in zip(segments, parts, strict=True)])
+    if not wanted.shape[1]:
+        return output[0, :0], head.next_hidden(output)
+    logits = head.draft_logits(wanted)[0]
+    if head.target_ids is not None:
+        full = logits.new_full((len(logits), head.config.vocab), -torch.inf)
+        logits = full.index_copy_(-1, head.target_ids, logits)
+    return logits, head.next_hidden(output)
 
-    def __init__(self, head: EagleHead, last_layer: int, nbytes: int) -> None:
-        same_part: Any = head
-        super().__init__(same_part, (last_layer,), nbytes)
+
+def eagle_drafter(
+    head: EagleHead,
+    hidden_layers: tuple[int, ...],
+    nbytes: int,
+    select: Callable[[Any], Head] = lambda head: head,
+) -> HeadDrafter:
+    """The drafter of an EAGLE head, in the target's dtype and on its device; see `HeadDrafter` for the arguments."""
+    zero = head.fc.weight.new_zeros(1, 1, head.config.target_hidden)
+    zeros = (zero,) * head.config.states
+    return HeadDrafter(head.kind, [head], hidden_layers, zeros, head.config.vocab, nbytes, select)
+
+
+def decoder_layers(config: LlamaConfig | Qwen3Config) -> nn.ModuleList:
+    """Build transformers' decoder layers, which attend to trees."""
+    config._attn_implementation = NAME
+    make = Qwen3DecoderLayer if isinstance(config, Qwen3Config) else LlamaDecoderLayer
+    return nn.ModuleList(make(config, index) for index in range(config.num_hidden_layers))  # pyright: ignore[reportArgumentType]

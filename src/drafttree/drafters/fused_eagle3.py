@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.eagle3 import Eagle3Backend, Eagle3Head
+from drafttree.drafters.eagle import Eagle3Head, read_out
+from drafttree.drafters.head import Head
 from drafttree.models import Segment, TreeCache
 from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
 from drafttree.models.cache.buffer_pool import Recorder
@@ -30,7 +31,7 @@ ROWS = 3
 
 
 class FusedEagle3:
-    """Runs a head on fused weights. See `drafttree.drafters.eagle3.Eagle3Backend` for the protocol.
+    """Runs a head on fused weights; see `drafttree.drafters.head.Head` for the protocol.
 
     Args:
         head: frozen; its parameters become views of the fused ones.
@@ -39,7 +40,8 @@ class FusedEagle3:
         layout: the layout of its KV cache.
         groups: query heads that share a key head.
         like: a weight, of the head's dtype and device.
-        hidden: width of the head.
+        config: of the head.
+        target_ids: of the head.
     """
 
     def __init__(self, head: Eagle3Head) -> None:
@@ -51,7 +53,7 @@ class FusedEagle3:
         self._first, *self._rest = [LlamaLayer(layer, head.config.layer) for layer in head.layers]
         self._angles = RotaryAngles(head.rotary, head.fc.weight.dtype)
         self.layout, self.groups = head.layout, self._first.groups
-        self.like, self.hidden = head.fc.weight, head.config.hidden
+        self.like, self.config, self.target_ids = head.fc.weight, head.config, head.target_ids
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._module.new_cache(capacity)
@@ -60,11 +62,11 @@ class FusedEagle3:
         states = self._module.normed_states(hidden_states)
         return self._fc(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
-    def __call__(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
-        output = self.run(PassInputs.of(segments, self.groups, hidden))
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.run(PassInputs.of(segments, self.groups, states))
         for segment in segments:
             segment.cache.grow(segment.positions)
-        return output
+        return read_out(self, segments, output)
 
     def run(self, inputs: PassInputs) -> Tensor:
         """A pass on the memory of its inputs; the output `[1, rows, hidden]`."""
@@ -73,17 +75,17 @@ class FusedEagle3:
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)
-        residual = normed if head.config.normed_residual else x
+        residual = normed if self.config.normed_residual else x
         x = self._first.forward_from(residual, pair, context, inputs.rows[0])
         for layer, rows in zip(self._rest, inputs.rows[1:], strict=True):
             x = layer.forward(x, context, rows)
         return x.view(hidden.shape)
 
     def next_hidden(self, output: Tensor) -> Tensor:
-        return self._norm(output) if self._module.config.normed_output else output
+        return self._norm(output) if self.config.normed_output else output
 
     def draft_logits(self, output: Tensor) -> Tensor:
-        states = self._norm(output) if self._module.config.normed_logits else output
+        states = self._norm(output) if self.config.normed_logits else output
         return self._lm_head(states.flatten(0, 1)).unflatten(0, output.shape[:2])
 
 
@@ -98,7 +100,7 @@ class RecordedEagle3:
 
     def __init__(self, fused: FusedEagle3, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
         self._fused = fused
-        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.like, fused.hidden, varlen)
+        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.like, fused.config.hidden, varlen)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
@@ -110,22 +112,16 @@ class RecordedEagle3:
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
         return self._fused.fuse(hidden_states)
 
-    def __call__(self, segments: Sequence[Segment], hidden: Tensor) -> Tensor:
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
         fused = self._fused
 
         def run(inputs: PassInputs) -> tuple[Tensor]:
             return (fused.run(inputs),)
 
-        return self._passes.replay(segments, run, hidden=hidden)[0]
-
-    def next_hidden(self, output: Tensor) -> Tensor:
-        return self._fused.next_hidden(output)
-
-    def draft_logits(self, output: Tensor) -> Tensor:
-        return self._fused.draft_logits(output)
+        return read_out(fused, segments, self._passes.replay(segments, run, hidden=states)[0])
 
 
-def select_backend(head: Eagle3Head) -> Eagle3Backend:
+def select_backend(head: Eagle3Head) -> Head:
     """Select the fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded.
 
     Heads with a sliding window run as modules: the mask of a fused pass is the same for all layers and has no window.
@@ -151,13 +147,13 @@ def _repeats(recorded: RecordedEagle3, head: Eagle3Head, own: Tensor) -> bool:
     return _agrees(recorded, head, own)
 
 
-def _agrees(backend: Eagle3Backend, head: Eagle3Head, own: Tensor) -> bool:
+def _agrees(backend: Head, head: Eagle3Head, own: Tensor) -> bool:
     gap = float((_probe(backend, head) - own).abs().max()) / max(float(own.abs().max()), 1.0)
     return gap <= TOLERANCE.get(own.dtype, REDUCED_TOLERANCE)
 
 
 @torch.inference_mode()
-def _probe(backend: Eagle3Backend, head: Eagle3Head, shift: int = 0) -> Tensor:
+def _probe(backend: Head, head: Eagle3Head, shift: int = 0) -> Tensor:
     """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
@@ -165,6 +161,7 @@ def _probe(backend: Eagle3Backend, head: Eagle3Head, shift: int = 0) -> Tensor:
     rows = torch.arange(ROWS, device=weight.device)[None]
     causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
     cache, tokens = backend.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
-    hidden = backend.next_hidden(backend([Segment(cache, tokens, rows, causal)], hidden))
+    _, hidden = backend([Segment(cache, tokens, rows, causal)], hidden)
     cache.commit(range(ROWS))
-    return backend.draft_logits(backend([Segment(cache, tokens, rows + ROWS, causal)], hidden))
+    logits, _ = backend([Segment(cache, tokens, rows + ROWS, causal)], hidden)
+    return logits if head.target_ids is None else logits[:, head.target_ids]

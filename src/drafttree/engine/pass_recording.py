@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from drafttree.drafters import HeadDrafter
 from drafttree.drafters.base import sources_of
 from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
 from drafttree.engine.decoder import Decoder
@@ -53,7 +54,8 @@ def _backends(decoder: Decoder) -> list[Any]:
     """The backends of the target and of the drafter's models."""
     drafters = sources_of(decoder.drafter) if decoder.drafter else ()
     models = [decoder.target, *(getattr(each, "model", each) for each in drafters)]
-    return [getattr(model, "backend", None) for model in models]
+    heads = [head for each in drafters if isinstance(each, HeadDrafter) for head in each.heads]
+    return [*(getattr(model, "backend", None) for model in models), *heads]
 
 
 def _reserved(device: torch.device) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import drafttree
-from drafttree.drafters.eagle3 import Eagle3Head
+from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import read_config, read_tensors
 from drafttree.drafters.formats.eagle3 import load, parse, save
 from drafttree.errors import ModelError
@@ -278,7 +278,7 @@ def test_biases_are_those_of_the_tensors(outputs):
     bias = tensors["midlayer.self_attn.o_proj.bias"]
     if not outputs:
         del tensors["midlayer.self_attn.o_proj.bias"]
-    head = load(tensors, head_format.fields(attention_bias=None), checkpoints.target()).head
+    head = load(tensors, head_format.fields(attention_bias=None), checkpoints.target()).modules[0]
     expected = bias if outputs else torch.zeros_like(bias)
     assert torch.equal(head.layers[0].self_attn.o_proj.bias, expected)
     del tensors["midlayer.self_attn.k_proj.bias"]
@@ -326,8 +326,10 @@ def test_tensors_without_dimensions_are_of_wrong_shape():
 def test_a_tied_output_layer_is_the_embedding(dtype):
     tensors, config = FORMATS["AngelSlim, tied"].tensors(), FORMATS["AngelSlim, tied"].fields()
     drafter = load(tensors, config, checkpoints.target().to(dtype))
-    assert drafter.head.lm_head.weight is drafter.head.embed_tokens.weight
-    torch.testing.assert_close(drafter.head.lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0)
+    assert drafter.modules[0].lm_head.weight is drafter.modules[0].embed_tokens.weight
+    torch.testing.assert_close(
+        drafter.modules[0].lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0
+    )
     assert drafter.nbytes == dtype.itemsize * sum(tensor.numel() for tensor in tensors.values())
 
 
@@ -354,12 +356,12 @@ def test_what_is_saved_loads_back(name, shared, tmp_path):
     back = load(stored, read_config(tmp_path), target)
     assert back.hidden_layers == (2, 2, 1)
     expected = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
-    found = back.head.state_dict()
+    found = back.modules[0].state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert torch.equal(found["embed_tokens.weight"], target.model.embed_tokens.weight)
-    assert (back.head.target_ids is None) == (head.target_ids is None)
+    assert (back.modules[0].target_ids is None) == (head.target_ids is None)
     if shared and head.target_ids is None:
-        assert back.head.lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
+        assert back.modules[0].lm_head.weight.data_ptr() == target.lm_head.weight.data_ptr()
 
 
 def test_memory_is_that_of_the_tensors_in_the_file(tmp_path):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 import drafttree
-from drafttree.drafters import MtpDrafter, PromptLookupDrafter
+from drafttree.drafters import HeadDrafter, PromptLookupDrafter
 from drafttree.drafters.formats import checkpoints, mtp, recognise
 from drafttree.errors import ModelError
 from drafttree.loading import choose_drafter
@@ -57,7 +57,7 @@ def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name,
     own = alone(folder, tmp_path / "own")
     assert recognise(own) == "mtp"
     decoder = drafttree.load(folder, own, "chain", device="cpu", dtype="float32")
-    assert isinstance(decoder.drafter, MtpDrafter)
+    assert isinstance(decoder.drafter, HeadDrafter)
     other = decoder.with_drafter(drafttree.load(folder, "mtp", device="cpu", dtype="float32").drafter)
     given = {"max_new_tokens": 12, "ignore_eos": True}
     one, two = decoder.generate([3, 5, 9], **given), other.generate([3, 5, 9], **given)
@@ -90,7 +90,7 @@ def test_auto_leaves_layers_of_other_families_to_those_who_ask(tmp_path, monkeyp
     assert choose_drafter(folder).name == "mixed:mtp"
     monkeypatch.setattr(mtp, "TRIED", frozenset())
     assert choose_drafter(folder).name == "lookup"
-    assert isinstance(drafttree.load(folder, "mtp", device="cpu").drafter, MtpDrafter)
+    assert isinstance(drafttree.load(folder, "mtp", device="cpu").drafter, HeadDrafter)
 
 
 def test_only_the_tensors_of_the_layers_are_read(tmp_path, monkeypatch):
@@ -191,7 +191,7 @@ def test_a_target_with_code_of_its_own_has_its_layers_built_by_that_code(tmp_pat
     target = MiMo.from_pretrained(folder, config=MiMoConfig.from_pretrained(folder), dtype=torch.float32)
     decoder = drafttree.load(target, tokenizer=words("a", "b"), device="cpu")
     assert decoder.drafter.name == "mixed:mtp"
-    assert isinstance(decoder.drafter.model.layers[0].model.module, MiMo)
+    assert isinstance(decoder.drafter.model.heads[0].model.module, MiMo)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_layers_in_fp8_beside_a_target_that_is_not_are_read(tmp_path):
     folder = written(tmp_path)
     changed(folder, lambda tensors: tensors.update(in_fp8(MTP["llama"].tensors(), "rows")[0]))
     assert load_file(folder / "model.safetensors")["mtp.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
-    assert isinstance(drafttree.load(folder, "mtp", device="cpu", dtype="bfloat16").drafter, MtpDrafter)
+    assert isinstance(drafttree.load(folder, "mtp", device="cpu", dtype="bfloat16").drafter, HeadDrafter)
 
 
 def test_further_layers_of_a_target_are_no_mtp_layers(tmp_path):

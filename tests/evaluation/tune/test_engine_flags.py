@@ -39,8 +39,11 @@ def tuning(drafter, name, policy, rounds, gain=0.5):
 
 
 def head(kind):
-    """A drafter of a class, which is not made."""
-    return object.__new__(getattr(drafters, kind))
+    """A drafter of a class, or an EAGLE-3 head, which is not made."""
+    made = object.__new__(getattr(drafters, kind))
+    if kind == "HeadDrafter":
+        made.kind = "eagle3"
+    return made
 
 
 def lookup():
@@ -48,7 +51,7 @@ def lookup():
 
 
 def test_sglang_runs_eagle_3_with_the_steps_the_width_and_the_nodes_of_the_median_round():
-    flags = engine_flags("sglang", tuning(head("Eagle3Drafter"), "me/head", "talon:budget=16", TREE))
+    flags = engine_flags("sglang", tuning(head("HeadDrafter"), "me/head", "talon:budget=16", TREE))
     assert shlex.split(flags.text) == [
         *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "me/head"),
         *("--speculative-num-steps", "3", "--speculative-eagle-topk", "3", "--speculative-num-draft-tokens", "12"),
@@ -60,7 +63,7 @@ def test_sglang_runs_eagle_3_with_the_steps_the_width_and_the_nodes_of_the_media
 
 
 def test_a_draft_temperature_is_said_to_be_lost():
-    found = tuning(head("Eagle3Drafter"), "me/head", "talon:budget=16", TREE)
+    found = tuning(head("HeadDrafter"), "me/head", "talon:budget=16", TREE)
     note = "it has no draft temperature; the drafter's logits are taken as they are"
     assert note not in engine_flags("sglang", found).notes
     warm = replace(found, best=replace(found.best, draft_temperature=0.6))
@@ -69,13 +72,13 @@ def test_a_draft_temperature_is_said_to_be_lost():
 
 def test_a_wide_shallow_tree_gets_the_width_its_nodes_need():
     rounds = {"committed": 2, "nodes": 9, "levels": 1, "widths": (1,)}
-    flags = engine_flags("sglang", tuning(head("Eagle3Drafter"), "me/head", "talon", rounds))
+    flags = engine_flags("sglang", tuning(head("HeadDrafter"), "me/head", "talon", rounds))
     assert "--speculative-num-steps 1 --speculative-eagle-topk 8 --speculative-num-draft-tokens 9" in flags.text
 
 
 @pytest.mark.parametrize(
     ("drafter", "method"),
-    [("Eagle3Drafter", "eagle3"), ("LanguageModelDrafter", "draft_model"), ("MedusaDrafter", "medusa")],
+    [("HeadDrafter", "eagle3"), ("LanguageModelDrafter", "draft_model"), ("MedusaDrafter", "medusa")],
 )
 def test_vllm_drafts_chains_only_and_it_is_said(drafter, method):
     flags = engine_flags("vllm", tuning(head(drafter), "me/head", "talon", TREE))
@@ -96,7 +99,7 @@ def suffix():
 
 
 def test_tensorrt_llm_has_a_configuration_file():
-    flags = engine_flags("tensorrt-llm", tuning(head("Eagle3Drafter"), "me/head", "eagle", TREE))
+    flags = engine_flags("tensorrt-llm", tuning(head("HeadDrafter"), "me/head", "eagle", TREE))
     first, *rest = flags.text.splitlines()
     assert first == "speculative_config:"
     assert dict(line.strip().split(": ") for line in rest) == {
@@ -114,7 +117,7 @@ def test_tensorrt_llm_has_a_configuration_file():
 
 def test_mixed_drafting_becomes_the_model_alone_and_an_embedded_head_its_folder():
     mixed = object.__new__(MixedDrafter)
-    mixed.lookup, mixed.model = suffix(), head("Eagle3Drafter")
+    mixed.lookup, mixed.model = suffix(), head("HeadDrafter")
     flags = engine_flags("vllm", tuning(mixed, "mixed:embedded-eagle3", "auto", CHAIN))
     model = json.loads(shlex.split(flags.text)[1])["model"]
     assert model.endswith("eagle3")

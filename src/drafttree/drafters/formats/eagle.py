@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.eagle import EagleConfig, EagleDrafter, EagleHead
+from drafttree.drafters.eagle import EagleConfig, EagleHead, eagle_drafter
 from drafttree.drafters.formats.checkpoints import FLAG, OBJECT, entry
 from drafttree.drafters.formats.decoder_layers import layer_config
 from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, MODEL, add_output_biases
 from drafttree.drafters.formats.head_checkpoint import Checkpoint, HeadFormat, counts, fill, flaws, nearest
+from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.heads import embedding, last_layer, own_bytes, projection
 from drafttree.models.tensor_parallel import whole
 
@@ -22,7 +23,7 @@ SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
 """What vLLM speculators calls the parts of a head, and what SafeAILab does."""
 
 
-def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> EagleDrafter:
+def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> HeadDrafter:
     """A drafter from an EAGLE-1 or EAGLE-2 checkpoint, in the target's dtype and on its device.
 
     The target's embedding and output layer are shared where the checkpoint has none of its own.
@@ -41,7 +42,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     own = {name: whole(layer.weight.detach()) for name, layer in borrowed.items()} | found.tensors
     fill(found.heads, own, target)
     found.heads.rotary = type(found.heads.rotary)(found.heads.rotary.config).to(target.device).eval()
-    return EagleDrafter(found.heads, last_layer(target), own_bytes(found.heads, target))
+    return eagle_drafter(found.heads, (last_layer(target),), own_bytes(found.heads, target))
 
 
 def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Checkpoint[EagleHead]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.eagle3 import Eagle3Config, Eagle3Drafter, Eagle3Head
+from drafttree.drafters.eagle import Eagle3Config, Eagle3Head, eagle_drafter
 from drafttree.drafters.formats.checkpoints import FLAG, entry
 from drafttree.drafters.formats.draft_vocabulary import check_maps, target_ids
 from drafttree.drafters.formats.eagle3_config import (
@@ -40,6 +40,7 @@ from drafttree.drafters.formats.head_checkpoint import (
 )
 from drafttree.drafters.formats.unsupported import ADVICE
 from drafttree.drafters.fused_eagle3 import select_backend
+from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.heads import embedding, own_bytes, projection
 from drafttree.models.tensor_parallel import whole
 
@@ -112,7 +113,7 @@ class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
             )
 
 
-def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Eagle3Drafter:
+def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> HeadDrafter:
     """A drafter from an EAGLE-3 checkpoint of any format, in the target's dtype and on its device.
 
     The target's embedding, and its output layer where the checkpoint refers to it, are shared, not copied, if the
@@ -133,7 +134,7 @@ def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTr
     fill(head, _complete(checkpoint, target, ids), target)
     head.rotary = type(head.rotary)(head.rotary.config).to(target.device).eval()
     head.target_ids = None if ids is None else ids.to(target.device)
-    return Eagle3Drafter(head, hidden_layers, own_bytes(head, target), select_backend)
+    return eagle_drafter(head, hidden_layers, own_bytes(head, target), select_backend)
 
 
 def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:

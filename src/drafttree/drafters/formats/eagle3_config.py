@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.eagle3 import Eagle3Config
+from drafttree.drafters.eagle import Eagle3Config
 from drafttree.drafters.formats.checkpoints import FLAG, OBJECT, SIZE, TEXTS, entry
 from drafttree.drafters.formats.decoder_layers import LAYERS, layer_config, size_of
 from drafttree.drafters.formats.head_checkpoint import usual_rows

@@ -38,8 +38,9 @@ from drafttree.drafters.formats.head_checkpoint import (
     unusable,
 )
 from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer, names_in
+from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.heads import embedding, last_layer, projection
-from drafttree.drafters.mtp import MtpDrafter, MtpEmbedding
+from drafttree.drafters.mtp import MtpEmbedding, mtp_drafter
 from drafttree.models.tensor_parallel import tensor_parallel_size
 
 KIND = "MTP"
@@ -237,7 +238,7 @@ def is_tried(config: PreTrainedConfig) -> bool:
     return config.get_text_config().model_type in TRIED
 
 
-def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
+def load_own(folder: Path, target: PreTrainedModel) -> HeadDrafter:
     """The drafter of the MTP layers in the folder of a target; no other tensor is read.
 
     Raises:
@@ -259,7 +260,7 @@ def load_own(folder: Path, target: PreTrainedModel) -> MtpDrafter:
 
 def load(
     tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel, first: int | None = None
-) -> MtpDrafter:
+) -> HeadDrafter:
     """The drafter of MTP layers, in the target's dtype and on its device, with the target's embedding and head.
 
     Args:
@@ -278,7 +279,7 @@ def load(
     found = parse(tensors, {**config, BLOCKS: block_types(family)}, first)
     found.check(target)
     states_first = found.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
-    return MtpDrafter([_module(own, index, target, states_first) for index, own in enumerate(found.layers)], target)
+    return mtp_drafter([_module(own, index, target, states_first) for index, own in enumerate(found.layers)], target)
 
 
 def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import (
     Drafter,
-    Eagle3Drafter,
+    HeadDrafter,
     LanguageModelDrafter,
     LookupDrafter,
     MedusaDrafter,
@@ -112,8 +112,9 @@ def check_engine(engine: str) -> None:
 
 
 def _kind(drafter: Drafter) -> str:
+    if isinstance(drafter, HeadDrafter):
+        return drafter.kind
     kinds = {
-        Eagle3Drafter: "eagle3",
         MedusaDrafter: "medusa",
         LanguageModelDrafter: "model",
         SuffixDrafter: "suffix",

@@ -1,0 +1,299 @@
+"""Drafts with a head that reads hidden states: EAGLE, EAGLE-2, EAGLE-3 and multi-token-prediction (MTP) layers.
+
+A head is a language model of a layer or two whose rows read a token beside the hidden state before it, and it gives
+logits of the next token. The state before a committed token is the target's, which verification has computed anyway;
+that before a drafted token is the head's own output at its parent. So it drafts trees of any depth, a pass per level.
+
+Heads may follow each other (DeepSeek-V3, arXiv 2412.19437, section 2.2): the first reads the target's state before a
+token, each later one the output of the head before it at the token before. Levels beyond the last head repeat it.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
+from drafttree.models import Segment, TreeCache
+from drafttree.models.module.fingerprint import SelectedBackend
+from drafttree.models.segment import join, split
+
+PREFILL_CHUNK = 512
+NOTHING, LAST = slice(0, 0), slice(-1, None)
+"""Nodes whose logits are wanted."""
+
+
+class Head(Protocol):
+    """One way to run a head: its module, or the same function on fused weights."""
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        """Make an empty KV cache for one text."""
+        ...
+
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
+        """The states `[1, rows, hidden]` that committed tokens read, from those of the target."""
+        ...
+
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a pass; keys and values join the drafted rows of each KV cache.
+
+        Args:
+            segments: tokens of one text or several, and positions of their states, one less than their own.
+            states: `[1, rows, hidden]` the state that each token reads, of all segments.
+
+        Returns:
+            Logits `[wanted, vocab]` of the rows that the segments want, over the target's vocabulary, and the states
+            `[1, rows, hidden]` that the children of all rows read.
+        """
+        ...
+
+
+class HeadDrafter(ShownBySize):
+    """Drafts with a head or several behind each other, one draft pass per level of the tree.
+
+    Args:
+        kind: "eagle" (EAGLE-1 and EAGLE-2), "eagle3" or "mtp".
+        modules: the heads, or what runs them.
+        hidden_layers: layers of the target whose hidden states the first head reads, in the order of its weights.
+        zeros: `[1, 1, width]` of each of them, read where the target has no state before the root.
+        vocab_size: size of the target's vocabulary.
+        nbytes: bytes of the weights that are not shared with the target.
+        select: makes what runs a module, anew when a text begins and hooks, layers or weights of the module have
+            changed; None where modules run as they are.
+
+    Attributes:
+        heads: what runs the modules at present.
+    """
+
+    context: int | None = None
+    """No limit: past the length a head was trained at, its rotary positions only get less accurate."""
+
+    def __init__(
+        self,
+        kind: str,
+        modules: Sequence[Any],
+        hidden_layers: tuple[int, ...],
+        zeros: HiddenStates,
+        vocab_size: int,
+        nbytes: int,
+        select: Callable[[Any], Head] | None = None,
+    ) -> None:
+        self.kind, self.modules, self.hidden_layers, self.zeros = kind, modules, hidden_layers, zeros
+        self.vocab_size, self.nbytes = vocab_size, nbytes
+        self.levels: int | None = None
+        self._selected = [SelectedBackend(module, select) for module in modules] if select else []
+        self.heads: tuple[Head, ...] = tuple(each.backend for each in self._selected) or tuple(modules)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"({self.kind}, ", 1)
+
+    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+        """Begin a request; its first row pairs the second token with the hidden state of the first."""
+        changed = [each.refresh() for each in self._selected]
+        if any(changed):
+            self.heads = tuple(each.backend for each in self._selected)
+        return HeadSession(self, prompt, capacity)
+
+    @torch.inference_mode()
+    def root(self, sessions: "Sequence[HeadSession]") -> Tensor:
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        with count_pass(sessions):
+            logits = self.read(sessions, [session.unread_rows() for session in sessions], LAST)
+        for session in sessions:
+            session.begin_tree()
+        return logits
+
+    @torch.inference_mode()
+    def expand(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        heads: tuple[Head, ...] = sessions[0].shared
+        level = sessions[0].level + 1
+        with count_pass(sessions):
+            if level < len(heads):
+                trees = [each.whole_tree(own) for each, own in zip(sessions, frontiers, strict=True)]
+                segments, states = [segment for segment, _ in trees], [read for _, read in trees]
+            else:
+                states = [each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)]
+                segments = level_segments(sessions, frontiers, states[0].device)
+            logits, outputs = heads[min(level, len(heads) - 1)](segments, join(states))
+            sizes = [segment.nodes for segment in segments]
+            for session, own, output in zip(sessions, frontiers, outputs.split(sizes, 1), strict=True):
+                session.take(output, own)
+        return logits
+
+    def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted: slice) -> Tensor:
+        """Compute and commit the rows of committed tokens, by all heads.
+
+        Args:
+            sessions: sessions of the texts.
+            rows: the next tokens of each, and the target's states that they read.
+            wanted: those of them whose logits are wanted.
+
+        Returns:
+            The wanted logits `[rows, vocab]` of the first head.
+        """
+        logits, heads = torch.empty(0), sessions[0].shared
+        states = heads[0].fuse(_joined([own.states for own in rows]))
+        reading = [*zip(sessions, [own.tokens for own in rows], strict=True)]
+        for index, head in enumerate(heads):
+            own = NOTHING if index else wanted
+            segments = [session.segment(index, tokens, own) for session, tokens in reading]
+            found, outputs = head(segments, states)
+            logits = logits if index else found
+            parts = split(outputs, [len(tokens) for _, tokens in reading])
+            later = [
+                (session, *session.commit_rows(index, tokens, part))
+                for (session, tokens), part in zip(reading, parts, strict=True)
+            ]
+            reading = [(session, tokens) for session, tokens, _ in later if tokens]
+            if not reading:
+                break
+            states = join([read for _, tokens, read in later if tokens])
+        return logits
+
+
+def _joined(states: Sequence[HiddenStates]) -> HiddenStates:
+    return states[0] if len(states) == 1 else tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True))
+
+
+class Rows(NamedTuple):
+    """Committed tokens that the first head has not read.
+
+    Attributes:
+        tokens: their ids.
+        states: the target's hidden states before them, `[1, rows, width]` of each layer.
+    """
+
+    tokens: list[int]
+    states: HiddenStates
+
+
+class HeadSession(TreeSession):
+    """A KV cache for every head, of one request.
+
+    Row i of head k belongs to the token k + 1 places after the i-th. Committed rows are computed from the target's
+    states alone; rows of drafted tokens, computed from the heads' own outputs, are dropped after the round.
+
+    Attributes:
+        level: of the nodes that were drafted from last; 0 is the root.
+    """
+
+    def __init__(self, drafter: HeadDrafter, prompt: list[int], capacity: int) -> None:
+        self.caches = [head.new_cache(capacity) for head in drafter.heads]
+        self._device = drafter.zeros[0].device
+        super().__init__(drafter, self.caches[-1], prompt[1:], self._device, shared=drafter.heads)
+        self._first = prompt[:1]
+        self._states = list[HiddenStates]()
+        self._newest = [*drafter.zeros[:1]] * len(self.caches)  # each head's output at the last committed token
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self.caches)
+
+    @torch.inference_mode()
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        rows = max(min(tokens, len(self.unread) - 1), 0)
+        for start in range(0, rows, PREFILL_CHUNK):
+            part = slice(start, min(start + PREFILL_CHUNK, rows))
+            read = Rows(self.unread[part], tuple(state[:, part] for state in hidden_states))
+            self.drafter.read([self], [read], NOTHING)
+        if tokens >= len(self.unread) > 0:  # the last state goes with the last token, the first round's root
+            self._states = [tuple(state[:, rows:] for state in hidden_states)]
+        self.unread = self.unread[rows:]
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        for cache in self.caches:
+            cache.commit([])
+        self.unread += tokens
+        self._states.append(hidden_states)
+
+    @torch.inference_mode()
+    def read_rest(self) -> None:
+        """As in `ResumableSession`."""
+        if len(self.caches) == 1 and self.unread and self._states:
+            self.drafter.read([self], [self.unread_rows()], NOTHING)
+            self.begin_tree()
+
+    def keep(self, tokens: int) -> object:
+        """As in `ResumableSession`.
+
+        Several heads keep nothing: a later one's next row reads an output at a token that may not be the last.
+        """
+        return super().keep(tokens) if len(self.caches) == 1 else None
+
+    def unread_rows(self) -> Rows:
+        """The unread tokens.
+
+        After a prompt of one token there are none: its own row, with zeros as states, is computed and not kept.
+        """
+        if not self.unread:
+            return Rows(self._first, self.drafter.zeros)
+        return Rows(self.unread, _joined(self._states))
+
+    def segment(self, head: int, tokens: list[int], wanted: slice) -> Segment:
+        """The next tokens of the text, as rows of a head."""
+        return Segment.of_text(self.caches[head], tokens, self._device)._replace(wanted=wanted)
+
+    def commit_rows(self, head: int, tokens: list[int], outputs: Tensor) -> tuple[list[int], Tensor]:
+        """Commit a head's rows, given its outputs `[1, rows, hidden]`; the tokens and states of the head after it.
+
+        That reads the output at the token before, so at first it begins one token later.
+        """
+        if head == 0:
+            self._hidden = outputs[:, -1:]
+        cache = self.caches[head]
+        if tokens is self._first:
+            cache.commit([])
+            return [], outputs
+        begins = cache.length == 0
+        cache.commit(range(len(tokens)))
+        if head == len(self.caches) - 1:
+            return [], outputs
+        before, self._newest[head] = self._newest[head], outputs[:, -1:]
+        if begins:
+            return tokens[1:], outputs[:, :-1]
+        return tokens, torch.cat((before, outputs[:, :-1]), 1)
+
+    def begin_tree(self) -> None:
+        """Begin a tree at the last token, whose rows are committed."""
+        self.unread, self._states = [], []
+        self.level = 0
+        self._tree = list[Frontier]()
+        self._seen = list[np.ndarray]()
+        self._outputs = self._hidden[:, :0]
+        self.forget_tree()
+
+    def inherited(self, frontier: Frontier) -> Tensor:
+        """The states `[1, frontier, hidden]` that the nodes of a new frontier read: outputs at their parents."""
+        if frontier.keeps_all:
+            return self._hidden[:, : len(frontier.tokens)]
+        return self._hidden[:, frontier.origins]
+
+    def whole_tree(self, frontier: Frontier) -> tuple[Segment, Tensor]:
+        """The nodes of a new frontier and all before it, as rows of a head that has none of them, and their states.
+
+        The states are the outputs of the head before at their parents.
+        """
+        head, cache = self.level + 1, self.caches[self.level + 1]
+        self._tree.append(frontier)
+        self._seen.append(self.next_level(frontier)[1])
+        sizes = [len(own.tokens) for own in self._tree]
+        nodes = sum(sizes)
+        visible = np.concatenate([np.pad(seen, ((0, 0), (0, nodes - seen.shape[1]))) for seen in self._seen])
+        starts = [0, 1, *(1 + end for end in accumulate(sizes[:-2]))]
+        parents = [start + origin for start, own in zip(starts, self._tree, strict=False) for origin in own.origins]
+        tokens = torch.tensor([[token for own in self._tree for token in own.tokens]], device=self._device)
+        depths = [depth for depth, size in enumerate(sizes) for _ in range(size)]
+        positions = cache.next_position + torch.tensor([depths], device=self._device)
+        seen = torch.from_numpy(visible)[None].to(self._device)
+        states = torch.cat((self._newest[head - 1], self._outputs), 1)[:, parents]
+        return Segment(cache, tokens, positions, seen, slice(nodes - sizes[-1], None)), states
+
+    def take(self, outputs: Tensor, frontier: Frontier) -> None:
+        """Note the outputs `[1, rows, hidden]` of the rows of a new frontier, and of those before it if there are."""
+        self._outputs, self._hidden = outputs, outputs[:, -len(frontier.tokens) :]
+        self.level += 1
