@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from drafttree.drafters import HiddenStates
+from drafttree.drafters import HiddenStates, Session
 from drafttree.exactness import TabularModel
 from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
@@ -123,16 +123,15 @@ class ToyDrafter:
         return self.drafts[-1]
 
 
-class ToyDraft:
+class ToyDraft(Session):
     """A draft session with one text per law, for batches of any size."""
 
+    nbytes = 0
+
     def __init__(self, laws: Sequence[Law], prefixes: Sequence[Sequence[int]], dtype: torch.dtype) -> None:
-        self.passes, self.seconds, self.nbytes = 0, 0.0, 0
+        super().__init__(None, torch.device("cpu"))
         self.laws, self.prefixes, self.dtype = laws, [list(prefix) for prefix in prefixes], dtype
         self.frontier: list[list[list[int]]] = []
-
-    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        """Do nothing: a law has no cache."""
 
     def root(self) -> Tensor:
         return self._score([[prefix] for prefix in self.prefixes])

@@ -7,9 +7,8 @@ import torch
 
 import drafttree
 from drafttree import Decoder, Engine
-from drafttree.drafters import AssistantDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters import AssistantDrafter, Frontier, MixedDrafter, SuffixDrafter
 from drafttree.drafters.formats import recognise
-from drafttree.drafters.session import Frontier
 from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.inspect import inspect

@@ -3,7 +3,7 @@
 import torch
 
 from drafttree import Decoder
-from drafttree.drafters import LanguageModelDrafter
+from drafttree.drafters import LanguageModelDrafter, Session
 from drafttree.policies import Talon
 from testing import tiny
 
@@ -19,8 +19,13 @@ class Recorder:
         self.shown = []
 
     def start(self, prompt, capacity):
-        self.draft = self.inner.start(prompt, capacity)
-        return self
+        return RecordedSession(self, self.inner.start(prompt, capacity))
+
+
+class RecordedSession(Session):
+    def __init__(self, recorder, draft) -> None:
+        super().__init__(recorder, torch.device("cpu"))
+        self.shown, self.draft, self.root, self.expand = recorder.shown, draft, draft.root, draft.expand
 
     def prefill(self, hidden_states, tokens):
         self.shown.append(hidden_states)
@@ -29,9 +34,6 @@ class Recorder:
     def commit(self, tokens, hidden_states):
         self.shown.append(hidden_states)
         self.draft.commit(tokens, ())
-
-    def __getattr__(self, name):
-        return getattr(self.draft, name)
 
 
 def test_features_are_transformers_hidden_states_of_the_text():

@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache, cache_utils, modeling_layers
 
 import drafttree
-from drafttree.drafters import HeadDrafter, MixedDrafter
-from drafttree.drafters.session import Frontier
+from drafttree.drafters import Frontier, HeadDrafter, MixedDrafter
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS, Coupled
 from helpers.checkpoints import MTP

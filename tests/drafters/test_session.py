@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from drafttree.drafters import Drafter, HeadDrafter
-from drafttree.drafters.base import ChoosingSession
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.session import MOST_MISSED, Frontier, LateReader, draft_expand, draft_root
 from drafttree.models import TargetModel
@@ -39,7 +38,7 @@ class Request:
     @property
     def drafting(self) -> Any:
         """The session whose passes may be shared."""
-        return self.packed.choose()[1] if isinstance(self.packed, ChoosingSession) else self.packed
+        return self.packed.choose()[1]
 
     def next_level(self) -> Frontier:
         """Some nodes below those of the level before; none, sometimes."""

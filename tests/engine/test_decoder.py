@@ -1,13 +1,14 @@
 """The loop over a toy model: the text of plain decoding, at the cost it claims, ending where it should."""
 
 import math
+import re
 
 import pytest
 import torch
 from transformers import BatchEncoding, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from drafttree import Decoder, Metrics
-from drafttree.drafters import LanguageModelDrafter
+from drafttree.drafters import LanguageModelDrafter, Session
 from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import Coupled, Greedy
@@ -579,11 +580,18 @@ def test_a_decoder_takes_objects_and_names_what_is_none(given, words):
         Decoder(ToyModel(TARGET), **given)
 
 
-def test_a_session_that_lacks_parts_is_named():
+@pytest.mark.parametrize(
+    ("session", "words"),
+    [
+        (object, "Careless.start returns object; derive it from drafttree.drafters.Session"),
+        (lambda: Session(None, torch.device("cpu")), "Session has no method root, nor has its drafter"),
+    ],
+)
+def test_a_session_that_cannot_draft_is_named(session, words):
     class Careless(ToyDrafter):
         def start(self, prompt, capacity):
-            return object()
+            return session()
 
     decoder = Decoder(ToyModel(TARGET), Careless(DRAFT))
-    with pytest.raises(ConfigError, match=r"Careless\.start returns a session that lacks root, expand"):
+    with pytest.raises(ConfigError, match=re.escape(words)):
         decoder.generate(PROMPT)

@@ -5,7 +5,7 @@ import torch
 
 from drafttree import Sampling
 from drafttree.core import SeededRandomness
-from drafttree.drafters.session import Frontier, SharedSession
+from drafttree.drafters.base import Frontier, Session
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
@@ -68,7 +68,7 @@ def adjustments(constrain=None) -> list[tuple]:
 
 
 def adjusted(rows: Rows, given: list[tuple]) -> AdjustedDraft:
-    sessions = [SharedSession(rows, CPU) for _ in given]
+    sessions = [Session(rows, CPU) for _ in given]
     return AdjustedDraft(sessions, [LogitsAdjustment(*each) for each in given], CPU)
 
 

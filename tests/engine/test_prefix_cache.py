@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import drafttree
 from drafttree import Decoder
-from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
+from drafttree.drafters import LanguageModelDrafter, MixedDrafter, Session, SuffixDrafter
 from drafttree.engine.prefix_cache import LEAST_TOKENS, PrefixCache
 from drafttree.errors import ConfigError
 from drafttree.models import TargetModel, select_backend
@@ -163,13 +163,16 @@ class HiddenReader:
     context, levels, hidden_layers, nbytes, vocab_size = None, None, (tiny.LAYERS,), 0, tiny.VOCAB
 
     def start(self, prompt, capacity):
-        self.passes, self.seconds, self.prompt = 0, 0.0, prompt
-        return self
+        session = HiddenReaderSession(self, torch.device("cpu"))
+        session.prompt = prompt
+        return session
+
+
+class HiddenReaderSession(Session):
+    prompt: list[int]
 
     def prefill(self, hidden_states, tokens):
         assert hidden_states[0].shape[1] == len(self.prompt) - 1
-
-    def commit(self, tokens, hidden_states): ...
 
     def root(self):
         return torch.zeros(1, 1, tiny.VOCAB)

@@ -7,14 +7,14 @@ import torch
 
 from drafttree import DraftTree, Sampling
 from drafttree.core import SeededRandomness
-from drafttree.drafters.base import DraftLogits
+from drafttree.drafters import Session
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Greedy
 
 CPU = torch.device("cpu")
 
 
-def plain_draft(sessions: Sequence[DraftLogits]) -> AdjustedDraft:
+def plain_draft(sessions: Sequence[Session]) -> AdjustedDraft:
     """The logits of some sessions for `grow`, as they are."""
     nothing = LogitsAdjustment(Greedy(Sampling()), SeededRandomness(0, 1, CPU).at(0))
     return AdjustedDraft(sessions, [nothing] * len(sessions), CPU)

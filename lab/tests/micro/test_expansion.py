@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.drafters.session import Frontier
+from drafttree.drafters import Frontier
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.micro import expansion
 from drafttree_lab.micro.expansion import ZipfDraft, bench_expansion

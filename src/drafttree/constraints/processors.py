@@ -120,7 +120,7 @@ class PathConstraints:
         constrained = _as_floats(known)
         self._process_drafted(tokens, paths, constrained, known)
         constrained = _keep_dead_rows(constrained, known)
-        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `DraftSession`).
+        # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `Session`).
         return torch.cat((constrained, logits[:, vocab_size:]), -1)
 
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, set[int]]:

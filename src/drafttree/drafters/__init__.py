@@ -1,7 +1,7 @@
 """Drafters: they propose the tokens of a draft tree."""
 
 from drafttree.drafters.assistant import AssistantDrafter
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, Frontier, HiddenStates, Session
 from drafttree.drafters.block import BlockDrafter
 from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.hydra import HydraDrafter
@@ -11,6 +11,7 @@ from drafttree.drafters.match_index import LookupDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
+from drafttree.drafters.session import count_pass
 from drafttree.drafters.suffix import SuffixDrafter
 from drafttree.drafters.vocabulary_map import VocabularyMap
 
@@ -21,8 +22,8 @@ __all__ = [
     "LOOKUPS",
     "AssistantDrafter",
     "BlockDrafter",
-    "DraftSession",
     "Drafter",
+    "Frontier",
     "HeadDrafter",
     "HiddenStates",
     "HydraDrafter",
@@ -32,6 +33,8 @@ __all__ = [
     "MixedDrafter",
     "OtherTokenizerDrafter",
     "PromptLookupDrafter",
+    "Session",
     "SuffixDrafter",
     "VocabularyMap",
+    "count_pass",
 ]

@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.heads import embedding, last_layer, own_bytes, projection, zero_hidden
-from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import TreeCache
 from drafttree.models.attention.tree_attention import AttentionPart
 from drafttree.models.module.module_backend import use_tree_attention
@@ -88,7 +88,7 @@ class AssistantDrafter(ShownBySize):
         # transformers' mask for assistants lets a token see so many committed rows, two more than a causal window
         self._window: int = config.sliding_window + 1
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request, whose session is given the target's KV cache before it drafts."""
         use_tree_attention(self.module)
         return AssistantSession(self, prompt[-1])
@@ -139,7 +139,7 @@ class AssistantDrafter(ShownBySize):
         return pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
 
 
-class AssistantSession(SharedSession):
+class AssistantSession(Session):
     """What is kept of one request: the newest hidden state of the target, and where its rows are.
 
     Attributes:
@@ -178,7 +178,7 @@ class AssistantSession(SharedSession):
         return self.hidden.nbytes
 
     def read_cache(self, cache: TreeCache) -> None:
-        """As in `CacheReadingSession`."""
+        """As in `Session`."""
         self._cache = cache
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:

@@ -1,23 +1,104 @@
-"""The drafter protocol: given a request, a drafter gives logits of the next token after every node of a draft tree."""
+"""Drafters and their sessions: given a text, logits of the next token after every node of a draft tree."""
 
-from abc import abstractmethod
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from drafttree.core.timing import PassTimer
 from drafttree.models import TreeCache
 
 HiddenStates = tuple[Tensor, ...]
 """The target's hidden states at consecutive tokens, `[1, tokens, hidden]` for each layer a drafter reads."""
 
 
-class DraftLogits(Protocol):
-    """The part of a draft session that tree growth uses."""
+class Frontier(NamedTuple):
+    """The nodes of one request that the next draft pass is about.
+
+    Attributes:
+        tokens: their ids.
+        origins: the place of each one's parent in the frontier before; the root's is 0.
+    """
+
+    tokens: list[int]
+    origins: list[int]
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every node of the frontier before is the parent of one here, in order."""
+        return self.origins == list(range(len(self.origins)))
+
+
+class SharedDrafter(Protocol):
+    """A drafter that drafts for lists of its sessions."""
+
+    def root(self, sessions: Sequence[Any]) -> Tensor:
+        """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round."""
+        ...
+
+    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor:
+        """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
+
+        Args:
+            sessions: sessions that have nodes.
+            frontiers: frontiers of each of them.
+        """
+        ...
+
+
+class Session:
+    """A drafter's state for one request, including its KV cache if it needs one.
+
+    A session that drafts by itself overrides `root` and `expand`; by default its drafter does both, for lists of its
+    sessions (`SharedDrafter`). All else has a default: a session that is told nothing and keeps nothing.
+
+    Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
+    drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
+    probability of "none of these" into an extra column.
+
+    Args:
+        drafter: the drafter whose session it is.
+        device: the device of its draft passes.
+        shared: what sessions that share a pass have in common; by default the drafter.
+
+    Attributes:
+        drafter: as given.
+        shared: as given.
+        passes: draft passes so far, prefill not included; one that several requests share is one for each.
+        timer: the timer of the passes.
+        follows_text: whether it has to be told of the text at once, also where nothing is drafted.
+        mixes: whether another session of its own drafts each round (`choose`).
+        resting: of a session that mixes others: whether nothing is drafted at present, so that what it is told can
+            wait.
+    """
+
+    follows_text: bool = False
+    mixes: bool = False
+    resting: bool = False
+
+    def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
+        self.drafter = drafter
+        self.shared: Any = drafter if shared is None else shared
+        self.passes = 0
+        self.timer = PassTimer(device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the request's state, such as the KV cache."""
+        return 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in draft passes; on CUDA, reading it waits for the last of them.
+
+        A pass that several requests share counts in full for each, since each waits for the whole of it.
+        """
+        return self.timer.seconds
 
     def root(self) -> Tensor:
         """Return logits `[1, 1, vocab]` of the token after the root; the first draft pass of a round."""
-        ...
+        return self.drafter.root([self])[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         """Return logits `[1, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
@@ -26,34 +107,30 @@ class DraftLogits(Protocol):
             tokens: `[1, frontier]` token ids of the nodes.
             origins: `[1, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
-        ...
+        return self.drafter.expand([self], [Frontier(tokens[0].tolist(), origins[0].tolist())])[None]
 
+    def read_cache(self, cache: TreeCache) -> None:
+        """Take the target's KV cache of the request, which stays the same, before anything else is called.
 
-class DraftSession(DraftLogits, Protocol):
-    """A drafter's state for one request, including its KV cache if it needs one.
-
-    Logits may have more columns than the target's vocabulary. The extra columns take part in the softmax and are never
-    drafted: a drafter that proposes only some tokens gives those their logits, -inf to the others, and puts the
-    probability of "none of these" into an extra column.
-    """
-
-    @property
-    def passes(self) -> int:
-        """Draft passes so far, prefill not included; one that several requests share is one for each."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in draft passes; on CUDA, reading it waits for the last of them.
-
-        A pass that several requests share counts in full for each, since each waits for the whole of it.
+        When `root` is called it holds the rows of all committed tokens but the root, and no drafted ones. It is not
+        copied, and the text depends on it: nothing may be written to it.
         """
-        ...
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the request's state, such as the KV cache."""
-        ...
+    def resume(self, kept: object, tokens: int) -> int:
+        """Go on, before `prefill`, from what another session has kept, another drafter's perhaps.
+
+        A drafter whose sessions take over nothing reads every prompt anew; if it reads hidden states, so does the
+        target.
+
+        Args:
+            kept: as returned by `keep`, None if nothing was kept.
+            tokens: first tokens that the two texts share; a drafter that reads hidden states may also use the token
+                after them.
+
+        Returns:
+            How many first tokens it has taken over. `prefill` begins with the token after them.
+        """
+        return 0
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """Process the next tokens of the prompt before the first round; not counted in `passes` or `seconds`.
@@ -65,7 +142,15 @@ class DraftSession(DraftLogits, Protocol):
             tokens: how many of the prompt's tokens behind those taken over by `resume` and by earlier parts; all but
                 the last where there are fewer.
         """
-        ...
+
+    @property
+    def expected_accepted(self) -> float | None:
+        """Drafted tokens that it expects to be accepted in the next round; None where it cannot say."""
+        return None
+
+    def choose(self) -> "tuple[int, Session]":
+        """The source of this round's drafts (see `sources_of`) and its session, the same until the next commit."""
+        return 0, self
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         """Record the tokens a round has committed. This session may have drafted nothing in that round.
@@ -75,61 +160,16 @@ class DraftSession(DraftLogits, Protocol):
             hidden_states: hidden states of the root and the accepted path; row i belongs to the token before
                 `tokens[i]`.
         """
-        ...
 
-
-class ResumableSession(DraftSession, Protocol):
-    """A session from which a later one of a text with the same beginning can go on.
-
-    A drafter whose sessions are not resumable reads every prompt anew; if it reads hidden states, so does the target.
-    """
+    def read_rest(self) -> None:
+        """Compute, before `keep`, what it knows of the newest tokens of a text that has ended."""
 
     def keep(self, tokens: int) -> object:
-        """Return a copy of what it knows of at most so many first tokens, for `resume`.
+        """Return a copy of what it knows of at most so many first tokens, for `resume`; None for nothing.
 
-        The text may go on: requests that are written at the same time take copies, too. A session may also have
-        `read_rest()`, which is called before `keep` where the text has ended, and computes what it knows of the newest
-        tokens, which the next draft pass would have done.
+        The text may go on: requests that are written at the same time take copies, too.
         """
-        ...
-
-    def resume(self, kept: object, tokens: int) -> int:
-        """Go on, before `prefill`, from what another session has kept, another drafter's perhaps.
-
-        Args:
-            kept: as returned by `keep`, None if nothing was kept.
-            tokens: first tokens that the two texts share; a drafter that reads hidden states may also use the token
-                after them.
-
-        Returns:
-            How many first tokens it has taken over. `prefill` begins with the token after them.
-        """
-        ...
-
-
-class CacheReadingSession(DraftSession, Protocol):
-    """A session that reads the target's keys and values of its text."""
-
-    def read_cache(self, cache: TreeCache) -> None:
-        """Take the target's KV cache of the request, which stays the same, before anything else is called.
-
-        When `root` is called it holds the rows of all committed tokens but the root, and no drafted ones.
-        """
-        ...
-
-
-class ChoosingSession(DraftSession):
-    """A session of a drafter that mixes others (`sources_of`): another session of its own drafts each round.
-
-    Attributes:
-        resting: whether nothing is drafted at present, so that what it is told can wait.
-    """
-
-    resting: bool = False
-
-    @abstractmethod
-    def choose(self) -> tuple[int, DraftSession]:
-        """Return the source of this round's drafts and its session, the same until the next commit."""
+        return None
 
 
 class ShownBySize:
@@ -149,7 +189,7 @@ class ShownBySize:
 
 
 class Drafter(Protocol):
-    """Makes a `DraftSession` for every request.
+    """Makes a `Session` for every request.
 
     Attributes:
         vocab_size: size of its vocabulary.
@@ -165,7 +205,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int, ...]
     nbytes: int
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request with these prompt token ids; its caches should have room for `capacity` tokens."""
         ...
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.block_layers import BlockLayers
-from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import Segment, TreeCache
 from drafttree.models.segment import join
 
@@ -41,7 +41,7 @@ class BlockDrafter(ShownBySize):
         self.levels: int | None = block.config.levels
         self.flat = block.markov_head is None
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request."""
         return BlockSession(self, prompt, capacity)
 
@@ -83,7 +83,7 @@ class BlockDrafter(ShownBySize):
         return self.block.in_target_vocab(logits)
 
 
-class BlockSession(SharedSession):
+class BlockSession(Session):
     """The context of one request, as keys and values of every layer, and the block of this round.
 
     Attributes:
@@ -121,7 +121,7 @@ class BlockSession(SharedSession):
         self._unread.append(hidden_states)
 
     def read_rest(self) -> None:
-        """As in `ResumableSession`."""
+        """As in `Session`."""
         self.read_context()
 
     def keep(self, tokens: int) -> object:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Segment, TreeCache
 from drafttree.models.module.fingerprint import SelectedBackend
@@ -91,7 +91,7 @@ class HeadDrafter(ShownBySize):
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"({self.kind}, ", 1)
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; its first row pairs the second token with the hidden state of the first."""
         changed = [each.refresh() for each in self._selected]
         if any(changed):
@@ -213,13 +213,13 @@ class HeadSession(TreeSession):
 
     @torch.inference_mode()
     def read_rest(self) -> None:
-        """As in `ResumableSession`."""
+        """As in `Session`."""
         if len(self.caches) == 1 and self.unread and self._states:
             self.drafter.read([self], [self.unread_rows()], NOTHING)
             self.begin_tree()
 
     def keep(self, tokens: int) -> object:
-        """As in `ResumableSession`.
+        """As in `Session`.
 
         Several heads keep nothing: a later one's next row reads an output at a token that may not be the last.
         """

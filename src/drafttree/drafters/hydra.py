@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.heads import HeadsDrafter, ResBlock, embedding
-from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 from drafttree.models.module.module_inputs import as_cache
 
@@ -122,7 +122,7 @@ class HydraDrafter(HeadsDrafter):
         if heads.prefix_embeding_layer is not None:
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; only Hydra++ uses its KV cache."""
         return HydraSession(self, prompt, capacity)
 
@@ -178,7 +178,7 @@ class HydraDrafter(HeadsDrafter):
         return out.last_hidden_state
 
 
-class HydraSession(SharedSession):
+class HydraSession(Session):
     """One request's hidden states.
 
     Attributes:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Model, Segment, prefill
 
@@ -28,7 +28,7 @@ class LanguageModelDrafter(ShownBySize):
         self.hidden_layers = ()
         self.nbytes = model.nbytes
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; without `prefill`, the first draft pass reads the prompt."""
         return LanguageModelSession(self, prompt, capacity)
 

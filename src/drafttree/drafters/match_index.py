@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates, ShownBySize
-from drafttree.drafters.session import PassCounter, count_pass
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.session import count_pass
 
 MAX_FOLLOWERS = 32
 """Followers of a match that are proposed at most, the most recently seen first."""
@@ -132,7 +132,7 @@ class LookupDrafter(ShownBySize):
         return LookupSession(self.new_index(), prompt, self.vocab_size, self.device)
 
 
-class LookupSession(PassCounter):
+class LookupSession(Session):
     """The index of one request's text, and the cursors of the frontier.
 
     Rows of logits have `vocab_size + 1` columns: tokens that are not proposed are at -inf, and the last column is their
@@ -140,8 +140,10 @@ class LookupSession(PassCounter):
     the next tree is drafted.
     """
 
+    follows_text = True
+
     def __init__(self, index: MatchIndex, prompt: list[int], vocab_size: int, device: torch.device) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__(None, torch.device("cpu"))
         self._index, self._vocab, self._device = index, vocab_size, device
         self._confidence = Confidence()
         self._unread = list(prompt)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.base import DraftSession, HiddenStates
+from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.heads import HeadsDrafter, ResBlock
-from drafttree.drafters.session import Frontier, SharedSession, count_pass
+from drafttree.drafters.session import Frontier, count_pass
 
 
 class MedusaHeads(nn.ModuleList):
@@ -48,7 +48,7 @@ class MedusaDrafter(HeadsDrafter):
         super().__init__(heads, target)
         self.heads = heads
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; its only state is the newest hidden state."""
         return MedusaSession(self, self.zero_hidden)
 
@@ -73,7 +73,7 @@ class MedusaDrafter(HeadsDrafter):
         return self.project(self.heads(hidden))[:, 0]
 
 
-class MedusaSession(SharedSession):
+class MedusaSession(Session):
     """The newest hidden state of one request.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import Drafter, HiddenStates, Session, ShownBySize
 from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
 from drafttree.drafters.session import LateReader
 from drafttree.models import TreeCache
@@ -41,22 +41,24 @@ class MixedDrafter(ShownBySize):
         """Who drafts a round, by the source that the session chooses: 0 is lookup, 1 the model."""
         return self.lookup, self.model
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request with a session of each drafter; both are told every committed token."""
         return MixedSession(self.lookup.start(prompt, capacity), self.model.start(prompt, capacity))
 
 
-class MixedSession(ChoosingSession):
+class MixedSession(Session):
     """The sessions of both drafters for one request."""
 
-    def __init__(self, lookup: LookupSession, model: DraftSession) -> None:
+    follows_text = mixes = True
+
+    def __init__(self, lookup: LookupSession, model: Session) -> None:
         self._lookup, self._model, self._model_text = lookup, model, LateReader(model)
-        self._drafting: DraftSession | None = None
+        self._drafting: Session | None = None
         self._accepted, self._levels = INITIAL_ACCEPTED, USUAL_LEVELS
         self._passes_before = 0
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._lookup.passes + self._model.passes
 
     @property
@@ -73,24 +75,18 @@ class MixedSession(ChoosingSession):
         self._model_text.prefill(hidden_states, tokens)
 
     def read_cache(self, cache: TreeCache) -> None:
-        """As in `CacheReadingSession`, for the model's session."""
-        if read_cache := getattr(self._model, "read_cache", None):
-            read_cache(cache)
+        self._model.read_cache(cache)
 
     def read_rest(self) -> None:
-        """As in `ResumableSession`, for the model's session."""
-        if read_rest := getattr(self._model, "read_rest", None):
-            read_rest()
+        self._model.read_rest()
 
     def keep(self, tokens: int) -> object:
         self._model_text.catch_up()
-        keep = getattr(self._model, "keep", None)
-        return keep(tokens) if keep else None
+        return self._model.keep(tokens)
 
     def resume(self, kept: object, tokens: int) -> int:
-        """As in `ResumableSession`, by the model's session; lookup's index of the prompt is made anew."""
-        resume = getattr(self._model, "resume", None)
-        return resume(kept, tokens) if resume else 0
+        """As in `Session`, by the model's session; lookup's index of the prompt is made anew."""
+        return self._model.resume(kept, tokens)
 
     @property
     def expected_accepted(self) -> float | None:
@@ -101,7 +97,7 @@ class MixedSession(ChoosingSession):
     def _takes_lookup(self, expected: float) -> bool:
         return expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
 
-    def choose(self) -> tuple[int, DraftSession]:
+    def choose(self) -> tuple[int, Session]:
         if self._drafting is None:
             use_lookup = self._takes_lookup(self._lookup.expect(self._levels))
             self._drafting = self._lookup if use_lookup else self._model

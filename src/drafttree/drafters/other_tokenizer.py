@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.language_model import LanguageModelDrafter, LanguageModelSession
 from drafttree.drafters.session import Frontier
 from drafttree.drafters.vocabulary_map import VocabularyMap
@@ -33,7 +33,7 @@ class OtherTokenizerDrafter(ShownBySize):
         self.hidden_layers = ()
         self.nbytes = model.nbytes
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; without `prefill`, the first draft pass reads the prompt."""
         return OtherTokenizerSession(self, prompt, capacity)
 
@@ -81,7 +81,7 @@ class OtherTokenizerSession(LanguageModelSession):
         return self._own_tokens[:rows], super().keep(rows)
 
     def resume(self, kept: object, tokens: int) -> int:
-        """As in `ResumableSession`; what texts share counts in the draft model's tokens."""
+        """As in `Session`; what texts share counts in the draft model's tokens."""
         theirs, cache = kept if isinstance(kept, tuple) else ([], None)
         pairs = enumerate(zip(theirs, self._own_tokens[:-1], strict=False))
         shared = next((place for place, (their, own) in pairs if their != own), min(len(theirs), len(self.unread) - 1))

@@ -1,119 +1,36 @@
-"""Sessions that draft together: one draft pass per level for all of them.
+"""How sessions draft together: one draft pass per level for all of them.
 
-A drafter whose sessions can share passes has `root` and `expand` for lists of them, and sessions derived from
-`SharedSession`, which keep all state: a session may draft with others in one round and alone in the next. A session
-that writes `root` and `expand` of its own drafts by itself.
+A drafter whose sessions can share passes has `root` and `expand` for lists of them. The sessions keep all state: one
+may draft with others in one round and alone in the next.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.timing import PassTimer, time_together
-from drafttree.drafters.base import DraftLogits, DraftSession, HiddenStates
+from drafttree.core.timing import time_together
+from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter
 from drafttree.models import Segment, TreeCache
 
 MOST_MISSED = 1024
 """Tokens a session may be behind its text: their hidden states are kept for it."""
 
 
-class Frontier(NamedTuple):
-    """The nodes of one request that the next draft pass is about.
-
-    Attributes:
-        tokens: their ids.
-        origins: the place of each one's parent in the frontier before; the root's is 0.
-    """
-
-    tokens: list[int]
-    origins: list[int]
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether every node of the frontier before is the parent of one here, in order."""
-        return self.origins == list(range(len(self.origins)))
-
-
-class SharedDrafter(Protocol):
-    """A drafter that drafts for lists of its sessions."""
-
-    def root(self, sessions: Sequence[Any]) -> Tensor:
-        """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round."""
-        ...
-
-    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor:
-        """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
-
-        Args:
-            sessions: sessions that have nodes.
-            frontiers: frontiers of each of them.
-        """
-        ...
-
-
-class PassCounter:
-    """Base of draft sessions: `with count_pass(sessions):` around a forward pass counts and times it.
-
-    Args:
-        device: the device of the passes.
-
-    Attributes:
-        passes: forward passes so far.
-        timer: the timer of the passes.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.passes = 0
-        self.timer = PassTimer(device)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in the passes; on CUDA, reading it waits for the last of them."""
-        return self.timer.seconds
-
-
-class SharedSession(PassCounter):
-    """Base of sessions that can share draft passes.
-
-    Args:
-        drafter: the drafter whose session it is.
-        device: the device of its passes.
-        shared: what sessions that share a pass have in common; by default the drafter.
-
-    Attributes:
-        drafter: as given.
-        shared: as given.
-    """
-
-    def __init__(self, drafter: SharedDrafter, device: torch.device, shared: object = None) -> None:
-        super().__init__(device)
-        self.drafter: Any = drafter
-        self.shared: Any = drafter if shared is None else shared
-
-    def root(self) -> Tensor:
-        """As in `DraftLogits`."""
-        return self.drafter.root([self])[None]
-
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        """As in `DraftLogits`."""
-        return self.drafter.expand([self], [Frontier(tokens[0].tolist(), origins[0].tolist())])[None]
-
-
-class TreeSession(SharedSession):
+class TreeSession(Session):
     """Base of sessions with a KV cache, whose drafted rows are the nodes expanded in this round.
 
     Args:
-        drafter: as for `SharedSession`.
+        drafter: as for `Session`.
         cache: the cache of the session, empty.
         unread: the first tokens that it has rows of.
-        device: as for `SharedSession`.
-        shared: as for `SharedSession`.
+        device: as for `Session`.
+        shared: as for `Session`.
 
     Attributes:
         cache: as given.
@@ -180,14 +97,14 @@ def level_segments(
     return [Segment(each.cache, own, at, torch.from_numpy(seen)[None].to(device)) for each, own, at, seen in columns]
 
 
-def draft_root(sessions: Sequence[DraftLogits]) -> Tensor:
+def draft_root(sessions: Sequence[Session]) -> Tensor:
     """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it."""
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "root", drafter.root(sessions), (len(sessions),))
     return _joined([_checked(session, "root", session.root(), (1, 1))[0] for session in sessions])
 
 
-def draft_expand(sessions: Sequence[DraftLogits], frontiers: Sequence[Frontier], device: torch.device) -> Tensor:
+def draft_expand(sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device) -> Tensor:
     """Logits `[nodes, vocab]` of the token after each node, in one pass where the sessions can share it.
 
     Args:
@@ -226,12 +143,12 @@ def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> Te
     return logits
 
 
-def _shared_drafter(sessions: Sequence[DraftLogits]) -> SharedDrafter | None:
+def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
     """The drafter of sessions that can share a pass: those of a subclass may draft in another way than its base."""
     first = sessions[0]
-    if not isinstance(first, SharedSession) or type(first).root is not SharedSession.root:
+    if type(first).root is not Session.root:
         return None
-    alike = (type(each) is type(first) and getattr(each, "shared", None) is first.shared for each in sessions)
+    alike = (type(each) is type(first) and each.shared is first.shared for each in sessions)
     return first.drafter if all(alike) else None
 
 
@@ -248,18 +165,18 @@ class LateReader:
         resting: whether what comes can wait until `catch_up`.
     """
 
-    def __init__(self, session: DraftSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.resting = False
         self._session = session
         self._missed: list[Callable[[], None]] = []
         self._tokens = 0
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
-        """As `DraftSession.prefill`."""
+        """As `Session.prefill`."""
         self._tell(partial(self._session.prefill, self._kept(hidden_states), tokens), tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        """As `DraftSession.commit`."""
+        """As `Session.commit`."""
         self._tell(partial(self._session.commit, tokens, self._kept(hidden_states)), len(tokens))
 
     def _kept(self, states: HiddenStates) -> HiddenStates:
@@ -282,7 +199,7 @@ class LateReader:
 
 
 @contextmanager
-def count_pass(sessions: Sequence[PassCounter]) -> Iterator[None]:
+def count_pass(sessions: Sequence[Session]) -> Iterator[None]:
     """Count and time the block as one forward pass of each session, which all wait for the whole of it."""
     with time_together([session.timer for session in sessions]):
         yield

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from drafttree.core.randomness import RoundRandomness
-from drafttree.drafters.base import DraftLogits
+from drafttree.drafters.base import Session
 from drafttree.drafters.session import Frontier, draft_expand, draft_root
 from drafttree.verifiers.base import Verifier
 
@@ -67,7 +67,7 @@ class AdjustedDraft:
     """
 
     def __init__(
-        self, sessions: Sequence[DraftLogits], adjustments: Sequence[LogitsAdjustment], device: torch.device
+        self, sessions: Sequence[Session], adjustments: Sequence[LogitsAdjustment], device: torch.device
     ) -> None:
         self._sessions, self._adjustments, self._device = sessions, adjustments, device
 

@@ -49,7 +49,7 @@ class ReadText(Protocol):
         ...
 
     def draft_rows(self, tokens: int) -> object:
-        """What its drafter's session knows of at most so many first tokens, for `ResumableSession.resume`."""
+        """What its drafter's session knows of at most so many first tokens, for `Session.resume`."""
         ...
 
 
@@ -174,9 +174,9 @@ class PrefixCache:
             if not cache.length:
                 return
             session = request.drafting.catch_up() if request.drafting.reads_prompt else None
-            if read_rest := getattr(session, "read_rest", None):
-                read_rest()
-            text = KeptText(request.tokens[: cache.length], cache, kept_draft(session, cache.length))
+            if session:
+                session.read_rest()
+            text = KeptText(request.tokens[: cache.length], cache, session and session.keep(cache.length))
             shorter = self._texts.beginnings(text.tokens)
             self._texts.add(text.tokens, text)
             self.tokens += cache.length
@@ -209,12 +209,6 @@ class PrefixCache:
             self.keep(request)
 
 
-def kept_draft(session: object, tokens: int) -> object:
-    """What a drafter's session keeps of at most so many first tokens; None where it keeps nothing."""
-    keep = getattr(session, "keep", None)
-    return keep(tokens) if keep else None
-
-
 def _take(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) -> int:
     """Copy at most so many rows of a text; how many were."""
     if not request.cache.can_resume(text.cache):
@@ -224,7 +218,7 @@ def _take(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) ->
     if rows <= 0:
         return 0
     resumed = 0
-    if resume := getattr(request.drafting.session, "resume", None):
+    if session := request.drafting.session:
         with request.drafting.failing_softly():
-            resumed = resume(text.draft_rows(rows), rows)
+            resumed = session.resume(text.draft_rows(rows), rows)
     return request.cache.resume(text.cache, resumed if reads_hidden else rows)

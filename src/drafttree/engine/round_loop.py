@@ -16,7 +16,7 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import ChoosingSession, Drafter, DraftSession, accepted_rows
+from drafttree.drafters.base import Drafter, Session, accepted_rows
 from drafttree.engine.acceptance_watch import AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
@@ -34,7 +34,6 @@ logger = logging.getLogger("drafttree")
 
 LONGEST_PART = 512
 """Tokens of prompts in a pass at most."""
-SESSION_PARTS = ("root", "expand", "prefill", "commit", "passes", "seconds", "nbytes")
 
 
 class PromptPart(NamedTuple):
@@ -67,7 +66,7 @@ class DraftGroup(NamedTuple):
     source: int
     places: list[int]
     requests: list[Request]
-    sessions: list[DraftSession]
+    sessions: list[Session]
 
 
 class RoundLoop:
@@ -110,7 +109,7 @@ class RoundLoop:
         if drafting.wanted and self.drafter:
             with drafting.failing_softly():
                 drafting.start(self._start_draft(self.drafter, request))
-                request.metrics.is_mixed = isinstance(drafting.session, ChoosingSession)
+                request.metrics.is_mixed = drafting.session is not None and drafting.session.mixes
         if drafting.context is None:
             drafting.context = self._context(request)
             drafting.state = request.policy.init_state(drafting.context) if drafting.session else None
@@ -120,13 +119,20 @@ class RoundLoop:
         request.cache = self.target.new_cache(1)
         request.drafting.close()
 
-    def _start_draft(self, drafter: Drafter, request: Request) -> DraftSession:
+    def _start_draft(self, drafter: Drafter, request: Request) -> Session:
         session = drafter.start([*request.tokens], request.capacity)
-        if missing := [part for part in SESSION_PARTS if not hasattr(session, part)]:
-            name = type(drafter).__name__
-            raise ConfigError(f"{name}.start returns a session that lacks {', '.join(missing)}; see docs/writing.md")
-        if read_cache := getattr(session, "read_cache", None):
-            read_cache(request.cache)
+        if not isinstance(session, Session):
+            raise ConfigError(
+                f"{type(drafter).__name__}.start returns {type(session).__name__}; derive it from "
+                "drafttree.drafters.Session (see docs/writing.md)"
+            )
+        for name in ("root", "expand"):
+            asks_drafter = getattr(getattr(session, name), "__func__", None) is getattr(Session, name)
+            if asks_drafter and not hasattr(session.drafter, name):
+                raise ConfigError(
+                    f"{type(session).__name__} has no method {name}, nor has its drafter; see docs/writing.md"
+                )
+        session.read_cache(request.cache)
         return session
 
     @torch.inference_mode()

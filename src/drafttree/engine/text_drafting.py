@@ -8,7 +8,7 @@ from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
-from drafttree.drafters.base import ChoosingSession, DraftSession, HiddenStates
+from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.session import LateReader
 from drafttree.engine.acceptance_watch import AcceptanceWatch
 from drafttree.engine.out_of_memory import is_out_of_memory
@@ -37,15 +37,15 @@ class TextDrafting:
 
     wanted: bool = True
     temperature: float = 1.0
-    session: DraftSession | None = None
+    session: Session | None = None
     watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
     reads_prompt: bool = False
     context: TextContext | None = None
     state: Any = None
     pauses: bool = False
     on_failure: Callable[[Exception], None] | None = None
-    _told: DraftSession | LateReader | None = None
-    _can_rest: LateReader | ChoosingSession | None = None
+    _told: Session | LateReader | None = None
+    _can_rest: LateReader | Session | None = None
     _counted: tuple[float, int] = (0.0, 0)
 
     @property
@@ -53,11 +53,11 @@ class TextDrafting:
         """The cost curve that the policy uses, None for one that needs none."""
         return self.context.costs if self.context else None
 
-    def start(self, session: DraftSession) -> None:
-        """Draft by a session that has just begun; one that says what it expects has to follow the text all the time."""
+    def start(self, session: Session) -> None:
+        """Draft by a session that has just begun; see `Session.follows_text`."""
         self.session = session
-        self._told = session if hasattr(session, "expected_accepted") else LateReader(session)
-        self._can_rest = self._told if isinstance(self._told, LateReader | ChoosingSession) else None
+        self._told = session if session.follows_text else LateReader(session)
+        self._can_rest = session if session.mixes else self._told if isinstance(self._told, LateReader) else None
         self.watch = self.watch if self._can_rest else None
 
     def close(self) -> None:
@@ -84,19 +84,19 @@ class TextDrafting:
             except Exception as error:
                 self._fail(error, begun=True)
 
-    def catch_up(self) -> DraftSession | None:
+    def catch_up(self) -> Session | None:
         """The session, told all of the text; None where there is none, or where that has failed."""
         if isinstance(self._told, LateReader):
             with self.failing_softly(begun=True):
                 self._told.catch_up()
         return self.session
 
-    def choose(self) -> tuple[int, DraftSession] | None:
+    def choose(self) -> tuple[int, Session] | None:
         """The source of the next round's drafts and its session, told all of the text; None where that has failed."""
         if (session := self.catch_up()) is None:
             return None
         with self.failing_softly(begun=True):
-            return session.choose() if isinstance(session, ChoosingSession) else (0, session)
+            return session.choose()
 
     def read_costs(self) -> tuple[float, int]:
         """Seconds and passes of the drafter that were not read yet."""

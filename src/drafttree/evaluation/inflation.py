@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter
-from drafttree.drafters.base import Drafter, DraftSession, HiddenStates
+from drafttree.drafters.base import Drafter, HiddenStates, Session
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.shapes import Shape, find_shape
@@ -141,24 +141,28 @@ class NarrowDrafter:
         last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
         self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request, as the head itself does."""
         return NarrowSession(self._drafter.start(prompt, capacity), self._hidden)
 
 
-class NarrowSession:
+class NarrowSession(Session):
     """A head's session, which gets the first columns of every hidden state."""
 
-    def __init__(self, session: DraftSession, hidden: int) -> None:
+    def __init__(self, session: Session, hidden: int) -> None:
         self._session, self._hidden = session, hidden
-        self.root, self.expand = session.root, session.expand
 
-    def choose(self) -> DraftSession:
-        """The head's own session drafts."""
-        return self._session
+    def choose(self) -> tuple[int, Session]:
+        return self._session.choose()
+
+    def root(self) -> Tensor:
+        return self._session.root()
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return self._session.expand(tokens, origins)
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._session.passes
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.base import HiddenStates, Session
 from drafttree.models import CacheLayout, Output, Segment, TreeCache
 
 UNTRUNCATED = Sampling(1.0)
@@ -138,16 +138,13 @@ class TabularDrafter:
         return TabularSession(self.table, prompt)
 
 
-class TabularSession:
+class TabularSession(Session):
     """The text so far, and the contexts of the frontier."""
 
-    passes, seconds, nbytes = 0, 0.0, 0
-
     def __init__(self, table: TabularModel, prompt: list[int]) -> None:
+        super().__init__(None, torch.device("cpu"))
         self._table, self._context = table, tuple(prompt[1:])
         self._frontier: list[Context] = []
-
-    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None: ...
 
     def root(self) -> Tensor:
         return self._logits([self._context])

@@ -10,9 +10,8 @@ import torch
 
 import drafttree
 from drafttree import Decoder
-from drafttree.drafters import Drafter
+from drafttree.drafters import Drafter, Frontier
 from drafttree.drafters.formats import recognise
-from drafttree.drafters.session import Frontier
 from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
 from drafttree.policies import Talon

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from drafttree.drafters.session import Frontier
+from drafttree.drafters import Frontier
 from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore

@@ -19,7 +19,7 @@ from torch import Tensor
 from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
-from drafttree.drafters.session import Frontier, SharedSession
+from drafttree.drafters.base import Frontier, Session
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
@@ -150,7 +150,7 @@ class _SyntheticLogits:
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
         sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
         draft = AdjustedDraft(
-            [SharedSession(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
+            [Session(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
         )
         (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], sampler=sampler)
         return tree
@@ -162,10 +162,10 @@ class _Rows:
     def __init__(self, rows: Tensor) -> None:
         self._rows, self._next = rows, 1
 
-    def root(self, sessions: Sequence[SharedSession]) -> Tensor:
+    def root(self, sessions: Sequence[Session]) -> Tensor:
         return self._rows[:1]
 
-    def expand(self, sessions: Sequence[SharedSession], frontiers: Sequence[Frontier]) -> Tensor:
+    def expand(self, sessions: Sequence[Session], frontiers: Sequence[Frontier]) -> Tensor:
         first, self._next = self._next, self._next + len(frontiers[0].tokens)
         return self._rows[first : self._next]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates
+from drafttree.drafters import HiddenStates, Session
 
 LIFTS = (4.0, -0.5, 4.0, 4.0, -0.5, 4.0, -20.0)
 """The right token's logit above the best wrong one's, by turns: it is the best, the second best, or not drafted."""
@@ -35,15 +35,12 @@ class ScriptedDrafter:
         return ScriptedSession(self._logits, len(prompt))
 
 
-class ScriptedSession:
+class ScriptedSession(Session):
     """The place in the text; wrong branches are continued as the right one is."""
 
-    passes, seconds, nbytes = 0, 0.0, 0
-
     def __init__(self, logits: Tensor, length: int) -> None:
+        super().__init__(None, logits.device)
         self._logits, self._length, self._level = logits, length, 0
-
-    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None: ...
 
     def root(self) -> Tensor:
         self._level = 0

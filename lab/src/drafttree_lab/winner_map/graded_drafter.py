@@ -8,7 +8,7 @@ from torch import Tensor
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import derived_seed, gumbel
-from drafttree.drafters.base import DraftSession, HiddenStates, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.language_model import LanguageModelDrafter
 
 
@@ -73,13 +73,13 @@ class GradedDrafter(ShownBySize):
         self.hidden_layers = ()
         self.nbytes = draft.nbytes
 
-    def start(self, prompt: list[int], capacity: int) -> DraftSession:
+    def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request with a session of the draft model, and one of the target where it has a weight."""
         target = self.target.start(prompt, capacity) if self.grade.weight else None
         return GradedSession(self.grade, self.draft.start(prompt, capacity), target, prompt)
 
 
-class GradedSession:
+class GradedSession(Session):
     """The sessions of both models for one request.
 
     Args:
@@ -89,12 +89,12 @@ class GradedSession:
         prompt: token ids of the prompt.
     """
 
-    def __init__(self, grade: Grade, draft: DraftSession, target: DraftSession | None, prompt: Sequence[int]) -> None:
+    def __init__(self, grade: Grade, draft: Session, target: Session | None, prompt: Sequence[int]) -> None:
         self._grade, self._draft, self._target = grade, draft, target
         self._last, self._root, self._level = prompt[-1], len(prompt) - 1, 0
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._draft.passes
 
     @property
@@ -106,7 +106,7 @@ class GradedSession:
         return sum(session.nbytes for session in self._sessions)
 
     @property
-    def _sessions(self) -> list[DraftSession]:
+    def _sessions(self) -> list[Session]:
         return [self._draft, *([self._target] if self._target else [])]
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.engine.prefix_cache import PrefixCache, kept_draft
+from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.engine.prefix_tree import PrefixTree
 from drafttree.engine.request import Request
 from drafttree.models import TreeCache
@@ -36,7 +36,8 @@ class RunningText:
     def draft_rows(self, tokens: int) -> object:
         drafting = self.request.drafting
         with drafting.failing_softly():
-            return kept_draft(drafting.catch_up() if self.reads_hidden else drafting.session, tokens)
+            session = drafting.catch_up() if self.reads_hidden else drafting.session
+            return session and session.keep(tokens)
 
 
 class RunningTexts:
