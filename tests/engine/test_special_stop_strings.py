@@ -8,7 +8,6 @@ from transformers import LlamaConfig
 import drafttree
 from drafttree.errors import ConfigError
 from testing import tiny
-from testing.command_line import PROMPT, run
 from testing.tokenizers import byte_level
 
 TOKENIZER = byte_level("this is so it is", 270, "<|end|>")
@@ -78,9 +77,3 @@ def test_a_special_token_among_other_text_is_refused_where_no_text_has_it(decode
         "give '<|turn|>' alone, or the text beside it"
     )
     assert generate(decoder, stop="<|turn|> this", spelled_tokens=[TURN]).text == "it is <call>so"
-
-
-def test_the_command_line_takes_one():
-    asked = ["--max-new-tokens", 8, "--min-new-tokens", 3, "--logit-bias", "0=1000", "--json"]
-    written = run("generate", PROMPT, *asked, "--stop", "<|endoftext|>", "--ignore-eos").stdout
-    assert '"finish_reason": "stop"' in written

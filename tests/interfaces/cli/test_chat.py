@@ -41,6 +41,7 @@ def test_every_line_is_answered_with_the_turns_before_it(embedded):
     assert result.exit_code == 0
     assert result.stdout == "".join(f"{answer}\n" for answer in expected)
     assert result.stderr.count("tokens per target pass") == 2
+    assert "lossless" not in result.stderr
 
 
 def test_an_answer_reads_only_the_newest_message(conversation, embedded, monkeypatch):
@@ -192,8 +193,3 @@ def test_a_conversation_that_is_not_lossless_begins_by_saying_so():
     result = run("chat", *GREEDY, "--lossy-window", 64, input="Hello\nWhy?\n")
     assert result.stderr.splitlines()[:2] == ["Loading embedded, a toy model of 10 M parameters ...", said]
     assert result.stderr.count("lossless") == 1
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_lossless_conversation_says_nothing_of_it():
-    assert "lossless" not in run("chat", *GREEDY, input="Hello\n").stderr

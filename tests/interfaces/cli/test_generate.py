@@ -113,20 +113,6 @@ def test_drafted_characters_are_coloured(capsys):
     assert capsys.readouterr().out == "\x1b[32mab\x1b[0mc[d]"
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_every_streamed_character_knows_its_token(embedded, seed):
-    options = {"temperature": 1.0, "seed": seed} if seed else {}
-    chunks = list(embedded.stream(PROMPT, max_new_tokens=24, **options))
-    assert all(len(chunk.text) == len(chunk.drafted_text) for chunk in chunks)
-    drafted = [each for chunk in chunks for each in chunk.drafted]
-    tokens = [token for chunk in chunks for token in chunk.tokens]
-    text = "".join(chunk.text for chunk in chunks)
-    if text.isascii():
-        pieces = [embedded.tokenizer.decode([token]) for token in tokens]
-        flags = [flag for piece, flag in zip(pieces, drafted, strict=True) for _ in piece]
-        assert flags == [flag for chunk in chunks for flag in chunk.drafted_text]
-
-
 @pytest.mark.usefixtures("quick")
 def test_what_auto_stands_for_is_said_where_it_is_a_choice():
     options = ["generate", PROMPT, "--max-new-tokens", 2]
@@ -173,14 +159,6 @@ def test_without_a_seed_texts_differ_and_tell_their_seed():
     assert again["seed"] == first["seed"]
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_drafter_taken_is_told_and_why():
-    result = run("generate", PROMPT, "--max-new-tokens", 4, "--target", "some/model")
-    assert "drafter: lookup (no model is known to draft for some/model" in result.stderr
-    for arguments in ([], ["--target", "some/model", "--drafter", "none"]):
-        assert "drafter:" not in run("generate", PROMPT, "--max-new-tokens", 4, *arguments).stderr
-
-
 def test_the_models_own_options_hold_and_are_shown(embedded, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(zoo.folder("embedded"), folder)
@@ -198,7 +176,6 @@ def test_the_models_own_options_hold_and_are_shown(embedded, tmp_path):
 TYPICAL = "NOT lossless: the verifier lossy-typical does not follow the target's distribution"
 FIDELITIES = [
     ([], "lossless", {"lossless": True}),
-    (["--quantize", "int8"], "lossless with respect to the int8 target", {"lossless": True, "quantization": "int8"}),
     (["--verifier", "lossy-typical"], TYPICAL, {"lossless": False, "lossy": TYPICAL.partition(": ")[2]}),
 ]
 

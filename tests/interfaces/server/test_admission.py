@@ -52,13 +52,6 @@ def test_a_refused_prompt_takes_no_place(held):
     assert not held.admission.busy
 
 
-def test_a_server_that_shuts_down_lets_nothing_in(held):
-    held.admission.draining = True
-    with pytest.raises(ServerError) as refused:
-        asyncio.run(held.admission.submit(TEXT))
-    assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
-
-
 class SlowEngine:
     """Takes its time to read a prompt."""
 

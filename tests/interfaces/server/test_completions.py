@@ -18,12 +18,6 @@ def reply_of(post, **body) -> Completion:
     return strict(Completion, post(PATH, **{**GREEDY, **body}).json())
 
 
-def test_a_text_is_the_decoders(post, decoder):
-    (choice,) = reply_of(post).choices
-    alone = decoder.generate(PROMPT, max_new_tokens=12)
-    assert (choice.text, choice.finish_reason) == (alone.text, "length")
-
-
 def test_without_a_limit_there_are_sixteen_tokens(client):
     reply = client.completions.create(model="embedded", prompt=PROMPT, logit_bias={"0": -100})
     assert reply.usage.completion_tokens == 16

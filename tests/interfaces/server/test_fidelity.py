@@ -18,7 +18,6 @@ EVENT_BODIES = {
     "messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
 }
 FIELDS = [
-    ({}, {"lossless": True}),
     ({"quantize": "int8"}, {"lossless": True, "quantization": "int8"}),
     (
         {"verifier": "lossy-typical"},

@@ -24,11 +24,6 @@ def test_a_server_lives_and_takes_requests(held):
     assert statuses(held) == (200, 200)
 
 
-def test_a_server_that_shuts_down_lives_and_takes_none(held):
-    held.admission.draining = True
-    assert statuses(held) == (200, 503)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_whose_engine_has_died_neither_lives_nor_takes_any(held, monkeypatch):
     def die(loop):
@@ -38,9 +33,3 @@ def test_a_server_whose_engine_has_died_neither_lives_nor_takes_any(held, monkey
     with pytest.raises(EngineClosedError, match="the engine died"):
         held.engine.submit([1]).result(20)
     assert statuses(held) == (503, 503)
-
-
-def test_the_engine_is_closed_with_the_application(held):
-    with TestClient(held.app):
-        assert not held.engine.closed
-    assert held.engine.closed

@@ -214,12 +214,7 @@ def test_an_address_of_another_machine_is_refused_in_one_line():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "lossless"),
         ({"quantize": "int8"}, "lossless with respect to the int8 target"),
-        (
-            {"lossy_window": 64, "sinks": 0},
-            "NOT lossless: lossy_window lets the target attend to the last 64 tokens only",
-        ),
         (
             {"verifier": "lossy-typical"},
             "NOT lossless: the verifier lossy-typical does not follow the target's distribution",

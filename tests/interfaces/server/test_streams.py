@@ -208,8 +208,9 @@ def test_chats(served, case, several):
     more = {"tools": TOOLS["chat/completions"], "stop": case.stop}
     whole, stream = served.ask(case, "chat/completions", texts, **body, **more)
     strict(ChatCompletion, without_thoughts(whole))
-    state = ChatCompletionStreamState()
-    for chunk in events(stream):
+    state, chunks = ChatCompletionStreamState(), events(stream)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for chunk in chunks:
         strict(ChatCompletionChunk, without_thoughts(chunk))
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
     made = state.current_completion_snapshot.model_dump()
@@ -217,7 +218,7 @@ def test_chats(served, case, several):
     assert [choice["index"] for choice in whole["choices"]] == [*range(several)]
     generated = reasoning = 0
     for ours, choice in zip(made["choices"], whole["choices"], strict=True):
-        assert ours["finish_reason"] == choice["finish_reason"]
+        assert (ours["message"]["role"], ours["finish_reason"]) == ("assistant", choice["finish_reason"])
         assert (ours["logprobs"] or {"content": []})["content"] == choice["logprobs"]["content"]
         assert content_of(ours["message"]) == content_of(choice["message"])
         wanted = []
@@ -258,17 +259,21 @@ def test_responses(served, case):
         strict(ResponseStreamEvent, event)
         assert event["sequence_number"] == number
         put_together(items, event)
-    assert sent[-1]["type"].removeprefix("response.") == whole["status"] == sent[-1]["response"]["status"]
+    kinds = [event["type"].removeprefix("response.") for event in sent]
+    assert kinds[:2] == ["created", "in_progress"]
+    assert all(kinds.count(f"{part}.added") == kinds.count(f"{part}.done") for part in ("output_item", "content_part"))
+    assert kinds[-1] == whole["status"] == sent[-1]["response"]["status"]
     assert without_names(items) == without_names(sent[-1]["response"]["output"]) == without_names(whole["output"])
     assert told(sent[-1]["response"]["usage"]) == told(whole["usage"])
     assert told(whole["usage"])[2] == answer.reasoning
     if not answer.torn:
-        kinds = {"think": "reasoning", "say": "message", "call": "function_call"}
+        names = {"think": "reasoning", "say": "message", "call": "function_call"}
         shown = [item["type"] for item in items if "arguments" in item or said([item], item["type"]).strip()]
-        assert shown == [kinds[kind] for kind in answer.kinds]
+        assert shown == [names[kind] for kind in answer.kinds]
     calls = [item for item in items if item["type"] == "function_call"]
     answer.check(said(items, "reasoning"), said(items, "message"), [call["arguments"] for call in calls])
     assert whole["status"] == ("incomplete" if written.reason == "length" else "completed")
+    assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if written.reason == "length" else None)
     cut_call = answer.finish_reason == "stop" and items[-1]["type"] == "function_call"
     last = "incomplete" if written.reason == "length" or cut_call else "completed"
     assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [last]
@@ -343,6 +348,11 @@ def test_messages(served, case):
         strict(Message, whole)
         for event in sent:
             strict(RawMessageStreamEvent, event)
+    assert (sent[0]["type"], sent[0]["message"]["role"], sent[0]["message"]["content"]) == (
+        "message_start",
+        "assistant",
+        [],
+    )
     blocks, usage = [], dict(sent[0]["message"]["usage"])
     for event in sent:
         match event["type"]:

@@ -65,13 +65,6 @@ def test_parameters_without_a_type_are_those_of_an_object(post, parameters, temp
         assert isinstance(json.loads(call.function.arguments), dict)
 
 
-@pytest.mark.parametrize("length", [4, 24])
-def test_a_call_that_is_cut_short_ends_by_its_length_and_says_nothing(post, length):
-    choice = answer(post, tool_choice="required", tools=[WEATHER], max_tokens=length)
-    assert choice.finish_reason == "length"
-    assert not choice.message.content
-
-
 def test_a_call_and_its_result_go_on_as_a_conversation(client):
     options = {"model": "embedded", "tools": [WEATHER], "temperature": 0, "max_tokens": 60}
     called = client.chat.completions.create(messages=ASK, tool_choice="required", parallel_tool_calls=False, **options)

@@ -108,10 +108,6 @@ def test_the_page_says_that_a_window_is_lossy_and_keeps_the_text():
     assert "The text stays the same." in page
 
 
-def test_the_page_says_to_which_model_a_text_is_lossless():
-    assert "<dt>texts</dt><dd>lossless with respect to the int8 target</dd>" in served(quantize="int8")
-
-
 def test_reduced_precision_promises_no_same_text_where_rounding_decides():
     assert "The text stays the same.\n" in changed(ties=False)
     html = " ".join(changed(ties=True, precision="bfloat16").split())
