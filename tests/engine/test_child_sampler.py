@@ -108,12 +108,6 @@ def test_nodes_levels_rounds_and_seeds_are_independent(proposal):
     assert same_share([(one[0], two[0]) for one, two in itertools.pairwise(rounds)]) > SMALL_P
 
 
-@pytest.mark.parametrize("proposal", DRAWN)
-def test_the_same_seed_draws_the_same(proposal):
-    assert drawn(proposal, 20) == drawn(proposal, 20)
-    assert drawn(proposal, 20) != drawn(proposal, 20, seed=5)
-
-
 def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     """A tree drawn for RRSw with the same draft row everywhere."""
     drafter = ToyDrafter(lambda prefix: logits, len(logits))
@@ -206,12 +200,6 @@ def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
 def long_texts(verifier: type[Verifier], policy, seeds) -> list[list[int]]:
     decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
     return [decoder.generate(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed).tokens for seed in seeds]
-
-
-@pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
-def test_the_same_seed_says_the_same_and_another_something_else(verifier, policy):
-    first, again, other = long_texts(verifier, policy, (3, 3, 4))
-    assert first == again != other
 
 
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)

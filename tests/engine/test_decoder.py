@@ -59,24 +59,6 @@ def sampled_text(prompt, count, *, seed, temperature, top_k=0, top_p=1.0, min_p=
     return tokens[len(prompt) :]
 
 
-@every_policy
-@every_sampling
-def test_speculation_gives_the_tokens_of_plain_decoding(name, sampling):
-    decoder = toys(small(name))
-    for seed in range(2):
-        speculative = decoder.generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
-        plain = decoder.plain().generate(PROMPT, max_new_tokens=LENGTH, seed=seed, **sampling)
-        assert speculative.tokens == plain.tokens
-        assert any(speculative.drafted)
-        assert not any(plain.drafted)
-        assert len(speculative.metrics.rounds) < len(plain.metrics.rounds) == LENGTH
-
-
-@every_policy
-def test_greedy_text_is_that_of_a_loop_over_the_table(name):
-    assert toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH).tokens == greedy_text(TARGET, PROMPT, LENGTH)
-
-
 @pytest.mark.parametrize("name", sorted(SAMPLINGS.keys() - {"greedy"}))
 def test_coupled_text_is_that_of_a_loop_with_noise_of_its_own(name):
     decoder = toys()
@@ -104,6 +86,7 @@ def test_no_share_exceeds_one_and_every_token_is_counted_once(name, sampling):
     out = toys(small(name)).generate(PROMPT, max_new_tokens=LENGTH, **sampling)
     metrics = out.metrics
     assert 0 < metrics.acceptance_rate <= 1
+    assert len(metrics.rounds) < LENGTH
     assert all(0 <= share <= 1 for share in metrics.acceptance_by_depth)
     assert metrics.tokens == len(out.tokens) == len(out.drafted) == LENGTH
     assert sum(round_.accepted for round_ in metrics.rounds) == sum(out.drafted)
@@ -133,15 +116,6 @@ def test_a_perfect_drafter_is_accepted_to_the_last_token():
     assert metrics.acceptance_by_depth == [1, 1, 1, 1]
 
 
-def test_a_useless_drafter_costs_passes_but_no_tokens():
-    def opposite(prefix) -> list[float]:
-        return [-logit for logit in TARGET(prefix)]
-
-    out = toys(Chain(depth=2), draft=opposite).generate(PROMPT, max_new_tokens=10)
-    assert out.tokens == greedy_text(TARGET, PROMPT, 10)
-    assert out.metrics.acceptance_rate == 0
-
-
 @pytest.mark.parametrize(("length", "chunks"), [(1, 0), (2, 1), (513, 1), (514, 2), (1100, 3)])
 def test_a_prompt_of_any_length_is_read_in_chunks(length, chunks):
     prompt = [place * 5 % VOCAB for place in range(length)]
@@ -152,36 +126,11 @@ def test_a_prompt_of_any_length_is_read_in_chunks(length, chunks):
     assert decoder.target.passes == chunks + len(out.metrics.rounds)
 
 
-@every_policy
-@pytest.mark.parametrize("count", range(1, 12))
-def test_max_new_tokens_is_exact(name, count):
-    out = toys(small(name), draft=TARGET).generate(PROMPT, max_new_tokens=count)
-    assert out.tokens == greedy_text(TARGET, PROMPT, count)
-    assert out.finish_reason == "length"
-
-
 def test_one_new_token_needs_no_draft():
     decoder = toys()
     metrics = decoder.generate(PROMPT, max_new_tokens=1).metrics
     assert decoder.drafter.drafts[0].passes == 0
     assert [(round_.nodes, round_.committed) for round_ in metrics.rounds] == [(1, 1)]
-
-
-@pytest.mark.parametrize("place", range(1, 10))
-def test_a_path_is_cut_after_an_eos_token_wherever_it_falls(place):
-    text = "aaaaaaaaaaaaaaaaaaaa"
-    decoder = spelled(text[:place] + "b" + text, eos=(1, 2))
-    out = decoder.generate([0], max_new_tokens=15)
-    assert out.tokens == [0] * place + [1]
-    assert out.finish_reason == "stop"
-    assert out.metrics.tokens == place + 1 == len(out.drafted)
-    assert sum(round_.accepted for round_ in out.metrics.rounds) == sum(out.drafted)
-
-
-@pytest.mark.parametrize(("letter", "token"), [("b", 1), ("c", 2)])
-def test_each_of_several_eos_tokens_ends_a_text(letter, token):
-    out = spelled(f"aaaa{letter}aaaaaa", eos=(1, 2)).generate([0], max_new_tokens=10)
-    assert out.tokens == [0, 0, 0, 0, token]
 
 
 def test_eos_tokens_can_be_ignored():
@@ -193,61 +142,6 @@ def test_an_eos_token_in_the_prompt_ends_nothing():
     assert len(spelled("aaaaaa", eos=(1,)).generate([1], max_new_tokens=4).tokens) == 4
 
 
-@every_policy
-def test_a_stop_string_cuts_the_text_before_it_and_the_tokens_after_it(name):
-    everything = LETTERS.decode(greedy_text(TARGET, PROMPT, LENGTH))
-    for start in (0, 3, 11):
-        stop = everything[start : start + 3]
-        first = everything.find(stop)
-        out = toys(small(name), draft=TARGET, tokenizer=LETTERS).generate(PROMPT, max_new_tokens=LENGTH, stop=stop)
-        assert out.text == everything[:first]
-        assert out.tokens == greedy_text(TARGET, PROMPT, first + 3)
-        assert out.finish_reason == "stop"
-
-
-def test_the_stop_string_that_is_complete_first_wins():
-    out = spelled("aabcdaaaa").generate([0], max_new_tokens=9, stop=["bcda", "cd", "zz"])
-    assert (out.text, len(out.tokens)) == ("aab", 5)
-
-
-EURO = PieceTokenizer([b"a", b"b", b"\xe2", b"\x82", b"\xac", b"\xc3", b"\xa9", b"c"])
-BYTES = [0, 2, 3, 4, 1, 5, 6, 7, 2, 3, 4, 5, 6, 1, 0]
-
-
-def euro(wrong: tuple[int, ...] = ()) -> Decoder:
-    guess = [7 if place in wrong else token for place, token in enumerate(BYTES)]
-    return toys(Chain(depth=4), law=Script(BYTES, VOCAB), draft=Script(guess, VOCAB), tokenizer=EURO)
-
-
-@pytest.mark.parametrize("wrong", [(), (1,), (3, 8), tuple(range(15))])
-def test_characters_of_several_tokens_come_out_whole(wrong):
-    out = euro(wrong).generate([0], max_new_tokens=15)
-    assert out.text == "a€béc€éba"
-    chunks = [chunk.text for chunk in euro(wrong).stream([0], max_new_tokens=15)]
-    assert "".join(chunks) == out.text
-    assert not any("\ufffd" in chunk for chunk in chunks)
-
-
-@pytest.mark.parametrize("wrong", [(), (6,), (2, 9)])
-def test_a_stop_string_of_several_byte_characters_is_found_at_its_last_byte(wrong):
-    out = euro(wrong).generate([0], max_new_tokens=15, stop="éc€")
-    assert (out.text, len(out.tokens)) == ("a€b", 11)
-
-
-@pytest.mark.parametrize("wrong", [frozenset({place}) for place in range(10)] + [frozenset(range(10)), frozenset()])
-@pytest.mark.parametrize("stop", ["cdef", "fgh", "hh", (), ["abcx", "bcdefgh"]])
-def test_streamed_chunks_add_up_to_the_generated_text(wrong, stop):
-    decoder = spelled("abcdefghab", wrong)
-    out = decoder.generate([0], max_new_tokens=10, stop=stop)
-    chunks = list(decoder.stream([0], max_new_tokens=10, stop=stop))
-    assert "".join(chunk.text for chunk in chunks) == out.text
-    assert [token for chunk in chunks for token in chunk.tokens] == out.tokens
-    assert [drafted for chunk in chunks for drafted in chunk.drafted] == out.drafted
-    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [out.finish_reason]
-    assert all(len(chunk.drafted_text) == len(chunk.text) for chunk in chunks)
-    assert [drafted for chunk in chunks for drafted in chunk.drafted_text] == out.drafted[: len(out.text)]
-
-
 def test_a_streamed_texts_metrics_are_those_of_a_generated_one():
     decoder = toys(Chain(depth=2))
     text = decoder.new_request(PROMPT, max_new_tokens=6)
@@ -256,33 +150,6 @@ def test_a_streamed_texts_metrics_are_those_of_a_generated_one():
     assert text.metrics.draft_cache_bytes == 0
     text.end("length")
     assert text.metrics.draft_cache_bytes == 7
-
-
-def test_a_stream_that_is_closed_stops_working():
-    decoder = spelled("abcdefghab")
-    stream = decoder.stream([0], max_new_tokens=10)
-    next(stream)
-    passes = decoder.target.passes
-    stream.close()
-    assert list(stream) == []
-    assert decoder.target.passes == passes
-
-
-def test_a_text_prompt_is_encoded_and_is_no_part_of_the_text():
-    decoder = toys(tokenizer=LETTERS)
-    out = decoder.generate("dbebf", max_new_tokens=9)
-    assert out.tokens == greedy_text(TARGET, PROMPT, 9)
-    assert out.text == LETTERS.decode(out.tokens)
-
-
-def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
-    decoder = toys(tokenizer=LETTERS)
-    options = {"max_new_tokens": 11, "temperature": 1.0, "seed": 3}
-    several = decoder.generate(["dbebf", "a", "hhh"], **options)
-    assert [out.tokens for out in several] == [
-        decoder.generate(prompt, **options).tokens for prompt in (PROMPT, [0], [7, 7, 7])
-    ]
-    assert [out.tokens for out in decoder.generate([PROMPT, [0]], **options)] == [out.tokens for out in several[:2]]
 
 
 @pytest.mark.parametrize(
@@ -298,20 +165,12 @@ def test_a_list_of_prompts_gives_a_list_of_what_each_alone_gives():
         ([[0], [0] * 64], {"max_new_tokens": 1}, ContextError, "the prompt of 64 tokens"),
         ([[0], b"abc"], {}, InputError, "not bytes; decode it"),
         (b"abc", {}, InputError, "not bytes; decode it"),
-        (bytearray(b"abc"), {}, InputError, "not bytearray; decode it"),
         ({1, 2}, {}, InputError, "not set"),
         ([0], {"max_new_tokens": 0}, ConfigError, "max_new_tokens is 0"),
-        ([0], {"max_new_tokens": True}, ConfigError, "max_new_tokens is True"),
         ([0], {"stop": ""}, ConfigError, "none of them empty"),
-        ([0], {"stop": ["a", ""]}, ConfigError, "none of them empty"),
-        ([0], {"stop": 5}, ConfigError, "stop is 5"),
-        ([0], {"stop": [1]}, ConfigError, "stop strings are text"),
         ([0], {"grammar": {"type": "object"}}, ConfigError, "make one with drafttree.grammar"),
-        ([0], {"logits_processor": 5}, ConfigError, "give a LogitsProcessorList"),
         ("\ud800", {}, InputError, "half a surrogate pair"),
         ([0], {"temperature": -1}, ConfigError, "temperature is -1"),
-        ([0], {"temperature": math.nan}, ConfigError, "temperature is nan"),
-        ([0], {"temperature": 1, "top_p": 0}, ConfigError, "top_p is 0"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_any_model_runs(prompt, options, error, words):
@@ -354,11 +213,6 @@ def test_no_stop_strings_may_be_none():
     assert len(toys().generate([0], max_new_tokens=3, stop=None).tokens) == 3
 
 
-def test_what_a_tokenizer_returns_is_a_prompt():
-    ids = {"input_ids": PROMPT, "attention_mask": [1] * len(PROMPT)}
-    assert toys().generate(ids, max_new_tokens=5).tokens == toys().generate(PROMPT, max_new_tokens=5).tokens
-
-
 def test_the_single_row_a_tokenizer_returns_as_tensors_is_a_prompt():
     row = torch.tensor([PROMPT])
     ids = BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
@@ -381,11 +235,6 @@ def test_stream_takes_one_prompt():
 def test_a_verifier_is_a_class_of_verifiers(verifier):
     with pytest.raises(ConfigError, match="give a class"):
         toys(verifier=verifier)
-
-
-def test_an_empty_list_of_token_ids_is_an_error():
-    with pytest.raises(InputError, match="prompt is empty"):
-        toys().stream([])
 
 
 def test_text_and_stop_strings_need_a_tokenizer():
@@ -428,14 +277,6 @@ class Bounded(ToyModel):
         return super().score(segment)
 
 
-def test_ctrl_c_in_the_target_is_raised_to_a_loop_over_prompts():
-    decoder = toys(Chain(depth=3), draft=TARGET)
-    decoder.target.interrupt_at, finished = 6, []
-    with pytest.raises(KeyboardInterrupt):
-        finished.extend(decoder.generate(PROMPT, max_new_tokens=8) for _ in range(3))
-    assert [len(out.tokens) for out in finished] == [8]
-
-
 def test_ctrl_c_in_the_drafter_is_raised():
     drafting = ToyModel(DRAFT)
     drafting.interrupt_at = 6
@@ -465,13 +306,6 @@ def test_a_policy_adapts_to_one_text_and_forgets_it():
     assert first.tokens == frozen.tokens
 
 
-def test_seeds_give_different_texts_and_the_same_seed_the_same():
-    decoder = toys()
-    texts = [tuple(decoder.generate(PROMPT, temperature=1.0, seed=seed).tokens) for seed in (0, 1, 2, 0)]
-    assert len(set(texts)) == 3
-    assert texts[0] == texts[3]
-
-
 def test_without_a_seed_texts_differ_follow_torchs_and_tell_their_seed():
     decoder = toys()
     state = torch.get_rng_state()
@@ -496,14 +330,6 @@ def test_a_greedy_text_or_a_seeded_one_leaves_torchs_generator_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_another_policy_by_the_same_decoder_says_the_same():
-    decoder = toys(Chain(depth=2))
-    other = decoder.with_policy(small("eagle"))
-    options = {"temperature": 1.0, "seed": 0}
-    assert other.generate(PROMPT, **options).tokens == decoder.generate(PROMPT, **options).tokens
-    assert other.policy == small("eagle")
-
-
 def test_a_sequence_can_be_advanced_by_hand():
     decoder = toys(Chain(depth=3), draft=TARGET)
     sequence = decoder.new_request(PROMPT, max_new_tokens=10)
@@ -522,12 +348,6 @@ def test_a_sequence_can_be_advanced_by_hand():
 def test_the_toy_text_is_not_a_loop():
     text = [*PROMPT[-3:], *greedy_text(TARGET, PROMPT, LENGTH)]
     assert len({tuple(text[place : place + 3]) for place in range(LENGTH)}) == LENGTH
-
-
-@pytest.mark.parametrize("draft_temperature", [0, -1, math.nan, math.inf, "warm"])
-def test_a_draft_temperature_out_of_range_is_an_error(draft_temperature):
-    with pytest.raises(ConfigError, match="draft_temperature"):
-        toys(Chain()).new_request([1], draft_temperature=draft_temperature)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "coupled"])

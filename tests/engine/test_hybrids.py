@@ -38,16 +38,6 @@ def test_texts_are_those_of_transformers(name):
             assert policy is None or len(generation.metrics.rounds) < 20  # drafts are accepted
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h"])
-def test_sampled_texts_are_those_of_plain_decoding(name):
-    _, target, drafter = models(name)
-    decoders = [Decoder(target, drafter if policy else None, policy) for policy in POLICIES.values()]
-    for seed in range(3):
-        options = {"max_new_tokens": 24, "temperature": 1.0, "seed": seed}
-        texts = [decoder.generate([3, 5, 7], **options).tokens for decoder in decoders]
-        assert texts == texts[:1] * len(texts)
-
-
 def test_the_prompt_is_read_as_generate_reads_it():
     """Nemotron-H bounds its time steps when it reads several tokens, and not when it decodes."""
     config = families.config("nemotron_h")

@@ -488,13 +488,6 @@ def test_reads_of_every_kind_are_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES_OF_EVERY_SHAPE, ids=repr)
-def test_the_trees_of_a_batch_are_those_of_each_text_alone(policy):
-    worlds = [ToyPair(seed) for seed in range(3)]
-    together, _ = draft_all(policy, *worlds, max_levels=5)
-    assert list(map(paths_of, together)) == [paths_of(draft(policy, world, max_levels=5)[0]) for world in worlds]
-
-
-@pytest.mark.parametrize("policy", POLICIES_OF_EVERY_SHAPE, ids=repr)
 def test_texts_of_a_batch_end_at_their_own_levels(policy):
     worlds, states = [ToyPair(seed) for seed in range(4)], new_states(policy, 4)
     drafted = ToyRows(*worlds)
@@ -636,34 +629,6 @@ def test_a_mask_may_be_as_small_as_broadcasting_allows():
 
     tree, _ = draft(Least(budget=60), ToyPair(0), max_levels=3)
     assert [tree.depths.count(level) for level in range(4)] == [1, 2, 4, 8]
-
-
-class Meddles(Template):
-    """A user's policy that writes into all it is given to look at."""
-
-    def stop(self, tree, frontier):
-        for shown in (tree.path_logprobs, tree.scores, frontier):
-            shown.fill(-math.inf)
-
-    def expand(self, layer):
-        wanted = super().expand(layer)
-        for shown in (layer.logprobs, layer.path_logprobs, layer.parent_logprobs, layer.scores, layer.possible):
-            with pytest.raises(ValueError, match="read-only"):
-                shown.fill(False)
-        return wanted
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_policy_that_writes_into_the_tree_changes_nothing(form):
-    table = TabularModel(6, 3, 0)
-    for seed in range(5):
-        policies = (Template(tree="eagle-sparse"), Meddles(tree="eagle-sparse"))
-        same, meddled = (
-            toy_tree(table, policy, FORMS[form], SeededRandomness(seed, 6, torch.device("cpu")), 3)
-            for policy in policies
-        )
-        assert same.paths() == meddled.paths()
-        assert same.path_logprobs == meddled.path_logprobs
 
 
 @pytest.mark.parametrize("name", ["size", "path_logprobs", "last_level", "anything"])

@@ -210,18 +210,6 @@ def test_trees_are_the_same_whatever_the_clock_says(monkeypatch):
     assert grown() == before
 
 
-@pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block])
-def test_a_seed_repeats_a_text_whatever_came_before_it(verifier):
-    options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
-    alone = decoder(verifier=verifier).generate(PROMPT, **options)
-    used = decoder(verifier=verifier)
-    for seed in range(3):
-        used.generate(PROMPT[::-1], max_new_tokens=LENGTH, temperature=1.0, seed=seed)
-    again = used.generate(PROMPT, **options)
-    assert again.tokens == alone.tokens
-    assert [each.nodes for each in again.metrics.rounds] == [each.nodes for each in alone.metrics.rounds]
-
-
 def test_the_costs_are_a_part_of_a_drawn_text_and_the_text_tells_them():
     options = {"max_new_tokens": LENGTH, "temperature": 1.0, "seed": 7}
     one, other = (decoder(costs, verifier=Traversal).generate(PROMPT, **options) for costs in (TOY_COSTS, STEEP))

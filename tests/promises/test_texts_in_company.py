@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from drafttree import Decoder, Engine, Generation, Handle
 from drafttree.drafters import Drafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.policies import POLICIES, TreePolicy
-from drafttree.verifiers import VERIFIERS, Block, Greedy
+from drafttree.verifiers import VERIFIERS, Block, Greedy, PointMass, Traversal
 from testing.costs import toy_decoder
 from testing.held_model import FailingModel
 from testing.small_trees import SMALL, TARGET, VOCAB, small
@@ -216,7 +216,7 @@ def test_every_text_is_its_own(drawn: Scenario):
         for each, handle in zip(drawn.asked, handles, strict=True):
             if each.leaves is not None:
                 leave(handle, each.leaves)
-        ends = [end(handle, iterated=each.iterated) for each, handle in zip(drawn.asked, handles, strict=True)]
+        ends = [end(handle, each) for each, handle in zip(drawn.asked, handles, strict=True)]
         stop_failing(decoder)
         later = engine.submit([1, 2], max_new_tokens=3, ignore_eos=True).result(PATIENCE)
         assert later.tokens == greedy_text(TARGET, [1, 2], 3)
@@ -249,15 +249,20 @@ def leave(handle: Handle, chunks: int) -> None:
     handle.cancel()
 
 
-def end(handle: Handle, *, iterated: bool) -> End:
+def end(handle: Handle, asked: Asked) -> End:
+    """How a text ends; its chunks are the whole, or the rest of it where some were read before."""
     try:
-        if iterated and not handle.done:
-            for _ in handle:
-                pass
-            assert handle.error is None, "it ends without its error"
-        return handle.result(PATIENCE)
+        chunks = [*handle] if asked.iterated else []
+        assert not asked.iterated or handle.error is None, "it ends without its error"
+        found = handle.result(PATIENCE)
     except (BrokenError, MemoryError) as error:
         return error
+    if asked.iterated:
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        assert tokens == found.tokens[len(found.tokens) - len(tokens) if asked.leaves else 0 :]
+        assert found.text.endswith("".join(chunk.text for chunk in chunks))
+        assert [*handle] == []
+    return found
 
 
 def compare(asked: Asked, found: End, plain: Decoder) -> str:
@@ -308,14 +313,14 @@ def test_texts_of_a_list(drawn: Scenario, options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("verifier", [each for each in VERIFIERS.values() if each.lossless and each is not Greedy])
-def test_a_seed_repeats_a_text(verifier):
+@pytest.mark.parametrize("policy", ["talon", "auto"])
+def test_a_seed_repeats_a_text(policy, verifier):
     """Whatever draws it, also behind other texts; other seeds give other texts."""
 
     def fresh() -> Decoder:
-        policy = small("chain") if verifier is Block else small("talon")
-        return made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)), policy).with_verifier(
-            verifier
-        )
+        grows = small("chain" if verifier is Block and policy == "talon" else policy)
+        decoder = made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)), grows)
+        return decoder.with_verifier(verifier)
 
     options = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
     used = fresh()
@@ -343,8 +348,9 @@ def test_a_processor_that_knows_one_text_fails_nothing(policy, sampled):
     assert [text.tokens for text in drafting.generate([[3], [3]], **options)] == [whole[1:]] * 2
 
 
-def test_texts_without_a_seed_differ_and_tell_theirs():
-    decoder = made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0)))
+@pytest.mark.parametrize("verifier", [None, PointMass, Traversal])
+def test_texts_without_a_seed_differ_and_tell_theirs(verifier):
+    decoder = made_of(FailingModel(TARGET, MemoryError), ToyDrafter(TARGET.blurred(1.0))).with_verifier(verifier)
     options = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
     texts = [decoder.generate([3], **options) for _ in range(8)]
     assert len({tuple(text.tokens) for text in texts}) > 5
@@ -382,8 +388,9 @@ def test_ctrl_c_in_a_stream_comes_out_behind_what_was_written(passes):
     assert decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens == whole
 
 
+@pytest.mark.parametrize("prompt", [[7, 1], [2, 7, 3, 4, 5], [3, 7]], ids=str)
 @pytest.mark.parametrize("policy", ["auto", "talon"])
-def test_a_pass_that_one_text_breaks_ends_no_other(policy):
+def test_a_pass_that_one_text_breaks_ends_no_other(policy, prompt):
     """Token 7 breaks every pass that has it; the others never write it."""
     never = {"max_new_tokens": 16, "suppress_tokens": [7]}
     prompts = [[1, 2], [3], [5, 0, 1], [2]]
@@ -391,7 +398,7 @@ def test_a_pass_that_one_text_breaks_ends_no_other(policy):
     target = FailingModel(TARGET, BrokenError, poison=7)
     with Engine(made_of(target, ToyDrafter(TARGET.blurred(1.0)), small(policy))) as engine:
         handles = [engine.submit(each, **never) for each in prompts]
-        poisoned = engine.submit([7, 1], **never)
+        poisoned = engine.submit(prompt, **never)
         later = [engine.submit(each, **never) for each in prompts]
         with pytest.raises(BrokenError):
             poisoned.result(PATIENCE)

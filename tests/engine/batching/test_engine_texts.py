@@ -1,6 +1,5 @@
 """Texts of a batch are those that each request gives alone: every drafter, all kinds of options, in any company."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +11,7 @@ from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Talon, TreePolicy
 from helpers.drafter_kinds import drafter_of
 from testing import families, random_cases
-from testing.batches import TOKENIZER, Asked, check_text, check_texts, mixed_requests, submit_from_threads
+from testing.batches import TOKENIZER, Asked, check_texts, mixed_requests, submit_from_threads
 
 TREES = Talon(width=4, budget=16)
 TINY_DRAFTERS = ["none", "near", "mixed:near", "lookup", "suffix"]
@@ -61,34 +60,6 @@ def test_texts_of_trained_heads_are_those_of_each_alone(kind):
 @pytest.mark.parametrize("kind", EMBEDDED_DRAFTERS)
 def test_64_texts_of_every_drafter_are_those_of_each_alone(kind):
     check_batch(embedded_decoder(drafter_of(kind)), mixed_requests(64, seed=5, longest_prompt=700, most_tokens=40))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", TINY_DRAFTERS)
-def test_64_texts_of_a_random_model_are_those_of_each_alone(kind):
-    for seed in range(6, 9):
-        budget = random.Random(seed).choice([1, 3, 8])
-        check_batch(tiny_decoder(kind), mixed_requests(64, seed=seed), budget=budget)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("near", marks=pytest.mark.slow), "mixed:near"])
-def test_cancelling_some_texts_changes_no_other_one(kind):
-    rng, decoder, asked = random.Random(9), tiny_decoder(kind), mixed_requests(28, seed=9)
-    leave = {place: rng.randint(0, 3) for place in rng.sample(range(len(asked)), 9)}
-    with Engine(decoder, max_batch=5) as engine:
-        handles = submit_from_threads(engine, asked)
-        for place, chunks in leave.items():
-            for _ in zip(range(chunks), handles[place], strict=False):
-                pass
-            handles[place].cancel()
-        found = [handle.result(60) for handle in handles]
-    for place, (each, got) in enumerate(zip(asked, found, strict=True)):
-        whole = each.alone(decoder)
-        if got.finish_reason == "cancelled":
-            assert place in leave
-            assert got.tokens == whole.tokens[: len(got.tokens)]
-        else:
-            check_text(decoder, each, got, whole)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "mistral_sliding", "qwen2_moe_sliding"])

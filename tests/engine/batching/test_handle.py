@@ -77,9 +77,3 @@ def test_the_share_of_the_cache_in_use_is_known(target):
         target.go.set()
         handle.result(20)
     assert engine.kv_cache_usage == 0
-
-
-def test_an_engine_is_closed_from_close_on(target):
-    with Engine(toy_decoder(target)) as engine:
-        assert not engine.closed
-    assert engine.closed

@@ -83,18 +83,6 @@ def test_why_nothing_is_drafted_is_seen(decoder):
     assert {tree.size for tree in seen.grown} == {1}
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}], ids=["greedy", "coupled"])
-def test_a_text_without_speculation_is_the_same_text(decoder, options):
-    options = OPTIONS | options
-    with Engine(decoder, budget=4) as engine:
-        drafted = engine.submit(PROMPT, **options)
-        plain = engine.submit(PROMPT, speculate=False, **options)
-        assert plain.result(300).tokens == drafted.result(300).tokens
-    assert drafted.metrics.mean_accepted_tokens > 1
-    assert {turn.nodes for turn in plain.metrics.rounds} == {1}
-    assert plain.metrics.draft_efficiency == 0
-
-
 def test_generate_writes_plainly_too_where_it_is_asked_to(decoder):
     plain = decoder.generate(PROMPT, speculate=False, **OPTIONS)
     assert plain.tokens == decoder.generate(PROMPT, **OPTIONS).tokens

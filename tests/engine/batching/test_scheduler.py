@@ -6,7 +6,6 @@ import pytest
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.scheduler import REGAIN_ROUNDS, Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.errors import ConfigError, ContextError
 from drafttree.models import TargetModel
 from testing import tiny
 
@@ -46,25 +45,6 @@ def orders(requests) -> list[int]:
     return [served.order for served in requests]
 
 
-def test_requests_are_admitted_in_order_as_far_as_the_batch_has_room(target):
-    scheduler = Scheduler(2, KVMemory(target, 100))
-    for order in range(4):
-        scheduler.add(waiting(order, 10))
-    assert orders(scheduler.admit()) == [0, 1]
-    scheduler.remove(scheduler.running[0])
-    assert orders(scheduler.admit()) == [2]
-    assert orders(scheduler.running) == [1, 2]
-
-
-def test_a_small_request_does_not_pass_a_large_one_that_waits(target):
-    scheduler = Scheduler(8, KVMemory(target, 100))
-    for order, rows in enumerate((60, 70, 10)):
-        scheduler.add(waiting(order, rows))
-    assert orders(scheduler.admit()) == [0]
-    scheduler.remove(scheduler.running[0])
-    assert orders(scheduler.admit()) == [1, 2]
-
-
 def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
     memory = KVMemory(target, 100)
     scheduler = Scheduler(8, memory)
@@ -75,19 +55,6 @@ def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
     for served in list(scheduler.running):
         scheduler.remove(served)
     assert memory.reserved == 0
-
-
-def test_halving_sends_the_youngest_back_to_the_front_of_the_queue(target):
-    memory = KVMemory(target, 1000)
-    scheduler = Scheduler(4, memory)
-    for order in range(6):
-        scheduler.add(waiting(order, 10))
-    scheduler.admit()
-    assert orders(scheduler.halve()) == [2, 3]
-    assert orders(scheduler.waiting) == [2, 3, 4, 5]
-    assert memory.reserved == 20
-    assert scheduler.admit() == []
-    assert scheduler.preempted == 2
 
 
 def test_a_halved_batch_grows_again_by_one_after_quiet_rounds(target):
@@ -276,16 +243,6 @@ def test_where_memory_runs_out_texts_that_are_not_read_give_their_rows_up_too(ta
     scheduler.admit()
     assert scheduler.put_back([]) == given
     assert scheduler._memory.reserved == 10
-
-
-def test_a_request_that_can_never_run_is_refused_with_what_it_needs(target):
-    with pytest.raises(ContextError, match=r"needs 101 rows of the KV cache .* the engine has 100"):
-        KVMemory(target, 100).check(101)
-
-
-def test_a_memory_of_no_rows_is_refused(target):
-    with pytest.raises(ConfigError, match="max_kv_tokens is 0; it must be a whole number of at least 1"):
-        KVMemory(target, 0)
 
 
 def test_by_default_half_of_the_memory_is_for_rows(target):

@@ -74,12 +74,6 @@ def expected(decoder: Decoder, late: int = 3) -> dict[str, list[int]]:
     return {**many, **singles}
 
 
-def test_a_short_request_beside_many_texts_of_one_ends_before_all_of_them():
-    ends = run_crowd(toys(), late=1)
-    assert ends[0][0] == "single 0"
-    assert dict(ends) == expected(toys(), late=1)
-
-
 @pytest.mark.parametrize("make", [toys, pytest.param(near_llama, marks=pytest.mark.slow), hybrid, trained_head])
 def test_texts_that_pause_are_those_of_each_alone(make):
     assert dict(run_crowd(make())) == expected(make())

@@ -43,15 +43,9 @@ def test_a_traced_text_is_the_one_without_a_trace(policy, verifier):
     assert [turn.size for turn in tracer.rounds] == [turn.nodes for turn in expected.metrics.rounds]
 
 
-@pytest.mark.parametrize(
-    ("verifier", "words"),
-    [
-        ("traversal", "lossless"),
-        ("lossy-typical", "NOT lossless: the verifier lossy-typical does not follow the target's distribution"),
-    ],
-)
-def test_a_trace_says_whether_its_text_is_lossless(verifier, words):
-    assert trace_text(toys("talon", verifier), PROMPT, **OPTIONS, temperature=1.0).setting["text"] == words
+def test_a_trace_says_that_its_text_is_not_lossless():
+    found = trace_text(toys("talon", "lossy-typical"), PROMPT, **OPTIONS, temperature=1.0).setting["text"]
+    assert found == "NOT lossless: the verifier lossy-typical does not follow the target's distribution"
 
 
 def test_a_trace_names_the_parts_of_its_decoder():
@@ -67,15 +61,6 @@ def test_a_trace_names_the_parts_of_its_decoder():
         "seed": "3",
         "text": "lossless",
     }
-
-
-@pytest.mark.parametrize("drafter", ["mixed:embedded-eagle3", "none"])
-def test_real_drafters_write_the_same_text_when_traced(drafter):
-    decoder = drafttree.load("embedded", drafter, "talon:budget=16,width=4", dtype="float32")
-    for options in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 3}):
-        expected = decoder.generate("one two three one two three", max_new_tokens=16, **options)
-        traced = trace_text(decoder, "one two three one two three", max_new_tokens=16, **options)
-        assert traced.text == expected.text
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 5}], ids=["greedy", "coupled"])
