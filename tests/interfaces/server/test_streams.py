@@ -123,7 +123,9 @@ def told(usage: dict) -> list[int]:
     cached = usage.get("cache_read_input_tokens", 0)
     details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0)) + cached
-    return [prompt, usage.get("completion_tokens", usage.get("output_tokens")), details.get("reasoning_tokens", 0)]
+    written = usage.get("completion_tokens", usage.get("output_tokens"))
+    assert usage.get("total_tokens", prompt + written) == prompt + written
+    return [prompt, written, details.get("reasoning_tokens", 0)]
 
 
 def rounded(scores: Sequence[dict]) -> list[tuple[str, float, list[float]]]:
