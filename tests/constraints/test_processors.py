@@ -84,14 +84,6 @@ def test_greedy_writes_what_a_sequential_loop_writes(policy, name):
     assert generate(decoder(policy), SETS[name]) == sequential(SETS[name])
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_coupled_text_is_the_same_with_and_without_speculation(policy, name):
-    for seed in range(3):
-        plain = generate(decoder(policy).plain(), SETS[name], temperature=0.8, seed=seed)
-        assert generate(decoder(policy), SETS[name], temperature=0.8, seed=seed) == plain
-
-
 def test_the_processors_change_the_text():
     plain = sequential(LogitsProcessorList())
     assert {name for name in SETS if sequential(SETS[name]) == plain} <= {"no repeated 3-gram"}
@@ -258,11 +250,6 @@ def test_a_processor_that_returns_nan_or_inf_is_named_with_the_position(policy, 
     broken = ReturnsValue(lambda scores: torch.full_like(scores, value), 5)
     with pytest.raises(ConfigError, match=r"ReturnsValue returned NaN or \+inf at position 5"):
         generate(decoder(policy), LogitsProcessorList([Alternates(), broken]))
-
-
-def test_a_bias_of_nan_is_named():
-    with pytest.raises(ConfigError, match="nan is not a pair of a token sequence and a number"):
-        decoder(Chain(depth=4)).generate(PROMPT, sequence_bias=[[[5], math.nan]])
 
 
 def breaks_after(length: int):

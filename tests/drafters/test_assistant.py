@@ -121,14 +121,6 @@ def test_greedy_texts_are_those_of_transformers(policy, kind):
     assert levels
 
 
-@pytest.mark.parametrize("policy", ["chain", "talon", "auto"])
-def test_a_seed_gives_the_text_of_plain_decoding(policy):
-    decoder = decoder_of("gemma4", POLICIES[policy]()).with_costs(TOY_COSTS)
-    settings = {"max_new_tokens": 14, "temperature": 0.9, "seed": 6}
-    for prompt in PROMPTS:
-        assert decoder.generate(prompt, **settings).tokens == decoder.plain().generate(prompt, **settings).tokens
-
-
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 3}])
 def test_texts_in_an_engine_are_those_written_alone(settings):
     decoder = decoder_of("gemma4 sharing keys")

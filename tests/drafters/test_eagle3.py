@@ -12,7 +12,6 @@ from drafttree.drafters.eagle import Eagle3Head, eagle_drafter
 from drafttree.drafters.formats.eagle3 import load
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.drafters.head import Head
-from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
 from drafttree.policies import POLICIES, Chain, Talon
@@ -23,13 +22,6 @@ from helpers.replays import Replays, frozen
 from testing import tiny
 
 TOLERANCE = 1e-5
-SAMPLINGS = (
-    {},
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 0.8, "seed": 4, "top_k": 15, "top_p": 0.95, "min_p": 0.01},
-)
-
-
 NAMES = checkpoints.names("eagle3")
 WINDOWED = [name for name in NAMES if any(FORMATS[name].facts.get("windows", ()))]
 every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if name not in WINDOWED])
@@ -149,13 +141,6 @@ def test_recorded_passes_are_the_formulas_over_rounds(name):
     assert recorder.recorded == len({1 << (rows - 1).bit_length() for rows in session.forwarded})
 
 
-def test_a_wrong_residual_would_be_noticed():
-    session = Session()
-    session.format = session.format.but(facts={"residual_normed": True})
-    with pytest.raises(AssertionError):
-        session.root()
-
-
 def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped():
     session = Session(prompt=7)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11]):
@@ -175,14 +160,6 @@ def test_long_prompts_are_read_in_chunks(monkeypatch):
     session.root()
 
 
-def test_tokens_committed_without_a_draft_are_read_by_the_next_root():
-    session = Session()
-    session.commit([5])
-    session.commit([6, 7])
-    session.round([1, 2])
-    session.root()
-
-
 def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row():
     session = Session(prompt=1)
     assert session.draft.root().isfinite().any()
@@ -195,19 +172,6 @@ def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row():
 def small() -> Decoder:
     target = TargetModel(checkpoints.target())
     return Decoder(target, loaded(target=target.module))
-
-
-@pytest.mark.parametrize("policy", ["chain", "talon", "auto"])
-@pytest.mark.parametrize("options", SAMPLINGS)
-def test_the_text_is_that_of_plain_decoding(policy, options):
-    decoder = small().with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
-    accepted = 0
-    for seed, prompt in enumerate([[3, 1, 4], [2], [5, 5], [8, 1]]):
-        settings = {"max_new_tokens": 16, "seed": seed, **options}
-        generation = decoder.generate(prompt, **settings)
-        assert generation.tokens == decoder.plain().generate(prompt, **settings).tokens
-        accepted += sum(generation.drafted)
-    assert accepted
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("greedy", "coupled")])
@@ -260,14 +224,6 @@ def test_the_targets_embedding_is_shared_not_copied():
     assert decoder.drafter.modules[0].embed_tokens.weight.data_ptr() == own.data_ptr()
 
 
-def test_bfloat16_heads_follow_the_target():
-    target = TargetModel(checkpoints.target().to(torch.bfloat16))
-    drafter = loaded(target=target.module)
-    assert {tensor.dtype for tensor in drafter.modules[0].parameters()} == {torch.bfloat16}
-    assert drafter.modules[0].target_ids.dtype == torch.int64
-    assert len(Decoder(target, drafter, Talon()).generate([3, 1], max_new_tokens=8).tokens) == 8
-
-
 @every_fused_format
 def test_a_fused_head_is_the_module_it_stands_in_for(name):
     head = loaded(name).modules[0]
@@ -283,19 +239,6 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name):
                 results.append(each([segment], each.fuse(states)))
     for ours, theirs in zip(results[:levels], results[levels:], strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@every_fused_format
-@torch.inference_mode()
-def test_recorded_passes_are_the_fused_heads(name):
-    head, recorder = loaded(name).modules[0], Replays()
-    fused = FusedEagle3(head)
-    recorded = RecordedEagle3(fused, recorder)
-    for seed in (1, 2):
-        results = [list(_levels(each, head, seed)) for each in (fused, recorded)]
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    assert recorder.recorded == 2
 
 
 def _levels(backend: Head, head: Eagle3Head, seed: int):

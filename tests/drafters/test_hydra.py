@@ -3,7 +3,6 @@
 import logging
 import re
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,25 +10,20 @@ from drafttree import Decoder
 from drafttree.drafters.formats import hydra, read_tensors
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel
-from drafttree.policies import POLICIES, Chain, Talon
+from drafttree.policies import Chain, Talon
 from helpers import trained
 from helpers.checkpoints import FORMATS, Format, Tensors, hydra_shapes
-from helpers.trained import HIDDEN, LENGTH, PROMPT, SAMPLINGS, VOCAB, states
+from helpers.trained import HIDDEN, LENGTH, PROMPT, VOCAB, states
 from testing import tiny
 from testing.costs import toy_decoder
 
 TARGET = trained.counting()
 MODEL = TargetModel(TARGET)
 CLONE = trained.counting()
-PLAIN = Decoder(MODEL)
-
 PREFIX = "prefix_embeding_layer."
 LAYER = f"{PREFIX}layers.0."
-INNER = tiny.SIZES["intermediate_size"]
 HYDRA, PLUS = (FORMATS[name].but(sizes={"V": VOCAB}, states=(tiny.LAYERS,)) for name in ("Hydra", "Hydra++"))
 both = pytest.mark.parametrize("form", [HYDRA, PLUS], ids=["hydra", "hydra++"])
-every_policy = pytest.mark.parametrize("name", POLICIES)
-every_sampling = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 
 
 def unprojected(form: Format) -> Format:
@@ -59,17 +53,6 @@ def check_root(draft, hidden: torch.Tensor, root: int) -> None:
     torch.testing.assert_close(draft.root()[0, 0].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_rounds_without_a_draft_are_read_by_the_next_one():
-    drafter = hydra.load(PLUS.tensors(), {}, TARGET)
-    draft = drafter.start(PROMPT, capacity=4)
-    draft.prefill((states(5, 1),), 5)
-    draft.commit([3], (states(1, 2),))
-    draft.commit([4, 5], (states(2, 3),))
-    hidden = torch.cat((states(5, 1), states(1, 2), states(2, 3)), 1)
-    check_root(draft, hidden, 5)
-    assert draft.passes == 1
-
-
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
     monkeypatch.setattr("drafttree.drafters.hydra.PREFILL_CHUNK", 3)
     drafter = hydra.load(PLUS.tensors(), {}, TARGET)
@@ -78,36 +61,12 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
     check_root(draft, states(10, 1), 6)
 
 
-@every_policy
-@every_sampling
-def test_text_is_that_of_plain_decoding(name, sampling):
-    expected = PLAIN.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens
-    for drafter in (counter(), hydra.load(HYDRA.tensors(), {}, TARGET)):
-        decoder = toy_decoder(MODEL, drafter, trained.small(name))
-        assert decoder.generate(PROMPT, max_new_tokens=LENGTH, **sampling).tokens == expected
-
-
-@both
-def test_heads_read_the_hidden_states_and_tokens_of_the_text_in_every_round(form):
-    decoder = Decoder(MODEL, counter(form), Talon(width=4, budget=16))
-    before = trained.check_roots(decoder, CLONE, form, counting(form))
-    assert max(np.diff(before)) == 4
-
-
 def test_a_level_costs_one_pass_and_no_tree_is_deeper_than_there_are_heads():
     for policy in (Chain(depth=2), Chain(depth=6), Talon(width=4, budget=16)):
         metrics = toy_decoder(MODEL, counter(), policy).generate(PROMPT, max_new_tokens=LENGTH).metrics
         assert [turn.draft_passes for turn in metrics.rounds] == [turn.levels for turn in metrics.rounds]
         assert max(turn.levels for turn in metrics.rounds) <= min(3, policy.levels() or 3)
         assert metrics.draft_pass > 0
-
-
-@every_sampling
-def test_a_prompt_of_one_token_is_enough(sampling):
-    decoder = Decoder(MODEL, counter(), Talon(width=4, budget=16))
-    expected = PLAIN.generate([7], max_new_tokens=LENGTH, **sampling).tokens
-    assert decoder.generate([7], max_new_tokens=LENGTH, **sampling).tokens == expected
-    assert decoder.generate([7], max_new_tokens=1, **sampling).tokens == expected[:1]
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma3", "gpt2"])
@@ -163,27 +122,6 @@ def test_tensors_of_another_architecture_than_the_config_says_are_named():
 def test_projections_are_missing_unless_the_config_shares_them():
     message = refused(unprojected(HYDRA).tensors())
     assert all(f"hydra_lm_head.{head}.{part}" in message for head in range(3) for part in ("weight", "bias"))
-
-
-def test_wrong_shapes_are_all_shown_as_found_and_expected():
-    wrong = {f"{LAYER}mlp.up_proj.weight": (9, HIDDEN), "hydra_mlp.1.1.linear.weight": (HIDDEN, 5)}
-    message = refused(PLUS.tensors() | trained.randomness(wrong))
-    assert f"{LAYER}mlp.up_proj.weight is [9, {HIDDEN}] and should be [{INNER}, {HIDDEN}]" in message
-    assert f"hydra_mlp.1.1.linear.weight is [{HIDDEN}, 5] and should be [{HIDDEN}, {3 * HIDDEN}]" in message
-    assert message.count("should be") == 2
-
-
-@pytest.mark.parametrize(
-    ("size", "found", "expected"), [("hidden size", HIDDEN // 2, HIDDEN), ("vocabulary", 2 * VOCAB, VOCAB)]
-)
-@both
-def test_heads_made_for_another_target_are_refused_with_both_numbers(form, size, found, expected):
-    shapes = {name: tensor.shape for name, tensor in form.tensors().items()}
-    scaled = {
-        name: tuple(found * (side // expected) if side % expected == 0 else side for side in shape)
-        for name, shape in shapes.items()
-    }
-    assert f"{size} of {found}, this target's is {expected};" in refused(trained.randomness(scaled))
 
 
 def test_a_config_that_tells_the_targets_sizes():

@@ -173,19 +173,6 @@ def test_a_prompt_of_one_token_is_enough():
     assert session.model.forwarded == [1, 3, 4, 3]
 
 
-def test_two_drafts_of_one_drafter_do_not_disturb_each_other():
-    first, second = Session(), Session()
-    second.model, second.draft = first.model, LanguageModelDrafter(first.model).start(PROMPT, capacity=16)
-    first.root()
-    second.root()
-    first.expand([10, 11], [0, 0])
-    second.expand([20], [0])
-    first.commit([11, 50], ())
-    second.commit([20, 51], ())
-    draft_three_levels(first)
-    draft_three_levels(second)
-
-
 def test_the_drafter_has_its_models_vocabulary_and_context():
     drafter = LanguageModelDrafter(TargetModel(tiny.build("gpt2")))
     assert (drafter.vocab_size, drafter.context) == (tiny.VOCAB, 64)

@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from transformers import AutoModelForCausalLM, Cache, cache_utils, modeling_laye
 
 import drafttree
 from drafttree.drafters import Frontier, HeadDrafter, MixedDrafter
-from drafttree.policies import POLICIES
-from drafttree.verifiers import VERIFIERS, Coupled
+from drafttree.verifiers import Coupled
 from helpers.checkpoints import MTP
 from testing import tiny
 from testing.tokenizers import words
@@ -135,14 +133,6 @@ def test_sessions_that_share_passes_draft_what_they_draft_alone(name, layers, tm
             frontiers = [Frontier(each.tokens[::-1], [*range(len(each.tokens))]) for each in frontiers]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "coupled"])
-def test_the_text_is_that_of_plain_decoding_with_every_policy(policy, options, tmp_path):
-    decoder, _, _ = loaded(tmp_path, layers=2, policy=policy)
-    given = {"max_new_tokens": 24, "ignore_eos": True, **options}
-    assert decoder.generate(TEXT, **given).tokens == decoder.plain().generate(TEXT, **given).tokens
-
-
 @pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="an older transformers")
 @pytest.mark.parametrize("policy", ["chain", "talon:budget=12,width=3", "dynatree", "auto"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
@@ -153,25 +143,6 @@ def test_hybrids_with_mtp_layers_write_what_generate_writes(name, policy, tmp_pa
     found = decoder.generate(TEXT, max_new_tokens=24, ignore_eos=True)
     assert found.tokens == expected[0, len(TEXT) :].tolist()
     assert policy == "auto" or sum(turn.draft_passes for turn in found.metrics.rounds) > 0
-
-
-@pytest.mark.parametrize("verifier", [each for each in VERIFIERS if each != "coupled"])
-def test_every_verifier_takes_its_drafts(verifier, tmp_path):
-    chooses = {"temperature": 0.0} if verifier == "greedy" else {"temperature": 1.0, "seed": 1}
-    decoder, _, _ = loaded(tmp_path, policy="chain", verifier=verifier)
-    assert len(decoder.generate(TEXT, max_new_tokens=12, ignore_eos=True, **chooses).tokens) == 12
-
-
-def test_lists_and_prefixes_change_no_text(tmp_path):
-    decoder, _, _ = loaded(tmp_path, policy="talon:budget=10,width=3")
-    texts = [TEXT, [3, 9, 20, 44, 1, 2, 3, 4, 61], [8], [8, 11]]
-    given = {"max_new_tokens": 16, "ignore_eos": True}
-    plain = [decoder.plain().generate(text, **given).tokens for text in texts]
-    assert [found.tokens for found in decoder.generate(texts, **given)] == plain
-    for shorter, longer in pairwise([TEXT[:3], TEXT, [*TEXT, 9, 9, 1]]):
-        decoder.generate(shorter, reuse_prefix=True, **given)
-        found = decoder.generate(longer, reuse_prefix=True, **given)
-        assert found.tokens == decoder.plain().generate(longer, **given).tokens
 
 
 def test_mixed_and_auto_take_the_layers_of_the_checkpoint(tmp_path):

@@ -132,16 +132,6 @@ def test_greedy_texts_are_the_targets_and_drafts_are_accepted(policy):
     assert any(found.drafted)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_coupled_texts_of_a_seed_are_the_targets(policy, noise):
-    decoding = decoder(policy, noise)
-    options = {"max_new_tokens": 30, "temperature": 1.0}
-    for seed in range(3):
-        plain = decoding.plain().generate(PROMPT, seed=seed, **options)
-        assert decoding.generate(PROMPT, seed=seed, **options).tokens == plain.tokens
-
-
 @pytest.mark.parametrize("policy", ["talon:budget=20", "auto"])
 def test_a_batch_writes_the_texts_of_each_request(policy):
     decoding = decoder(policy, noise=0.05)

@@ -8,15 +8,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree import Decoder
-from drafttree.policies import POLICIES, TreePolicy
 from helpers.checkpoints import Format, MtpFormat, Tensors
 from testing import tiny
-from testing.small_trees import SMALL
 
 HIDDEN, VOCAB = tiny.SIZES["hidden_size"], tiny.VOCAB
 PROMPT = tiny.random_tokens(6, seed=3)
 LENGTH = 24
-SAMPLINGS = {"greedy": {}, "coupled": {"temperature": 1.0, "seed": 5}}
 
 
 @torch.no_grad()
@@ -41,12 +38,8 @@ def states(count: int, seed: int) -> Tensor:
     return torch.randn(1, count, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def small(name: str) -> TreePolicy:
-    return POLICIES[name](**SMALL.get(name, {}))
-
-
 def check_roots(
-    decoder: Decoder, clone: Any, form: Format | MtpFormat, tensors: Tensors, prompt=PROMPT, length=LENGTH
+    decoder: Decoder, clone: Any, form: Format | MtpFormat, tensors: Tensors, prompt: list[int], length: int
 ) -> list[int]:
     """Compare the first drafts of all rounds of a text with the formula on the states that transformers computes.
 

@@ -10,10 +10,8 @@ from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
-from helpers.checkpoints import DEPTH, FORMATS
+from helpers.checkpoints import DEPTH, FORMATS, HIDDEN
 from testing import tiny
-
-WIDTH, VOCAB = 8, 13
 
 
 def test_language_models():
@@ -35,95 +33,26 @@ def test_what_an_eagle3_head_lacks(tmp_path):
     assert list(found.problems) == ["missing fc.weight", "missing d2t, for 11 of 23 token ids"]
 
 
-def medusa() -> dict[str, torch.Tensor]:
-    heads = {}
-    for head in range(3):
-        block = {"linear.weight": torch.ones(WIDTH, WIDTH), "linear.bias": torch.ones(WIDTH)}
-        heads |= {f"{head}.0.{name}": tensor.clone() for name, tensor in block.items()}
-        heads[f"{head}.1.weight"] = torch.ones(VOCAB, WIDTH)
-    return heads
-
-
-def hydra(prefix: bool) -> dict[str, torch.Tensor]:
-    heads = {"input_embed_fn.weight": torch.ones(VOCAB, WIDTH)}
-    block, end = ("1", ".1") if prefix else ("0", "")
-    for head in range(2):
-        for name in ("linear", "res_connection"):
-            heads[f"hydra_mlp.{head}.{block}.{name}.weight"] = torch.ones(WIDTH, (head + 2) * WIDTH)
-            heads[f"hydra_mlp.{head}.{block}.{name}.bias"] = torch.ones(WIDTH)
-        heads[f"hydra_lm_head.{head}{end}.weight"] = torch.ones(VOCAB, WIDTH)
-        heads[f"hydra_lm_head.{head}{end}.bias"] = torch.ones(VOCAB)
-    if prefix:
-        shapes = {"q_proj": (WIDTH, WIDTH), "k_proj": (4, WIDTH), "v_proj": (4, WIDTH), "o_proj": (WIDTH, WIDTH)}
-        layer = {f"self_attn.{name}": shape for name, shape in shapes.items()}
-        layer |= {"mlp.gate_proj": (20, WIDTH), "mlp.up_proj": (20, WIDTH), "mlp.down_proj": (WIDTH, 20)}
-        layer |= {"input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,)}
-        names = {f"prefix_embeding_layer.layers.0.{name}.weight": shape for name, shape in layer.items()}
-        heads |= {name: torch.ones(shape) for name, shape in names.items()}
-        heads["prefix_embeding_layer.norm.weight"] = torch.ones(WIDTH)
-    return heads
-
-
-@pytest.mark.parametrize(
-    ("kind", "tensors", "count"),
-    [("medusa", medusa(), 3), ("hydra", hydra(False), 2), ("hydra", hydra(True), 2)],
-)
-def test_medusa_and_hydra_heads(kind, tensors, count, tmp_path):
-    save_file(tensors, tmp_path / "model.safetensors")
-    found = inspect(str(tmp_path))
-    assert (found.kind, found.details["heads"], found.problems) == (kind, count, ())
-    assert found.fits == {"hidden size": WIDTH, "vocabulary": VOCAB, "number of layers": "not said"}
-    lost = sorted(name for name in tensors if name.endswith("bias"))[0]
-    del tensors[lost]
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert lost in inspect(str(tmp_path)).problems[0]
-
-
 def test_medusa_and_hydra_heads_that_share_a_projection_tell_their_target(tmp_path):
-    tensors = {name: tensor for name, tensor in medusa().items() if not name.endswith(".1.weight")}
-    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    FORMATS["Medusa-1, no projection"].write(tmp_path)
     assert inspect(str(tmp_path)).fits["vocabulary"] == "not said"
     config = {
         "vocab_size": 4096,
-        "hidden_size": WIDTH,
+        "hidden_size": HIDDEN,
         "base_num_hidden_layers": 6,
         "base_model_name_or_path": "some/lm",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = inspect(str(tmp_path))
-    assert found.fits == {"hidden size": WIDTH, "vocabulary": 4096, "number of layers": 6, "trained on": "some/lm"}
+    assert found.fits == {"hidden size": HIDDEN, "vocabulary": 4096, "number of layers": 6, "trained on": "some/lm"}
     assert found.problems == ()
     assert found.details["output layers"] == "the target's"
 
 
-@pytest.mark.parametrize("prefix", [False, True])
-def test_every_tensor_of_hydra_heads_is_looked_at(prefix, tmp_path):
-    tensors = hydra(prefix) | {"input_embed_fn.weight": torch.ones(VOCAB, WIDTH - 1)}
-    lost = "hydra_mlp.1.1.linear.bias" if prefix else "hydra_mlp.1.0.linear.bias"
-    del tensors[lost]
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert list(inspect(str(tmp_path)).problems) == [
-        f"missing {lost}",
-        f"input_embed_fn.weight is [{VOCAB}, {WIDTH - 1}] and should be [{VOCAB}, {WIDTH}]",
-    ]
-
-
-def test_every_tensor_of_medusa_heads_is_looked_at(tmp_path):
-    tensors = medusa() | {"1.1.weight": torch.ones(VOCAB, 3), "0.0.linear.weight": torch.tensor(1.0)}
-    del tensors["2.0.linear.bias"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert list(inspect(str(tmp_path)).problems) == [
-        "missing 2.0.linear.bias",
-        f"0.0.linear.weight is [] and should be [{WIDTH}, {WIDTH}]",
-        f"1.1.weight is [{VOCAB}, 3] and should be [{VOCAB}, {WIDTH}]",
-    ]
-
-
 def test_an_attention_layer_of_no_shape(tmp_path):
-    tensors = hydra(True)
-    tensors["prefix_embeding_layer.layers.0.self_attn.q_proj.weight"] = torch.ones(7, WIDTH)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="has 7 rows of queries and 4 of keys and values; no attention layer 8 wide"):
+    query = {"prefix_embeding_layer.layers.0.self_attn.q_proj.weight": torch.ones(7, HIDDEN)}
+    FORMATS["Hydra++"].write(tmp_path, FORMATS["Hydra++"].tensors() | query)
+    with pytest.raises(ModelError, match=r"has 7 rows of queries and \d+ of keys and values; no attention layer 32"):
         inspect(str(tmp_path))
 
 
@@ -172,7 +101,6 @@ def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_theta": "1e4"}, "config.json gives rope_theta as '1e4'; it must be a positive number"),
         ({"transformer_layer_config": "x"}, "config.json gives transformer_layer_config as 'x'"),
         (None, "config.json is missing or empty"),
     ],

@@ -14,9 +14,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import (
     LOOKUPS,
-    HeadDrafter,
     LanguageModelDrafter,
-    MedusaDrafter,
     MixedDrafter,
     PromptLookupDrafter,
 )
@@ -236,16 +234,6 @@ def test_a_drafter_of_another_padded_size_changes_nothing(vocab, policy, tempera
     prompt = [3, 96, 95, 81, 96]
     options = {"max_new_tokens": 20, "temperature": temperature, "seed": 4}
     assert decoder.generate(prompt, **options).tokens == decoder.plain().generate(prompt, **options).tokens
-
-
-@pytest.mark.parametrize("name", ["SafeAILab", "Medusa-1"])
-def test_heads_are_recognised_and_loaded(name, tmp_path):
-    folder = FORMATS[name].write(tmp_path)
-    for source in (folder, str(folder)):
-        decoder = drafttree.load(checkpoints.target(), source, "talon:budget=12", dtype="float32", device="cpu")
-        assert isinstance(decoder.drafter, {"SafeAILab": HeadDrafter, "Medusa-1": MedusaDrafter}[name])
-    plain = decoder.plain().generate([3, 1], max_new_tokens=6)
-    assert decoder.generate([3, 1], max_new_tokens=6).tokens == plain.tokens
 
 
 def test_heads_that_do_not_fit_are_refused_by_name_and_leave_the_target_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import re
 from copy import deepcopy
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from drafttree import Decoder
 from drafttree.drafters import Drafter, Frontier
 from drafttree.drafters.formats import recognise
 from drafttree.errors import ModelError
+from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading.inspect import inspect
-from drafttree.policies import Talon
+from drafttree.policies import POLICIES, Talon
 from helpers.checkpoints import FORMATS, HIDDEN, MTP, SCHEMES, VOCAB, Format, MtpFormat, in_fp8, out_of_fp8
 from helpers.refusals import told
 from helpers.trained import check_roots
@@ -78,6 +80,8 @@ def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, 
     decoder, clone = loaded(form, folder, dtype)
     drafter: Any = decoder.drafter
     assert drafter.levels == form.levels
+    if form.kind == "eagle3":
+        assert drafter.nbytes == sum(each.nbytes for key, each in tensors.items() if key not in ("d2t", "t2d"))
     assert drafter.hidden_layers == form.states
 
     def expected(*given) -> torch.Tensor:
@@ -145,12 +149,31 @@ def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
         form.write(tmp_path / kind, {other: each for other, each in changed.items() if each is not None})
         phrase = message.format(".".join(key.split(".")[-2:]), found=[rows + 1, columns], wanted=[rows, columns])
         assert re.search(phrase, refusal(target, tmp_path / kind))
+        if form.kind != "mtp" or kind not in ("lost", "longer"):  # the target tells what else MTP layers have
+            assert re.search(phrase, "; ".join(inspect(str(tmp_path / kind)).problems))
     folder = form.write(tmp_path / "whole")
-    other = tiny.from_config(type(target.config)(**{**target.config.to_dict(), "hidden_size": 64}))
-    assert "made for a target with a hidden size of 32, this target's is 64" in refusal(other, folder)
+    fits = inspect(str(folder)).fits
+    for size, what in (("hidden_size", "hidden size"), ("vocab_size", "vocabulary")):
+        own = getattr(target.config, size)
+        other = tiny.from_config(type(target.config)(**{**target.config.to_dict(), size: 64}))
+        if fits[what] != "not said":
+            assert fits[what] == own
+            assert f"made for a target with a {what} of {own}, this target's is 64" in refusal(other, folder)
     path = next(path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".pt", ".bin"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert f"{path} is truncated or damaged" in refusal(target, folder)
+
+
+@pytest.mark.parametrize(("name", "policy"), zip(ALL, cycle(POLICIES), strict=False))
+def test_texts_are_those_of_plain_decoding_alone_and_in_company(name, policy, tmp_path):
+    decoder, _ = loaded(ALL[name], ALL[name].write(tmp_path))
+    decoder = decoder.with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
+    prompts = [[3, 1, 4, 1, 5], [8], [8, 11], [3, 1, 4, 1, 5, 9, 2]]
+    for sampled in ({}, {"temperature": 0.9, "seed": 3}):
+        options = {"max_new_tokens": 16, "ignore_eos": True, **sampled}
+        expected = [decoder.plain().generate(prompt, **options).tokens for prompt in prompts]
+        assert [decoder.generate(prompt, reuse_prefix=True, **options).tokens for prompt in prompts] == expected
+        assert [text.tokens for text in decoder.generate(prompts, **options)] == expected
 
 
 @every_format
@@ -176,6 +199,8 @@ def test_files_are_told_apart_and_described(name, tmp_path):
         )
     if form.kind == "eagle3":
         assert found.details["format"] == name.split(",")[0]
+    if form.kind in ("medusa", "hydra"):
+        assert found.details["heads"] == form.levels
     if form.kind == "block":
         assert found.details["drafted levels"] == form.levels
         assert ("path" in str(found.details["transition"])) == ("transition" not in form.facts)

@@ -217,16 +217,10 @@ def test_half_a_layer_is_told_part_by_part(lost, named, tmp_path):
     assert told(ModelError, drafttree.load, folder, own, device="cpu", dtype="float32").endswith(named)
 
 
-def test_strange_parts_and_shapes_are_told(tmp_path):
+def test_strange_parts_are_told(tmp_path):
     folder = written(tmp_path)
     changed(folder, lambda tensors: tensors.update({"mtp.layers.0.gate.weight": torch.ones(2)}))
     assert "unexpected gate.weight" in refusal(folder)
-    changed(folder, lambda tensors: tensors.pop("mtp.layers.0.gate.weight"))
-    changed(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.ones(32, 40)}))
-    assert "mtp.fc.weight is [32, 40] and should be [32, 64]" in refusal(folder)
-    changed(folder, lambda tensors: tensors.update({"mtp.fc.weight": torch.ones(32, 64)}))
-    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.mlp.up_proj.weight": torch.ones(5, 32)}))
-    assert "mlp.up_proj.weight is [5, 32] and should be [48, 32]" in refusal(folder)
 
 
 def test_a_family_without_such_a_decoder_layer_is_told_by_name(tmp_path):
@@ -266,13 +260,3 @@ def test_a_model_without_a_name_has_no_files(tmp_path, monkeypatch):
     target = tiny.build("llama")
     target.config._name_or_path = target.name_or_path = ""
     assert choose_drafter(target).name == "lookup"
-
-
-@pytest.mark.parametrize("value", [torch.ones(48, 32, dtype=torch.int8), torch.full((48, 32), torch.nan)])
-def test_what_holds_no_usable_numbers_is_told_before_it_is_loaded(value, tmp_path):
-    folder = written(tmp_path / "whole")
-    changed(folder, lambda tensors: tensors.update({"mtp.layers.0.mlp.up_proj.weight": value}))
-    own = alone(folder, tmp_path / "own")
-    (problem,) = inspect(str(own)).problems
-    assert problem.startswith("mtp.layers.0.mlp.up_proj.weight ")
-    assert problem in refusal(folder)
