@@ -127,14 +127,6 @@ def test_sampled_texts_follow_the_grammar(tokenizer, verifier):
         assert re.fullmatch(pattern, spell(out.tokens[:-1]))
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_coupled_text_is_the_same_with_and_without_speculation(tokenizer, policy):
-    for pattern, seed in itertools.product(PATTERNS, range(2)):
-        options = {"temperature": 0.9, "seed": seed, "grammar": grammar.regex(pattern), "max_new_tokens": 12}
-        made = decoder(tokenizer, policy)
-        assert made.generate(PROMPT, **options).tokens == made.plain().generate(PROMPT, **options).tokens
-
-
 def test_a_grammar_is_used_for_many_texts_and_compiled_once(tokenizer, monkeypatch):
     wanted, made = grammar.regex("(ab|bc){2}"), decoder(tokenizer, POLICIES["talon"])
     first = made.generate(PROMPT, max_new_tokens=9, grammar=wanted).tokens

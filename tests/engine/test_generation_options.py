@@ -239,14 +239,6 @@ def test_logprobs_of_a_prompt_are_in_the_first_chunk(decoder):
     assert all(chunk.prompt_logprobs is None for chunk in chunks[1:])
 
 
-def test_chunks_have_the_logprobs_of_their_tokens(decoder):
-    options = {"max_new_tokens": NEW, "logprobs": 2}
-    whole, chunks = decoder.generate(PROMPT, **options), [*decoder.stream(PROMPT, **options)]
-    assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.tokens) for chunk in chunks]
-    assert [value for chunk in chunks for value in chunk.logprobs] == whole.logprobs
-    assert [top for chunk in chunks for top in chunk.top_logprobs] == whole.top_logprobs
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

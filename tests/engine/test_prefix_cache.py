@@ -121,15 +121,6 @@ def test_the_same_prompt_again_reads_nothing_but_its_last_token():
     assert again.metrics.prefill_passes == 0
 
 
-def test_sampled_texts_with_a_seed_are_those_of_a_fresh_decoder():
-    target = random_model()
-    decoder, options = Decoder(target, blurred(target), Talon(budget=12)), {"temperature": 1.0, "seed": 5}
-    prompt = [*PROMPT, *decoder.generate(PROMPT, **REUSING).tokens, 7, 8]
-    kept = decoder.generate(prompt, **REUSING, **options)
-    assert kept.metrics.reused_tokens > len(PROMPT)
-    assert kept.tokens == decoder.generate(prompt, max_new_tokens=16, **options).tokens
-
-
 def test_draws_that_rounding_could_change_begin_with_a_fresh_prompt():
     decoder = drafttree.load("embedded", "embedded-eagle3", "chain:depth=2", verifier="traversal", dtype="float32")
     talk = [say("user", "What did the old man see when he looked out of the window that morning?")]

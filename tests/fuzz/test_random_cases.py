@@ -74,5 +74,7 @@ def assert_streams_the_same(found: Generation, decoder: Decoder, prompt: Any, op
     assert [token for chunk in chunks for token in chunk.tokens] == found.tokens
     assert "".join(chunk.text for chunk in chunks) == found.text
     assert [drafted for chunk in chunks for drafted in chunk.drafted] == found.drafted
+    assert [value for chunk in chunks for value in chunk.logprobs] == (found.logprobs or [])
+    assert [top for chunk in chunks for top in chunk.top_logprobs] == (found.top_logprobs or [])
     assert all(len(chunk.origins) == len(chunk.text) for chunk in chunks)
     assert all(chunk.drafted_text == [found.drafted[token] for token in chunk.origins] for chunk in chunks)
