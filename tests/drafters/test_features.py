@@ -25,7 +25,13 @@ class Recorder:
 class RecordedSession(Session):
     def __init__(self, recorder, draft) -> None:
         super().__init__(recorder, torch.device("cpu"))
-        self.shown, self.draft, self.root, self.expand = recorder.shown, draft, draft.root, draft.expand
+        self.shown, self.draft = recorder.shown, draft
+
+    def root(self):
+        return self.draft.root()
+
+    def expand(self, tokens, origins):
+        return self.draft.expand(tokens, origins)
 
     def prefill(self, hidden_states, tokens):
         self.shown.append(hidden_states)
