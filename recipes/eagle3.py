@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from drafttree.drafters.eagle import Eagle3Config, Eagle3Head
-from drafttree.drafters.formats.eagle3 import EMBEDDING, HEAD, save
+from drafttree.drafters.formats.eagle3 import save
+from drafttree.drafters.formats.format import EMBEDDING, HEAD
 from drafttree.drafters.heads import embedding, projection
 from drafttree.drafters.hydra import prefix_config
 from heads import HeadObjective, HeadRun, command, parser

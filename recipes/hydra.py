@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from disk import atomic_file
-from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
-from drafttree.drafters.formats.hydra import EMBEDDING, MLP, PREFIX_MLP
+from drafttree.drafters.formats.heads import MLP, OWN_EMBEDDING, PREFIX_MLP
 from drafttree.drafters.heads import ResBlock, embedding, projection
 from drafttree.drafters.hydra import HydraHeads, prefix_config
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
@@ -47,9 +46,9 @@ class HydraObjective(HeadObjective):
             "hidden_state_offset": 0,
             "base_model_name_or_path": options.target,
             **target_fields(target),
-            SHARED_LM_HEAD: shared,
+            "shared_lm_head": shared,
         }
-        self._stored = {} if shared else {EMBEDDING: embedding(target).weight}
+        self._stored = {} if shared else {OWN_EMBEDDING: embedding(target).weight}
         self._initialise(projection(target).weight)
 
     @torch.no_grad()

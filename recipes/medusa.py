@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.drafters.formats.head_checkpoint import SHARED_LM_HEAD
 from drafttree.drafters.heads import projection
 from drafttree.drafters.medusa import MedusaHeads
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
@@ -43,7 +42,7 @@ class MedusaObjective(HeadObjective):
             "medusa_num_layers": options.layers,
             "base_model_name_or_path": options.target,
             **target_fields(target),
-            SHARED_LM_HEAD: shared,
+            "shared_lm_head": shared,
         }
         self._initialise(projection(target).weight)
 

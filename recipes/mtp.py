@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.drafters.formats.mtp_layer import block_types, layer_config, names_in
+from drafttree.drafters.formats.mtp import block_types, layer_config, names_in
 from drafttree.drafters.heads import embedding, projection
 from drafttree.models import NAME, Segment
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache

@@ -3,14 +3,13 @@
 import torch
 
 import drafttree
-from drafttree.drafters.formats import FORMATS
+from drafttree.drafters.formats.heads import parse_eagle
 from drafttree.errors import ModelError
 from drafttree.models import lay_out_for_cpu
 from helpers import checkpoints
 from helpers.refusals import told
 
 EAGLE = checkpoints.FORMATS["EAGLE-1"]
-READER = FORMATS["eagle"]
 
 
 def test_a_folder_is_loaded_for_its_target(tmp_path):
@@ -26,8 +25,8 @@ def test_a_folder_is_loaded_for_its_target(tmp_path):
 def test_what_does_not_fit_is_told():
     tensors, config = EAGLE.tensors(), EAGLE.fields()
     del tensors["layers.0.mlp.up_proj.weight"], tensors["fc.bias"]
-    (problem,) = READER.parse({**tensors, "norm.weight": torch.ones(32)}, config).problems[:1]
+    (problem,) = parse_eagle({**tensors, "norm.weight": torch.ones(32)}, config).problems[:1]
     assert problem == "missing fc.bias, layers.0.mlp.up_proj.weight"
-    assert "unexpected norm.weight" in READER.parse({**tensors, "norm.weight": torch.ones(32)}, config).problems
-    assert "config.json is missing or empty" in told(ModelError, READER.parse, tensors, {})
-    assert "gives layernorms as true" in told(ModelError, READER.parse, tensors, {**config, "layernorms": True})
+    assert "unexpected norm.weight" in parse_eagle({**tensors, "norm.weight": torch.ones(32)}, config).problems
+    assert "config.json is missing or empty" in told(ModelError, parse_eagle, tensors, {})
+    assert "gives layernorms as true" in told(ModelError, parse_eagle, tensors, {**config, "layernorms": True})

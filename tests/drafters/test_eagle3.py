@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from drafttree import Decoder
 from drafttree.drafters import HeadDrafter, fused_eagle3
 from drafttree.drafters.eagle import Eagle3Head, eagle_drafter
-from drafttree.drafters.formats.eagle3 import load
+from drafttree.drafters.formats.eagle3 import FORMAT
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.drafters.head import Head
 from drafttree.models import Segment, TargetModel, TreeCache
@@ -29,7 +29,7 @@ every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if 
 
 def loaded(name: str = "SafeAILab", target: PreTrainedModel | None = None) -> Any:
     """The drafter of a format, for its target or a given one."""
-    return load(FORMATS[name].tensors(), FORMATS[name].fields(), target or checkpoints.target())
+    return FORMAT.load(FORMATS[name].tensors(), FORMATS[name].fields(), target or checkpoints.target())
 
 
 class Counted:
@@ -211,7 +211,7 @@ def test_one_head_pass_per_level(policy):
 def test_any_architecture_can_be_the_target():
     target = TargetModel(tiny.build("gpt_neox"))
     head = FORMATS["SafeAILab"].but(sizes={"V": tiny.VOCAB})
-    decoder = Decoder(target, load(head.tensors(), head.fields(), target.module), Talon())
+    decoder = Decoder(target, FORMAT.load(head.tensors(), head.fields(), target.module), Talon())
     assert decoder.drafter.kind == "eagle3"
     assert decoder.drafter.hidden_layers == (2, 1, 0)
     generation = decoder.generate([5, 6, 7], max_new_tokens=16)

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from drafttree.drafters.formats import medusa
+from drafttree.drafters.formats.heads import MEDUSA as READER
 from drafttree.drafters.heads import final_logits, projection
 from testing import tiny
 
@@ -55,5 +55,5 @@ def test_a_head_that_passes_the_state_on_has_the_targets_probabilities(name):
     hidden, logits = states_and_logits(module)
     width = hidden.shape[-1]
     tensors = {"0.0.linear.weight": torch.zeros(width, width), "0.0.linear.bias": torch.zeros(width)}
-    drafter = medusa.load(tensors, {"medusa_num_heads": 1, "medusa_num_layers": 1}, module)
+    drafter = READER.load(tensors, {"medusa_num_heads": 1, "medusa_num_layers": 1}, module)
     torch.testing.assert_close(drafter.logits(hidden[:, -1:])[0], logits[:, -1], atol=1e-5, rtol=1e-5)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from drafttree import Decoder
-from drafttree.drafters.formats import hydra, read_tensors
+from drafttree.drafters.formats import read_tensors
+from drafttree.drafters.formats.heads import HYDRA as READER
+from drafttree.drafters.hydra import HydraDrafter, HydraHeads, prefix_config
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
@@ -43,8 +45,8 @@ def counting(form: Format) -> Tensors:
     return tensors
 
 
-def counter(form: Format = PLUS) -> hydra.HydraDrafter:
-    return hydra.load(counting(form), {}, TARGET)
+def counter(form: Format = PLUS) -> HydraDrafter:
+    return READER.load(counting(form), {}, TARGET)
 
 
 def check_root(draft, hidden: torch.Tensor, root: int) -> None:
@@ -55,7 +57,7 @@ def check_root(draft, hidden: torch.Tensor, root: int) -> None:
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
     monkeypatch.setattr("drafttree.drafters.hydra.PREFILL_CHUNK", 3)
-    drafter = hydra.load(PLUS.tensors(), {}, TARGET)
+    drafter = READER.load(PLUS.tensors(), {}, TARGET)
     draft = drafter.start([1] * 10 + [6], capacity=4)
     draft.prefill((states(10, 1),), 10)
     check_root(draft, states(10, 1), 6)
@@ -72,9 +74,9 @@ def test_a_level_costs_one_pass_and_no_tree_is_deeper_than_there_are_heads():
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma3", "gpt2"])
 def test_any_architecture_can_be_the_target(name):
     target = tiny.build(name)
-    config = hydra.prefix_config(target.config)
-    made = hydra.HydraHeads(2, 1, HIDDEN, VOCAB, config, shared=True)
-    drafter = hydra.load(made.state_dict(), {"shared_lm_head": True}, target)
+    config = prefix_config(target.config)
+    made = HydraHeads(2, 1, HIDDEN, VOCAB, config, shared=True)
+    drafter = READER.load(made.state_dict(), {"shared_lm_head": True}, target)
     decoder = Decoder(TargetModel(target), drafter, Talon(width=4, budget=16))
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (
         decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
@@ -84,7 +86,7 @@ def test_any_architecture_can_be_the_target(name):
 def test_parts_equal_to_the_targets_are_not_kept_twice():
     target = tiny.build("llama").bfloat16()
     tensors = unprojected(PLUS).tensors() | {"input_embed_fn.weight": target.model.embed_tokens.weight}
-    weights = dict(hydra.load(tensors, {"shared_lm_head": True}, target).heads.named_parameters())
+    weights = dict(READER.load(tensors, {"shared_lm_head": True}, target).heads.named_parameters())
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert not any(weight.requires_grad for weight in weights.values())
     assert set(weights) == set(tensors) - {"input_embed_fn.weight"}
@@ -92,7 +94,7 @@ def test_parts_equal_to_the_targets_are_not_kept_twice():
 
 def refused(tensors, config=None) -> str:
     with pytest.raises(ModelError) as error:
-        hydra.load(tensors, config or {}, TARGET)
+        READER.load(tensors, config or {}, TARGET)
     return str(error.value)
 
 
@@ -127,7 +129,7 @@ def test_projections_are_missing_unless_the_config_shares_them():
 def test_a_config_that_tells_the_targets_sizes():
     sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "base_num_hidden_layers": tiny.LAYERS, "shared_lm_head": True}
     tensors = unprojected(PLUS).but(shapes={"input_embed_fn.weight": None}).tensors()
-    hydra.load(tensors, sizes, TARGET)
+    READER.load(tensors, sizes, TARGET)
     assert f"vocabulary of 4096, this target's is {VOCAB};" in refused(tensors, sizes | {"vocab_size": 4096})
     assert f"layers of 7, this target's is {tiny.LAYERS};" in refused(tensors, sizes | {"base_num_hidden_layers": 7})
 
@@ -144,7 +146,7 @@ def test_a_stray_tensor_makes_no_head(form, name):
 def test_the_layer_of_a_target_is_made_without_a_word(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with caplog.at_level(logging.WARNING, "transformers"):
-        hydra.prefix_config(TARGET.config)
+        prefix_config(TARGET.config)
     assert not caplog.messages
 
 
@@ -154,7 +156,7 @@ def test_blocks_stored_once_stay_one(tmp_path):
         tensors[name] = tensors[name.replace(".2.linear", ".1.linear")]
     torch.save(tensors, tmp_path / "hydra_lm_head.pt")
     for dtype in (torch.float32, torch.bfloat16):
-        drafter = hydra.load(read_tensors(tmp_path), {}, tiny.build("llama").to(dtype))
+        drafter = READER.load(read_tensors(tmp_path), {}, tiny.build("llama").to(dtype))
         once = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
         assert drafter.nbytes == dtype.itemsize * sum(once.values())
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from drafttree import Decoder
-from drafttree.drafters.formats import medusa
+from drafttree.drafters import MedusaDrafter
+from drafttree.drafters.formats.heads import MEDUSA as READER
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
@@ -36,8 +37,8 @@ def counting(count=3) -> Tensors:
     }
 
 
-def counter(count=3) -> medusa.MedusaDrafter:
-    return medusa.load(counting(count), {}, TARGET)
+def counter(count=3) -> MedusaDrafter:
+    return READER.load(counting(count), {}, TARGET)
 
 
 def test_the_heads_run_once_a_round_whatever_the_tree():
@@ -58,7 +59,7 @@ def test_no_tree_is_deeper_than_there_are_heads():
 def test_any_architecture_can_be_the_target(name):
     target = tiny.build(name)
     model = TargetModel(target)
-    drafter = medusa.load(UNPROJECTED.tensors(), {}, target)
+    drafter = READER.load(UNPROJECTED.tensors(), {}, target)
     decoder = Decoder(model, drafter, Talon(width=4, budget=16))
     assert decoder.generate(PROMPT, max_new_tokens=LENGTH).tokens == (
         decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
@@ -67,7 +68,7 @@ def test_any_architecture_can_be_the_target(name):
 
 def test_heads_take_the_targets_dtype_and_share_its_projection():
     target = tiny.build("llama").bfloat16()
-    drafter = medusa.load(UNPROJECTED.tensors(), {}, target)
+    drafter = READER.load(UNPROJECTED.tensors(), {}, target)
     weights = list(drafter.heads.parameters())
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
     assert not any(weight.requires_grad for weight in weights)
@@ -76,7 +77,7 @@ def test_heads_take_the_targets_dtype_and_share_its_projection():
 
 def refused(tensors, config=None) -> str:
     with pytest.raises(ModelError) as error:
-        medusa.load(tensors, config or {}, TARGET)
+        READER.load(tensors, config or {}, TARGET)
     return str(error.value)
 
 
@@ -118,7 +119,7 @@ SIZES = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "base_num_hidden_layers": t
 
 
 def test_a_config_that_tells_the_targets_sizes():
-    medusa.load(UNPROJECTED.tensors(), SIZES, TARGET)
+    READER.load(UNPROJECTED.tensors(), SIZES, TARGET)
     for key, size in (
         ("vocab_size", "vocabulary"),
         ("hidden_size", "hidden size"),
@@ -137,5 +138,5 @@ def test_tensors_without_a_head_are_refused(tensors):
 def test_memory_is_that_of_the_weights_the_target_does_not_have():
     target = tiny.build("llama")
     own = 4 * 3 * HIDDEN * (HIDDEN + 1)
-    assert medusa.load(UNPROJECTED.tensors(), {}, target).nbytes == own
-    assert medusa.load(checkpoint(), {}, target).nbytes == own + 4 * 3 * HIDDEN * tiny.VOCAB
+    assert READER.load(UNPROJECTED.tensors(), {}, target).nbytes == own
+    assert READER.load(checkpoint(), {}, target).nbytes == own + 4 * 3 * HIDDEN * tiny.VOCAB

@@ -68,7 +68,7 @@ def _deep_mtp() -> Drafter:
     target = load_model("embedded", torch.float32, torch.device("cpu"))
     tensors = read_tensors(zoo.folder("embedded-mtp"))
     again = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in tensors.items()}
-    return mtp.load(tensors | again, read_config(zoo.folder("embedded-mtp")), target)
+    return mtp.FORMAT.load(tensors | again, read_config(zoo.folder("embedded-mtp")), target)
 
 
 def _users_model() -> Drafter:

@@ -90,7 +90,7 @@ def test_tied_weights_are_counted_once(tmp_path):
 
 def test_a_head_of_this_house_is_of_the_format_it_is_saved_in(tmp_path):
     published = FORMATS["SafeAILab"]
-    head = Eagle3Head(eagle3_format.parse(published.tensors(), published.fields()).config)
+    head = Eagle3Head(eagle3_format.parse(published.tensors(), published.fields()).heads.config)
     head.target_ids = torch.tensor(published.draft_ids)
     eagle3_format.save(head, tmp_path, DEPTH, own_lm_head=True, dtype=torch.float32)
     found = inspect(str(tmp_path))

@@ -34,9 +34,8 @@ from testing import tiny
 from testing.command_line import run
 
 MODULE = r'''
-import re
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.drafters.formats import Checkpoint, HeadFormat
+from drafttree.drafters.formats import Checkpoint, HeadFormat, any_name
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import PointMass, Verifier
 from drafttree.verifiers.base import SamplingVerifier
@@ -101,16 +100,16 @@ class Partless:
         raise AssertionError
 
 
-def parse(tensors, config):
-    return Checkpoint("Echo", None, dict(tensors), {"hidden size": 32}, ())
+def parse(tensors, config, target):
+    return Checkpoint(None, dict(tensors), {"hidden size": 32}, (), {"echoes": len(tensors)})
 
 
-def load(tensors, config, target):
-    return Lookup(len(tensors["echo.weight"]), target.device)
+def build(found, target):
+    return Lookup(len(found.tensors["echo.weight"]), target.device)
 
 
-ECHO = HeadFormat("echo", "Echo", re.compile(r"echo\."), parse, load, lambda found: {"echoes": len(found.tensors)})
-AGAIN = HeadFormat("medusa", "Medusa", ECHO.names, parse, load, ECHO.describe)
+ECHO = HeadFormat("echo", "Echo", any_name(r"echo\."), parse, build)
+AGAIN = HeadFormat("medusa", "Medusa", ECHO.holds, parse, build)
 '''
 ENTRY_POINTS = """
 [drafttree.policies]

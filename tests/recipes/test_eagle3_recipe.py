@@ -47,7 +47,7 @@ def made(options, target: Path, data: Path, out: Path):
 
 def loaded(folder: Path, target: Path):
     module = AutoModelForCausalLM.from_pretrained(target)
-    return module, eagle3_format.load(read_tensors(folder), read_config(folder), module)
+    return module, eagle3_format.FORMAT.load(read_tensors(folder), read_config(folder), module)
 
 
 @every_kind
@@ -166,7 +166,7 @@ def test_every_level_learns_what_it_says_when_it_drafts(options, target, data, t
     maps = {name: tensor for name, tensor in read_tensors(tmp_path / "untrained").items() if name in ("d2t", "t2d")}
     for parameter in run.heads.parameters():
         parameter.data = parameter.data.to(torch.bfloat16).float() if parameter.requires_grad else parameter.data
-    drafter = eagle3_format.load(tensors | maps, read_config(tmp_path / "untrained"), module)
+    drafter = eagle3_format.FORMAT.load(tensors | maps, read_config(tmp_path / "untrained"), module)
     text = tiny.random_tokens(16, 1)
     losses = run._forward_backward(torch.tensor([text]))
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from drafttree import Decoder
-from drafttree.drafters.formats import hydra, medusa, read_config, read_tensors, recognise
+from drafttree.drafters.formats import FORMATS, read_config, read_tensors, recognise
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from helpers import trained
@@ -25,7 +25,7 @@ KINDS = {
     "hydra++": ("hydra", "--prefix", "--layers", "2"),
     "hydra++, own projection": ("hydra", "--prefix", "--own-projection"),
 }
-LOADERS = {"medusa": medusa.load, "hydra": hydra.load}
+LOADERS = {"medusa": FORMATS["medusa"].load, "hydra": FORMATS["hydra"].load}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

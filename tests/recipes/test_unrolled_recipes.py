@@ -23,7 +23,7 @@ KINDS = {
     "block, recurrent": ("block", *DEEP, "--transition", "rnn"),
     "block, without transition": ("block", *DEEP, "--rank", "0"),
 }
-LOADERS = {"mtp": mtp.load, "block": block.load}
+LOADERS = {"mtp": mtp.FORMAT.load, "block": block.FORMAT.load}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 

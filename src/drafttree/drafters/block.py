@@ -1,4 +1,4 @@
-"""Drafts a block of tokens in one pass: DFlash, DFlash2, JetSpec and DSpark.
+"""Drafts a block of tokens in one pass: DFlash, DFlash2, JetFlow (once JetSpec) and DSpark.
 
 A few decoder layers read the root and a mask token for every token to be drafted, and attend to a context: what the
 target's hidden states of all tokens before the root are fused to, which is projected to keys and values of every layer

@@ -293,7 +293,7 @@ def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
     if model.config.model_type in ASSISTANTS:
         return AssistantDrafter(model.eval(), target)
     if model.config.model_type in block.ASSISTANTS:
-        return block.load(model.state_dict(), model.config.to_dict(), target)
+        return block.FORMAT.load(model.state_dict(), model.config.to_dict(), target)
     if kind := unsupported_kind((), model.config.to_dict()):
         raise ModelError(f"the drafter is {kind}")
     return None

@@ -17,6 +17,8 @@ from drafttree.drafters.formats import (
     ASSISTANT,
     LANGUAGE_MODEL,
     SIZES,
+    Count,
+    Fields,
     HeadFormat,
     dequantised,
     listed,
@@ -24,8 +26,8 @@ from drafttree.drafters.formats import (
     mtp,
     read_config,
     read_tensors,
+    text_fields,
 )
-from drafttree.drafters.formats.checkpoints import COUNT, OBJECT, entry
 from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.drafters import named_method
 from drafttree.loading.folders import find_folder
@@ -35,6 +37,12 @@ from drafttree.models.fused.int8_linear import quantization_method
 from drafttree.models.module.fingerprint import Fingerprint
 
 UNKNOWN = "not said"
+
+
+class Depth(Fields):
+    """The depth of a language model."""
+
+    num_hidden_layers: Count = 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,12 @@ def _language_model(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, object], dict[str, object]]:
     check_layer_counts(config)
-    text = entry(config, "text_config", OBJECT) or config
+    text = text_fields(config)
     fits = {
         "tokenizer": "its own, or one with a third of its tokens in common",
         "vocabulary": text.get("vocab_size", UNKNOWN),
     }
-    own_mtp = mtp.names_among(tensors, entry(text, "num_hidden_layers", COUNT) or 0)
+    own_mtp = mtp.names_among(tensors, Depth.read(text).num_hidden_layers)
     names = ("hidden_size", "num_hidden_layers", "max_position_embeddings")
     details = {
         "architecture": config["model_type"],
@@ -164,8 +172,8 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
-    found = head.parse(dequantised(tensors, config, torch.bfloat16), config)
+    found = head.parse(dequantised(tensors, config, torch.bfloat16), config, None)
     fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}
     base = config.get("base_model_name_or_path")
     fits |= {"trained on": base} if base else {}
-    return fits, head.describe(found), found.problems
+    return fits, found.details, found.problems

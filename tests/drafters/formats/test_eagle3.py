@@ -6,7 +6,7 @@ import torch
 import drafttree
 from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import read_config, read_tensors
-from drafttree.drafters.formats.eagle3 import load, parse, save
+from drafttree.drafters.formats.eagle3 import FORMAT, parse, save
 from drafttree.errors import ModelError
 from drafttree.models import lay_out_for_cpu
 from helpers import checkpoints
@@ -17,7 +17,7 @@ HEAD = FORMATS["SafeAILab"]
 
 def told(tensors, config=None, target=None) -> str:
     with pytest.raises(ModelError) as caught:
-        load(tensors, HEAD.fields() if config is None else config, target or checkpoints.target())
+        FORMAT.load(tensors, HEAD.fields() if config is None else config, target or checkpoints.target())
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -163,7 +163,7 @@ def test_configurations_that_make_no_sense(change, message):
     ],
 )
 def test_the_window_of_a_layer(change, window):
-    layer = parse(HEAD.tensors(), HEAD.fields(**change)).config.layer
+    layer = parse(HEAD.tensors(), HEAD.fields(**change)).heads.config.layer
     assert layer.sliding_window == window
     assert layer.layer_types == ["sliding_attention" if window else "full_attention"]
 
@@ -240,14 +240,14 @@ def test_heads_that_say_that_they_read_states_are_run(tmp_path):
 @pytest.mark.parametrize("nested", [False, True])
 def test_norm_output_has_two_names(name, nested):
     change = {"eagle_config": {name: True}} if nested else {name: True}
-    assert parse(HEAD.tensors(), HEAD.fields(**change)).config.normed_output
+    assert parse(HEAD.tensors(), HEAD.fields(**change)).heads.config.normed_output
 
 
 def test_norm_output_of_a_trainer_that_has_meant_two_things_is_logged(caplog):
     parse(HEAD.tensors(), HEAD.fields(norm_output=True))
     assert not caplog.records
     specforge = HEAD.fields(norm_output=True, architectures=["LlamaForCausalLMEagle3"])
-    assert parse(HEAD.tensors(), specforge).config.normed_output
+    assert parse(HEAD.tensors(), specforge).heads.config.normed_output
     assert "SpecForge before its pull request 879" in caplog.text
 
 
@@ -260,7 +260,7 @@ def test_the_norm_before_the_head_is_left_out_where_it_was_said_and_not_trained(
         tensors["norm.weight"] = torch.ones(checkpoints.HIDDEN)
     config = HEAD.fields(**given, architectures=["LlamaForCausalLMEagle3" if ours else "LlamaForCausalLM"])
     left_out = ours and not trained and given == {"norm_output": False}
-    assert parse(tensors, config).config.normed_logits is not left_out
+    assert parse(tensors, config).heads.config.normed_logits is not left_out
 
 
 @pytest.mark.parametrize("outputs", [True, False])
@@ -270,7 +270,7 @@ def test_biases_are_those_of_the_tensors(outputs):
     bias = tensors["midlayer.self_attn.o_proj.bias"]
     if not outputs:
         del tensors["midlayer.self_attn.o_proj.bias"]
-    head = load(tensors, head_format.fields(attention_bias=None), checkpoints.target()).modules[0]
+    head = FORMAT.load(tensors, head_format.fields(attention_bias=None), checkpoints.target()).modules[0]
     expected = bias if outputs else torch.zeros_like(bias)
     assert torch.equal(head.layers[0].self_attn.o_proj.bias, expected)
     del tensors["midlayer.self_attn.k_proj.bias"]
@@ -305,7 +305,7 @@ def test_tensors_without_dimensions_are_of_wrong_shape():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_output_layer_is_the_embedding(dtype):
     tensors, config = FORMATS["AngelSlim, tied"].tensors(), FORMATS["AngelSlim, tied"].fields()
-    drafter = load(tensors, config, checkpoints.target().to(dtype))
+    drafter = FORMAT.load(tensors, config, checkpoints.target().to(dtype))
     assert drafter.modules[0].lm_head.weight is drafter.modules[0].embed_tokens.weight
     torch.testing.assert_close(
         drafter.modules[0].lm_head.weight, tensors["embed_tokens.weight"].to(dtype), atol=0, rtol=0
@@ -315,7 +315,7 @@ def test_a_tied_output_layer_is_the_embedding(dtype):
 
 def test_legacy_rotary_tables_are_ignored():
     tensors = HEAD.tensors() | {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    load(tensors, HEAD.fields(), checkpoints.target())
+    FORMAT.load(tensors, HEAD.fields(), checkpoints.target())
 
 
 @pytest.mark.parametrize("name", ["SafeAILab", "SafeAILab, whole vocabulary"])
@@ -323,7 +323,7 @@ def test_legacy_rotary_tables_are_ignored():
 def test_what_is_saved_loads_back(name, shared, tmp_path):
     head_format, target = FORMATS[name], checkpoints.target()
     lay_out_for_cpu(target)
-    config = parse(head_format.tensors(), head_format.fields()).config
+    config = parse(head_format.tensors(), head_format.fields()).heads.config
     head = Eagle3Head(config)
     ids = torch.tensor(head_format.draft_ids)
     head.target_ids = None if len(head_format.draft_ids) == checkpoints.VOCAB else ids
@@ -333,7 +333,7 @@ def test_what_is_saved_loads_back(name, shared, tmp_path):
     stored = read_tensors(tmp_path)
     assert ("lm_head.weight" in stored) is not shared
     assert "embed_tokens.weight" not in stored
-    back = load(stored, read_config(tmp_path), target)
+    back = FORMAT.load(stored, read_config(tmp_path), target)
     assert back.hidden_layers == (2, 2, 1)
     expected = {name: tensor for name, tensor in head.state_dict().items() if name != "embed_tokens.weight"}
     found = back.modules[0].state_dict()

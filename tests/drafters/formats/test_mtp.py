@@ -147,6 +147,19 @@ def test_a_promise_that_the_files_do_not_keep_is_told_with_the_field(tmp_path):
     assert choose_drafter(folder).name == "lookup"
 
 
+def test_a_lost_first_layer_is_told_without_a_promise(tmp_path):
+    folder = written(tmp_path, "deepseek_v3", layers=2)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_nextn_predict_layers")
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors, depth = load_file(folder / "model.safetensors"), config["num_hidden_layers"]
+    first = f"model.layers.{depth}."
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(first)}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    assert "missing layers before 1" in refusal(folder)
+
+
 def test_fewer_layers_than_promised_are_told_with_the_field(tmp_path):
     folder = written(tmp_path, "deepseek_v3")
     config = json.loads((folder / "config.json").read_text())

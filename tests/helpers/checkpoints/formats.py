@@ -480,7 +480,7 @@ FORMATS: dict[str, Format] = {
         shapes={f"layers.{layer}.self_attn.attention_sink_bias": "A" for layer in range(2)} | {"mask_embedding": "H"},
         facts={"windows": (4, 4)},
     ),
-    "JetSpec": DFLASH.but(config={"dflash_config": {**TWO_READ, "causal": True}}, facts={"causal": (True, True)}),
+    "JetFlow": DFLASH.but(config={"dflash_config": {**TWO_READ, "causal": True}}, facts={"causal": (True, True)}),
     "DSpark": DSPARK,
     "DSpark, gated": DSPARK.but(
         config={"markov_head_type": "gated"},

@@ -1,12 +1,19 @@
 """Checkpoint files of trained heads: reading them, telling their kind, and what does not fit.
 
-A new kind of heads is one file with a `HeadFormat`, named in `registry.py`.
+A kind of heads is a `HeadFormat`, and `registry.py` lists them.
 """
 
 from drafttree.drafters.formats import block, mtp
-from drafttree.drafters.formats.checkpoints import INDICES, read_config, read_json, read_tensors
-from drafttree.drafters.formats.fp8 import dequantised, read_weights
-from drafttree.drafters.formats.head_checkpoint import SIZES, Checkpoint, HeadFormat, listed, misshapen
+from drafttree.drafters.formats.checkpoints import (
+    INDICES,
+    dequantised,
+    read_config,
+    read_json,
+    read_tensors,
+    read_weights,
+)
+from drafttree.drafters.formats.config import Count, Fields, text_fields
+from drafttree.drafters.formats.format import SIZES, Checkpoint, HeadFormat, any_name, listed, misshapen
 from drafttree.drafters.formats.hub import download, hub_answers, silence
 from drafttree.drafters.formats.registry import (
     ASSISTANT,
@@ -15,8 +22,8 @@ from drafttree.drafters.formats.registry import (
     PUBLISHED,
     UnsupportedDrafter,
     recognise,
+    unsupported_kind,
 )
-from drafttree.drafters.formats.unsupported import unsupported_kind
 
 __all__ = [
     "ASSISTANT",
@@ -26,8 +33,11 @@ __all__ = [
     "PUBLISHED",
     "SIZES",
     "Checkpoint",
+    "Count",
+    "Fields",
     "HeadFormat",
     "UnsupportedDrafter",
+    "any_name",
     "block",
     "dequantised",
     "download",
@@ -41,5 +51,6 @@ __all__ = [
     "read_weights",
     "recognise",
     "silence",
+    "text_fields",
     "unsupported_kind",
 ]

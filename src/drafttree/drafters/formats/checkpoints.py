@@ -1,23 +1,27 @@
 """Drafter files: their configuration and their tensors, read without running anything in them.
 
-Heads are published as safetensors and as pickles, alone or in shards.
+Heads are published as safetensors and as pickles, alone or in shards. Weights in FP8 are multiplied by their scales as
+they are read: DeepSeek publishes a scale for every block of a weight, `weight_scale_inv`; compressed-tensors one for
+the whole weight or for each of its rows, `weight_scale`.
 """
 
 import json
-import math
 import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.config import Fields, Size, must_be
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -25,34 +29,26 @@ HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
 """Files of heads alone, such as medusa_lm_head.pt, as patterns."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
+FP8 = torch.float8_e4m3fn
+SCALES = ("_scale_inv", "_scale")
+"""What the names of scales add to those of weights."""
+BlockSize = Annotated[list[Size], Field(min_length=2, max_length=2), must_be("two positive integers")]
+PACKED = re.compile(r".*\.(qweight|qzeros|g_idx|weight_packed|weight\.absmax)$")
+"""Parts of weights that GPTQ, AWQ, compressed-tensors and bitsandbytes pack."""
 
 
-class Wanted(NamedTuple):
-    """A condition on a field of config.json, in words and as a test."""
+class Quantization(Fields):
+    """How weights are quantised; a size is that of blocks with a scale each."""
 
-    words: str
-    holds: Callable[[Any], bool]
-
-
-SIZE = Wanted("a positive integer of at most 8 digits", lambda value: type(value) is int and 0 < value < 10**8)
-COUNT = Wanted("a number of layers", lambda value: type(value) is int and 0 <= value < 10**8)
-NUMBER = Wanted("a positive number", lambda value: type(value) in (int, float) and 0 < value < math.inf)
-FLAG = Wanted("true or false", lambda value: isinstance(value, bool))
-TEXT = Wanted("a string", lambda value: isinstance(value, str))
-TEXTS = Wanted("a list of strings", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
-OBJECT = Wanted("an object", lambda value: isinstance(value, dict))
+    quant_method: Any = ""
+    format: Any = ""
+    weight_block_size: BlockSize | None = None
 
 
-def entry(config: Mapping[str, Any], name: str, wanted: Wanted) -> Any:
-    """A field of config.json, None where it is absent or null.
+class QuantizationFields(Fields):
+    """The field about it."""
 
-    Raises:
-        ModelError: the field is not what is wanted; the message has its name and value.
-    """
-    value = config.get(name)
-    if value is not None and not wanted.holds(value):
-        raise ModelError(f"config.json gives {name} as {value!r}; it must be {wanted.words}")
-    return value
+    quantization_config: Quantization = Quantization()
 
 
 def read_config(folder: Path) -> dict:
@@ -66,14 +62,12 @@ def read_config(folder: Path) -> dict:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """The names of all tensors of a folder, the tensors themselves unread where the format allows it.
-
-    Raises:
-        ModelError: there are no weights, or a file is missing, truncated, or holds anything but tensors.
-    """
+    """The names of all tensors of a folder, the tensors themselves unread where the format allows it."""
     if index := _index(Path(folder)):
         return set(_weight_map(index))
-    return {name for path in weight_files(folder) for name in _names(path)}
+    (path,) = weight_files(folder)
+    with _opened(path) as (names, _):
+        return set(names)
 
 
 def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
@@ -90,22 +84,18 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
     """
     index, tensors = _index(Path(folder)), dict[str, Tensor]()
     listed = _weight_map(index) if index else {}
-    wanted = wanted if wanted is None else {*wanted}
     files = {listed.get(name) for name in wanted or ()}
     for path in weight_files(folder):
         if wanted is None or not index or path.name in files:
-            tensors |= _read(path, wanted)
-    if index and (lost := sorted(listed.keys() & (wanted or listed.keys()) - tensors.keys())):
+            with _opened(path) as (names, read):
+                tensors |= {name: read(name) for name in names if wanted is None or name in wanted}
+    if index and (lost := sorted(listed.keys() & {*(wanted or listed)} - tensors.keys())):
         raise ModelError(f"{index} lists {few(lost)}, which no file holds; download or copy the folder again")
     return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with a folder's weights: those of its index, else the one of a known name, else its only one.
-
-    Raises:
-        ModelError: there are none, it is not clear which, or one that the index names is missing.
-    """
+    """The files with a folder's weights: those of its index, else the one of a known name, else its only one."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ModelError(f"drafter folder {str(folder)!r} does not exist")
@@ -165,25 +155,19 @@ def read_json(path: Path) -> dict:
     return found
 
 
-def _names(path: Path) -> Iterable[str]:
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tensor]]]:
+    """The names of a file's tensors, and what reads one of them."""
     if path.suffix != ".safetensors":
-        return _read_pickle(path)
-    with _safetensors(path) as file:
-        return file.keys()
-
-
-def _read(path: Path, wanted: Collection[str] | None) -> dict[str, Tensor]:
-    if path.suffix != ".safetensors":
-        return {name: each for name, each in _read_pickle(path).items() if wanted is None or name in wanted}
-    with _safetensors(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys() if wanted is None or name in wanted}  # noqa: SIM118
-
-
-def _safetensors(path: Path):
+        found = _read_pickle(path)
+        yield found, found.__getitem__
+        return
     try:
-        return safe_open(path, "pt")
+        opened = safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
+    with opened as file:
+        yield file.keys(), file.get_tensor
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
@@ -202,20 +186,16 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     strange = [key for key, value in found.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
     if strange:
         raise _foreign(path, f"{strange[0]!r}, a {type(found[strange[0]]).__name__}")
-    if unreadable := [f"{name!r} as {kind}" for name, value in found.items() if (kind := _storage(value))]:
+    kinds = {
+        "a nested tensor": lambda tensor: tensor.is_nested,
+        "a sparse tensor": lambda tensor: tensor.layout is not torch.strided,
+        "a quantised tensor": lambda tensor: tensor.is_quantized,
+        "a tensor without values": lambda tensor: tensor.is_meta,
+    }
+    told = ((name, next((kind for kind, holds in kinds.items() if holds(each)), "")) for name, each in found.items())
+    if unreadable := [f"{name!r} as {kind}" for name, kind in told if kind]:
         raise ModelError(f"{path} holds {few(unreadable)}; save its values as an ordinary dense tensor")
     return found
-
-
-def _storage(tensor: Tensor) -> str:
-    """The unusual storage of a tensor, in words; empty for an ordinary dense tensor."""
-    kinds = {
-        "a nested tensor": tensor.is_nested,
-        "a sparse tensor": tensor.layout is not torch.strided,
-        "a quantised tensor": tensor.is_quantized,
-        "a tensor without values": tensor.is_meta,
-    }
-    return next((kind for kind, found in kinds.items() if found), "")
 
 
 def _foreign(path: Path, what: str) -> ModelError:
@@ -230,3 +210,58 @@ def _damaged(path: Path, error: Exception) -> ModelError:
 def few(names: list[str]) -> str:
     """The first names of a list, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def read_weights(folder: Path, dtype: torch.dtype, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
+    """What `read_tensors` reads, weights in FP8 as numbers of another dtype.
+
+    Raises:
+        ModelError: as `read_tensors`; scales are missing or misshapen, or weights are quantised otherwise.
+    """
+    return dequantised(read_tensors(folder, wanted), read_config(folder), dtype)
+
+
+def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors with their weights in FP8 multiplied out, and without the scales of these.
+
+    Args:
+        tensors: by name.
+        config: `config.json` beside them.
+        dtype: of the weights that were in FP8; the other tensors are as they were.
+
+    Raises:
+        ModelError: as in `read_weights`.
+    """
+    settings = QuantizationFields.read(config).quantization_config
+    integers = (name for name, tensor in tensors.items() if not tensor.is_floating_point())
+    scaled = {name for name in integers if any(name + end in tensors for end in SCALES)}
+    if packed := sorted({*filter(PACKED.match, tensors)} | scaled):
+        method = " ".join(str(each) for each in (settings.quant_method, settings.format) if each)
+        raise ModelError(
+            f"{few(packed)} quantised by {method or 'a method that config.json does not name'}; take weights that are "
+            "not quantised or in FP8 (float8_e4m3fn)"
+        )
+    found, block = dict(tensors), settings.weight_block_size or [128, 128]
+    for name, weight in tensors.items():
+        if weight.dtype == FP8:
+            scale = next((found.pop(name + end) for end in SCALES if name + end in found), None)
+            if scale is None:
+                raise ModelError(f"{name} is in FP8, and {name}_scale_inv or {name}_scale is missing")
+            found[name] = _multiplied(name, weight, scale, block).to(dtype)
+            found.pop(f"{name.rpartition('.')[0]}.input_scale", None)  # of rounded activations, which are none here
+    return found
+
+
+def _multiplied(name: str, weight: Tensor, scale: Tensor, block: list[int]) -> Tensor:
+    """A weight times the scales of its whole, its rows or its blocks, in float32."""
+    factors, shape = scale.float(), list(scale.shape)
+    grid = [-(-length // size) for length, size in zip(weight.shape, block, strict=False)]
+    if weight.ndim == 2 and shape == grid:
+        rows, columns = weight.shape
+        factors = factors.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    elif shape not in ([], [1], [len(weight), 1]):
+        raise ModelError(
+            f"the scales of {name} in FP8 are {shape} and should be {grid} for blocks of {block[0]} x {block[1]}, "
+            f"{[len(weight), 1]} for rows, or [1]"
+        )
+    return weight.float() * factors

@@ -6,9 +6,8 @@ wrong are taken from the tensors, and every tensor that is missing, unexpected o
 """
 
 import json
-import re
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,163 +17,172 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.drafters.base import Drafter
 from drafttree.drafters.eagle import Eagle3Config, Eagle3Head, eagle_drafter
-from drafttree.drafters.formats.checkpoints import FLAG, entry
-from drafttree.drafters.formats.draft_vocabulary import check_maps, target_ids
-from drafttree.drafters.formats.eagle3_config import (
-    DEPTH,
-    SPECFORGE,
-    format_of,
-    hidden_states_read,
-    read_config,
-    reads_states,
-)
-from drafttree.drafters.formats.head_checkpoint import (
-    SHARED_LM_HEAD,
+from drafttree.drafters.formats.config import DecoderLayers, Fields, Flag, Layers, Object, Size, Texts, written_layers
+from drafttree.drafters.formats.format import (
+    ADVICE,
+    DECODER_LAYER,
+    EMBEDDING,
+    HEAD,
     Checkpoint,
     HeadFormat,
+    add_output_biases,
+    any_name,
     counts,
-    fill,
-    flaws,
     nearest,
+    renamed,
+    usual_rows,
+    with_layers,
 )
-from drafttree.drafters.formats.unsupported import ADVICE
 from drafttree.drafters.fused_eagle3 import select_backend
-from drafttree.drafters.head import HeadDrafter
-from drafttree.drafters.heads import embedding, own_bytes, projection
-from drafttree.models.tensor_parallel import whole
+from drafttree.drafters.heads import own_bytes
 
-KIND = "EAGLE-3"
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
-MODEL = "model."
-"""A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
-EMBEDDING, HEAD, FUSION = "embed_tokens.weight", "lm_head.weight", "fc.weight"
+FUSION = "fc.weight"
+SPECFORGE = "LlamaForCausalLMEagle3"
+logger = logging.getLogger("drafttree")
 
 
-@dataclass(frozen=True)
-class Eagle3Checkpoint(Checkpoint[Eagle3Head]):
-    """A head as it was found.
+class Eagle3Fields(Fields):
+    """The fields of a head besides those of its decoder layers; SpecForge has some of them in `eagle_config`."""
 
-    Attributes:
-        format: the name of its format.
-        maps: `d2t` and `t2d`, where they are there.
-        layers: the target's hidden states it reads, None for the default of the target's depth.
-    """
-
-    format: str
-    maps: dict[str, Tensor]
-    layers: tuple[int, ...] | None
+    architectures: Texts
+    eagle_config: Object
+    transformer_layer_config: Object
+    draft_vocab_size: Size | None = None
+    target_hidden_size: Size | None = None
+    target_num_hidden_layers: Size | None = None
+    num_target_layers: Size | None = None
+    eagle_aux_hidden_state_layer_ids: Layers
+    target_layer_ids: Layers
+    aux_hidden_states_layer_ids: Layers
+    use_aux_hidden_state: Flag = True
+    tie_word_embeddings: Flag = False
+    shared_lm_head: Flag = False
+    norm_before_residual: Flag = False
+    norm_before_fc: Flag = False
+    fc_norm: Flag = False
+    norm_output: Flag | None = None
+    return_hidden_post_norm: Flag = False
 
     @property
-    def config(self) -> Eagle3Config:
-        """The configuration of the head."""
-        return self.heads.config
+    def is_specforge(self) -> bool:
+        """Whether SpecForge wrote it."""
+        return SPECFORGE in self.architectures
 
-    @property
-    def tied(self) -> bool:
-        """True if embedding and output layer are one tensor."""
-        pair = [self.tensors[name].data_ptr() for name in (EMBEDDING, HEAD) if name in self.tensors]
-        return len(pair) == 2 and pair[0] == pair[1]
+    def format(self, first: bool) -> str:
+        """Whose format a checkpoint is in, whose first layer is called `layers.0.` or not."""
+        if self.target_layer_ids:
+            return "DeepSpec"
+        if "transformer_layer_config" in self.model_fields_set or first:
+            return "vLLM speculators"
+        if self.architectures[:1] == ["Eagle3LlamaForCausalLM"]:
+            return "AngelSlim"
+        ours = self.architectures[:1] == [SPECFORGE] or "eagle_config" in self.model_fields_set
+        return "SpecForge" if ours else "SafeAILab"
 
-    def hidden_layers(self, depth: int) -> tuple[int, ...]:
-        """The hidden states read from a target of so many layers, counted as `Model.forward` does.
+    def states_read(self, nested: "Eagle3Fields") -> tuple[int, ...] | None:
+        """The target's hidden states that are read by these fields and those in `eagle_config`, None for the default.
 
-        Raises:
-            ModelError: the target is shallower than the head needs, or the head reads the output of its last layer.
-        """
-        layers = self.layers or (2, depth // 2, depth - 3)
-        if self.layers and max(layers) == depth:
-            raise ModelError(
-                f"this EAGLE-3 head reads the output of the target's last layer, number {depth - 1}, which is not "
-                f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
-            )
-        if min(layers) < 0 or max(layers) >= depth:
-            read = ", ".join(map(str, layers))
-            raise ModelError(
-                f"this EAGLE-3 head reads the hidden states {read} of a target, which has {depth} layers and so the "
-                f"states 0 to {depth - 1}; use it with the model it was trained on"
-            )
-        return layers
-
-    def check(self, target: PreTrainedModel) -> None:
-        """Compare with the target the head is to draft for.
+        States are counted as transformers counts `hidden_states`: number i is the input of layer i. At the top of the
+        configuration `eagle_aux_hidden_state_layer_ids` are such numbers: vLLM (`LlamaModel.forward`) keeps the
+        residual stream before the layers they name, and vLLM speculators trains with them. Within `eagle_config`, as
+        SpecForge and SGLang (`set_eagle3_layers_to_capture`) read it, they are layers whose output is read, one less;
+        so are DeepSpec's `target_layer_ids` (`extract_eagle3_context_feature`) and AngelSlim's
+        `aux_hidden_states_layer_ids`. An empty list stands for the default.
 
         Raises:
-            ModelError: the head was made for another target, has problems, or is not as wide as the parts of the target
-                that it uses.
+            ModelError: the fields name different states.
         """
-        super().check(target)
-        width = target.config.get_text_config().hidden_size
-        borrowed = [name for name in (EMBEDDING, HEAD) if name not in self.tensors]
-        if borrowed and self.config.hidden != width:
-            raise ModelError(
-                f"this EAGLE-3 head is {self.config.hidden} wide and has no {borrowed[0]} of its own; the target's is "
-                f"{width} wide"
+        name = "eagle_aux_hidden_state_layer_ids"
+        given = {
+            name: self.eagle_aux_hidden_state_layer_ids,
+            f"eagle_config.{name}": [layer + 1 for layer in nested.eagle_aux_hidden_state_layer_ids],
+            "target_layer_ids": [layer + 1 for layer in self.target_layer_ids],
+            "aux_hidden_states_layer_ids": [layer + 1 for layer in self.aux_hidden_states_layer_ids],
+        }
+        read = {place: tuple(states) for place, states in given.items() if states}
+        if len(set(read.values())) > 1:
+            said = " and ".join(f"{place} means {list(states)}" for place, states in read.items())
+            raise ModelError(f"config.json names different hidden states of the target: {said}; leave one of them")
+        return next(iter(read.values()), None)
+
+    def normed_output(self) -> bool:
+        """Whether the state after the final norm is what the next level reads ("norm_output", EAGLE-3.1).
+
+        TensorRT-LLM calls it `return_hidden_post_norm`. So vLLM, SGLang and SpecForge since its pull request 879
+        (September 2026) read it. Before, SpecForge trained heads with "norm_output" to read the state before the norm,
+        as heads of files without the key do; its files do not say which version wrote them.
+        """
+        if self.norm_output and self.is_specforge and not self.return_hidden_post_norm:
+            logger.warning(
+                "norm_output: drafted tokens read states after the final norm, as vLLM and SGLang serve this head; if "
+                "few drafts are accepted and SpecForge before its pull request 879 trained it, remove norm_output from "
+                "its config.json"
             )
+        return bool(self.norm_output) or self.return_hidden_post_norm
+
+    def normed_logits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the logits are of states after the final norm; SpecForge before its pull request 879 left it out.
+
+        It meant that by "norm_output" as false, where vLLM, SGLang and later versions mean EAGLE-3. It left the weights
+        of a norm that it did not use as they are made, all ones, by which such files are told apart.
+        """
+        norm = tensors.get("norm.weight")
+        unused = self.norm_output is False and self.is_specforge
+        if not unused or norm is None or not bool((norm == 1).all()):
+            return True
+        logger.info("norm_output is false and the final norm was not trained: logits are of states before it")
+        return False
 
 
-def load(tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> HeadDrafter:
-    """A drafter from an EAGLE-3 checkpoint of any format, in the target's dtype and on its device.
-
-    The target's embedding, and its output layer where the checkpoint refers to it, are shared, not copied, if the
-    target's weights are laid out as `load_model` does.
-
-    Args:
-        tensors: tensors of the checkpoint, by name.
-        config: its `config.json`.
-        target: the model it drafts for.
-
-    Raises:
-        ModelError: the checkpoint is incomplete, or the head was made for another target.
-    """
-    checkpoint = parse(tensors, config)
-    checkpoint.check(target)
-    hidden_layers = checkpoint.hidden_layers(target.config.get_text_config().num_hidden_layers)
-    head, ids = checkpoint.heads, target_ids(checkpoint.maps)
-    fill(head, _complete(checkpoint, target, ids), target)
-    head.rotary = type(head.rotary)(head.rotary.config).to(target.device).eval()
-    head.target_ids = None if ids is None else ids.to(target.device)
-    return eagle_drafter(head, hidden_layers, own_bytes(head, target), select_backend)
-
-
-def parse(found: Mapping[str, Tensor], raw: Mapping[str, Any]) -> Eagle3Checkpoint:
-    """Understand a checkpoint and list what is wrong with it, without a target.
-
-    Args:
-        found: its tensors, by name.
-        raw: its `config.json`.
-
-    Raises:
-        ModelError: the configuration is missing, lacks a size, gives a field as what it cannot be, or asks for what a
-            tree pass does not reproduce; or the head reads none of the hidden states between the target's layers.
-    """
+def parse(
+    found: Mapping[str, Tensor], raw: Mapping[str, Any], target: PreTrainedModel | None = None
+) -> Checkpoint[Eagle3Head]:
+    """A head of any of these formats; the target is not looked at."""
     if not raw:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
-    tensors = {name.removeprefix(MODEL): each for name, each in found.items() if not name.endswith(".inv_freq")}
-    if len(tensors) < sum(not name.endswith(".inv_freq") for name in found):
-        raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
-    first = any(name.startswith(FIRST) for name in tensors)
-    tensors = {name.replace(FIRST_ELSEWHERE, FIRST): tensor for name, tensor in tensors.items()}
-    maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
-    if entry(raw, "tie_word_embeddings", FLAG) and HEAD not in tensors and EMBEDDING in tensors:
-        tensors[HEAD] = tensors[EMBEDDING]
+    given = Eagle3Fields.read(raw)
+    nested = Eagle3Fields.read(given.eagle_config)
+    options = Eagle3Fields.read({**given.eagle_config, **given.model_dump(exclude_unset=True)})
+    described = DecoderLayers.read(given.transformer_layer_config or raw)
+    tensors, spelled = renamed(found, {FIRST_ELSEWHERE: FIRST}, r".*\.inv_freq$")
+    first = any(spelled(name).endswith(name) for name in tensors if name.startswith(FIRST))
+    if given.tie_word_embeddings and EMBEDDING in tensors:
+        tensors.setdefault(HEAD, tensors[EMBEDDING])
     add_output_biases(tensors)
-    layers, depth = hidden_states_read(raw)
-    head = _empty(raw, tensors, len(layers or (0, 0, 0)))
-    borrowed = {EMBEDDING} | ({HEAD} if entry(raw, SHARED_LM_HEAD, FLAG) else set())
-    lacks_fusion = layers is None and head.state_dict().keys() - tensors.keys() - borrowed == {FUSION}
-    if lacks_fusion or not reads_states(raw):
+    layers, vocab = given.states_read(nested), described.vocab_size
+    normed_output, normed_logits = options.normed_output(), options.normed_logits(tensors)
+    configs = (
+        Eagle3Config(
+            layer=described.config(tensors, count),
+            vocab=vocab,
+            draft_vocab=given.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
+            target_hidden=given.target_hidden_size or described.hidden_size,
+            states=len(layers or (0, 0, 0)),
+            normed_residual=options.norm_before_residual,
+            normed_input=options.norm_before_fc or "input_norm.weight" in tensors,
+            normed_states=options.fc_norm or any(name.startswith("fc_norm.") for name in tensors),
+            normed_output=normed_output,
+            normed_logits=normed_logits,
+        )
+        for count in counts(DECODER_LAYER, tensors)
+    )
+    head = nearest(tensors, map(Eagle3Head, configs))
+    config, lent = head.config, {EMBEDDING} | ({HEAD} if given.shared_lm_head else set())
+    lacks_fusion = layers is None and head.state_dict().keys() - tensors.keys() - lent == {FUSION}
+    if lacks_fusion or not (given.use_aux_hidden_state and nested.use_aux_hidden_state):
         sign = f"it has no {FUSION}" if lacks_fusion else "use_aux_hidden_state is false"
         raise ModelError(
             f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not "
             f"supported; {ADVICE}"
         )
-    problems = flaws(head, tensors, borrowed, str if first else _public) + check_maps(
-        head.config.vocab, head.config.draft_vocab, maps
-    )
-    made_for = {"hidden size": head.config.target_hidden, "vocabulary": head.config.vocab}
-    made_for |= {"number of layers": depth} if depth else {}
-    return Eagle3Checkpoint(KIND, head, tensors, made_for, tuple(problems), format_of(raw, first), maps, layers)
+    depth = given.target_num_hidden_layers or given.num_target_layers
+    if layers and depth is None and layers[:2] == (2, (layers[-1] + 3) // 2):
+        depth = layers[-1] + 3  # the default layers of a target of this depth
+    told = {"format": given.format(first), "width": config.hidden}
+    return with_layers(head, tensors, spelled, config.target_hidden, lent, layers, depth, **told)
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
@@ -183,36 +191,36 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     SafeAILab's `cnets.py` reads the target's embedding only if there is no `target_hidden_size`, so that is left out
     where it says nothing. SGLang and vLLM use the target's embedding where there is no other, but not its output layer.
 
+    Without its own output layer, whose rows are the target's own then, only drafttree loads such a file.
+
     Args:
         head: the head to write, without variants that the format does not know.
         folder: made if it does not exist.
         depth: the target's number of layers.
-        own_lm_head: False where the output layer's rows are the target's own and are to be referred to, not stored:
-            only drafttree loads such a file.
+        own_lm_head: whether to store the output layer.
         dtype: dtype of the stored weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config, layer = head.config, head.config.layer
-    rope: Any = layer.rope_parameters
-    weights = {_public(name): tensor.to(dtype).contiguous() for name, tensor in head.state_dict().items()}
+    config = head.config
+    weights = {
+        name.replace(FIRST, FIRST_ELSEWHERE): tensor.to(dtype).contiguous()
+        for name, tensor in head.state_dict().items()
+    }
     weights = {name: tensor for name, tensor in weights.items() if name != EMBEDDING and (own_lm_head or name != HEAD)}
     if head.target_ids is not None:
         ids = head.target_ids.cpu()
         weights["d2t"] = ids - torch.arange(len(ids))
         weights["t2d"] = torch.zeros(config.vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    fields += ("num_hidden_layers", "rms_norm_eps", "hidden_act", "max_position_embeddings")
     written = {
         "architectures": [SPECFORGE],
         "model_type": "llama",
-        **{field: getattr(layer, field) for field in fields},
-        "rope_theta": rope["rope_theta"],
+        **written_layers(config.layer),
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
         "tie_word_embeddings": False,
         **({"target_hidden_size": config.target_hidden} if config.target_hidden != config.hidden else {}),
-        DEPTH: depth,
-        SHARED_LM_HEAD: not own_lm_head,
+        "target_num_hidden_layers": depth,
+        "shared_lm_head": not own_lm_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
@@ -222,56 +230,15 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
     partial.replace(folder / "model.safetensors")
 
 
-def add_output_biases(tensors: dict[str, Tensor]) -> None:
-    """Add zeros as bias to output projections that have none beside queries that do; transformers' layers have both."""
-    for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
-        weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))
-        if weight is not None and weight.ndim:
-            tensors.setdefault(name.replace("q_proj", "o_proj"), weight.new_zeros(len(weight)))
+def _built(found: Checkpoint[Eagle3Head], target: PreTrainedModel) -> Drafter:
+    head, layers = found.filled(target), found.hidden_layers(target)
+    return eagle_drafter(head, layers, own_bytes(head, target), select_backend)
 
 
-def _empty(raw: Mapping[str, Any], tensors: dict[str, Tensor], states: int) -> Eagle3Head:
-    """The head without values, with as many decoder layers as the names tell."""
-    with torch.device("meta"):
-        return nearest(
-            tensors,
-            (
-                Eagle3Head(read_config(raw, tensors, states, layers))
-                for layers in counts(r"layers\.(\d+)\.(?:self_attn|mlp)\.", tensors)
-            ),
-        )
-
-
-def _complete(checkpoint: Eagle3Checkpoint, target: PreTrainedModel, ids: Tensor | None) -> dict[str, Tensor]:
-    """The head's tensors with those it borrows from the target."""
-    tensors = dict(checkpoint.tensors)
-    tensors.setdefault(EMBEDDING, whole(embedding(target).weight.detach())[: checkpoint.config.vocab])
-    if HEAD not in tensors:
-        weight = whole(projection(target).weight.detach())
-        tensors[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
-    return tensors
-
-
-def _public(name: str) -> str:
-    """A tensor's name as the formats have it that call the first layer `midlayer`."""
-    return name.replace(FIRST, FIRST_ELSEWHERE)
-
-
-def _described(found: Eagle3Checkpoint) -> dict[str, object]:
-    """The facts of a head that `drafttree inspect` prints."""
-    head, own = found.config, found.tensors
-    parts = ["own" if name in own else "the target's" for name in (EMBEDDING, HEAD)]
-    return {
-        "format": found.format,
-        "hidden states read": ", ".join(map(str, found.layers)) if found.layers else "2, L/2 and L - 3 of L layers",
-        "draft vocabulary": head.draft_vocab if "d2t" in found.maps else f"{head.draft_vocab} (all)",
-        "width": head.hidden,
-        "decoder layers": head.layer.num_hidden_layers,
-        "attention": f"{head.layer.num_attention_heads} heads of {head.layer.head_dim}",
-        "embedding": parts[0],
-        "output layer": "the embedding" if found.tied else parts[1],
-    }
-
-
-NAMES = re.compile(r"(model\.)?(midlayer\.|layers\.0\.hidden_norm\.|[dt]2[td]$)")
-FORMAT = HeadFormat("eagle3", KIND, NAMES, parse, load, _described)
+FORMAT = HeadFormat(
+    "eagle3",
+    "EAGLE-3",
+    any_name(r"(model\.)?(midlayer\.|layers\.0\.hidden_norm\.|[dt]2[td]$)"),
+    parse,
+    _built,
+)

@@ -7,43 +7,25 @@ same four parts and a decoder layer of the target's class, which transformers it
 import re
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mode
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.checkpoints import (
-    OBJECT,
-    TEXT,
-    TEXTS,
-    entry,
-    few,
-    read_config,
-    tensor_names,
-)
-from drafttree.drafters.formats.fp8 import read_weights
-from drafttree.drafters.formats.head_checkpoint import (
-    Checkpoint,
-    HeadFormat,
-    fill,
-    flaws,
-    listed,
-    misshapen,
-    target_sizes,
-    unusable,
-)
-from drafttree.drafters.formats.mtp_layer import TRIED, block_types, decoder_layer, names_in
-from drafttree.drafters.head import HeadDrafter
+from drafttree.drafters.base import Drafter
+from drafttree.drafters.formats.checkpoints import few, read_config, read_weights, tensor_names
+from drafttree.drafters.formats.config import TargetSizes, Text, Texts, text_fields
+from drafttree.drafters.formats.format import Checkpoint, HeadFormat, fill, flaws, listed, misshapen, unusable
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import MtpEmbedding, mtp_drafter
+from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_backend import own_attention
 from drafttree.models.tensor_parallel import tensor_parallel_size
 
-KIND = "MTP"
 PARTS = {
     **dict.fromkeys(("enorm", "pre_fc_norm_embedding"), "enorm"),
     **dict.fromkeys(("hnorm", "pre_fc_norm_hidden"), "hnorm"),
@@ -78,12 +60,24 @@ EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 PROMISES = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 """Fields of config.json that say how many MTP layers there are."""
 INSTEAD = "draft with a head, a smaller language model, or lookup"
-BLOCKS, BLOCK_PATTERN = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
-"""Fields that name the several decoder layers of one MTP layer (Nemotron-H)."""
+RENAMED = {"mimo_v2_flash": {"pre_mlp_layernorm.": "post_attention_layernorm."}}
+"""What MTP layers of a model type call otherwise than its decoder layers."""
+DEEPSEEKS = ("bailing_hybrid", "deepseek_v3", "glm4_moe", "mimo_v2_flash", "nemotron_h")
+QWENS = ("exaone_moe", "llama", "mellum", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+TRIED = frozenset((*DEEPSEEKS, *QWENS, "ernie4_5_moe", "mimo", "qwen2"))
+"""Model types whose MTP layers were compared with transformers' own layers; others are run where they are asked for."""
+ATTENTION = {"mimo_v2_flash": "sliding_attention"}
+"""The attention of the MTP layers of model types whose config does not tell; others attend to everything."""
 
 
-@dataclass(frozen=True)
-class MtpCheckpoint(Checkpoint[nn.Module]):
+class MtpFields(TargetSizes):
+    """The fields about MTP layers; those of Nemotron-H name the several decoder layers of one."""
+
+    mtp_layers_block_type: Texts
+    mtp_hybrid_override_pattern: Text = ""
+
+
+class MtpLayers(NamedTuple):
     """MTP layers as they were found.
 
     Attributes:
@@ -95,20 +89,16 @@ class MtpCheckpoint(Checkpoint[nn.Module]):
     states_first: bool
 
 
-def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int | None = None) -> MtpCheckpoint:
-    """Understand the MTP layers among tensors and list what is wrong with them, without a target.
-
-    Args:
-        tensors: by name; others than those of MTP layers are left out.
-        config: `config.json` beside them.
-        first: the number of the first MTP layer where they count on behind the target's; by default the least.
-
-    Raises:
-        ModelError: there are none.
-    """
-    text = entry(config, "text_config", OBJECT) or config
-    blocks = len(entry(text, BLOCKS, TEXTS) or entry(text, BLOCK_PATTERN, TEXT) or [0])
-    shared, layers, found_at = dict[str, Tensor](), dict[int, dict[str, Tensor]](), places(tensors, first)
+def parse(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
+) -> Checkpoint[MtpLayers]:
+    """The MTP layers among tensors; others are left out."""
+    if target and tensor_parallel_size(target) > 1:
+        raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
+    fields = MtpFields.read(text_fields(config))
+    kinds = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
+    blocks = len(kinds or fields.mtp_hybrid_override_pattern or [0])
+    shared, layers, found_at = dict[str, Tensor](), dict[int, dict[str, Tensor]](), places(tensors)
     for name, (number, part) in found_at.items():
         if number is None:
             shared[part] = tensors[name]
@@ -118,36 +108,33 @@ def parse(tensors: Mapping[str, Tensor], config: Mapping[str, Any], first: int |
             layers.setdefault(index, {})[own] = tensors[name]
     if not layers:
         raise ModelError("there is no MTP layer among the tensors")
-    numbers = sorted(layers)
-    found = tuple(shared | layers[number] for number in numbers)
+    found = tuple(shared | layers[number] for number in sorted(layers))
     needed = READ if any(map(NORM_OF_TARGET.match, found_at)) else {*PARTS.values()}
     parts = sorted(f"{part}.weight" for part in needed)
     missing = [f"{part} of layer {index}" for index, own in enumerate(found) for part in parts if part not in own]
-    if numbers != list(range(len(numbers))):
-        missing.append(f"layers before {numbers[-1]}")
-    projected = found[0].get("eh_proj.weight")
-    hidden = len(projected) if projected is not None and projected.ndim else None
-    made_for = target_sizes(text, {"hidden size": hidden})
+    if len(found) <= max(layers):
+        missing.append(f"layers before {max(layers)}")
     field, promised = promised_layers(config) or ("", 0)
     if promised > len(found):
         missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
-    own, width = {name: tensors[name] for name in sorted(found_at)}, made_for.get("hidden size")
+    projected = found[0].get("eh_proj.weight")
+    made_for = fields.made_for({"hidden size": len(projected) if projected is not None and projected.ndim else None})
+    own, width = {name: tensors[name] for name in sorted(found_at)}, made_for.get("hidden size", 0)
+    shapes = {f"{part}.weight": [width] for part in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
     problems = [
         *listed("missing", missing),
-        *(flaw for name in own for flaw in _part_flaws(name, found_at[name][1], own[name], width)),
+        *(
+            flaw
+            for name, tensor in own.items()
+            if width and (shape := shapes.get(found_at[name][1]))
+            for flaw in misshapen(name, tensor.shape, shape)
+        ),
         *_expert_flaws(own),
         *(flaw for name in own for flaw in unusable(name, own[name])),
     ]
-    states_first = any(map(STATES_FIRST.match, found_at))
-    return MtpCheckpoint(KIND, nn.Module(), dict(tensors), made_for, tuple(problems), found, states_first)
-
-
-def _part_flaws(name: str, part: str, tensor: Tensor, width: int | None) -> list[str]:
-    """What is wrong with the shape of a part beside the decoder layer, whose own shapes only its class knows."""
-    stem, _, kind = part.rpartition(".")
-    if not width or kind != "weight" or stem not in PARTS.values():
-        return []
-    return misshapen(name, tensor.shape, [width, 2 * width] if stem == "eh_proj" else [width])
+    heads = MtpLayers(found, any(map(STATES_FIRST.match, found_at)))
+    details: dict[str, object] = {"layers": len(found), "embedding and output layer": "the target's"}
+    return Checkpoint(heads, dict(tensors), made_for, tuple(problems), details)
 
 
 def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -169,7 +156,7 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
 
     Args:
         names: of all tensors.
-        first: as for `parse`.
+        first: the number of the first MTP layer where they count on behind the target's; by default the least.
     """
     found, behind = dict[str, tuple[int | None, str]](), dict[str, tuple[int, str]]()
     for name in names:
@@ -180,22 +167,21 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
             behind[name] = int(match[1]), match[2]
         elif first is None and (match := ALONE.match(spelled)):
             found[name] = None, spelled[match.start(1) :]
-    if first is None:
-        first = min((number for number, _ in behind.values()), default=0)
+    first = min((number for number, _ in behind.values()), default=0) if first is None else first
     found |= {name: (number - first, part) for name, (number, part) in behind.items() if number >= first}
-    return {name: (number, _part(number, part)) for name, (number, part) in found.items() if not SHARED.match(part)}
+    for name, (number, part) in [*found.items()]:
+        stem, _, kind = part.rpartition(".")
+        if SHARED.match(part):
+            del found[name]
+        elif stem in PARTS and (number is None or stem != "norm"):  # a numbered layer's norm is its decoder layer's
+            found[name] = number, f"{PARTS[stem]}.{kind}"
+    return found
 
 
 def _respelled(name: str) -> str:
     for other, own in RESPELLED.items():
         name = re.sub(other, own, name)
     return name
-
-
-def _part(number: int | None, part: str) -> str:
-    """The name of a part as it is called here; the `norm` of a numbered layer is the decoder layer's own."""
-    stem, _, kind = part.rpartition(".")
-    return f"{PARTS[stem]}.{kind}" if stem in PARTS and (number is None or stem != "norm") else part
 
 
 def has_layers_only(names: Collection[str]) -> bool:
@@ -212,17 +198,13 @@ def has_layers_only(names: Collection[str]) -> bool:
 
 def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """The field of config.json that promises MTP layers, and how many; None where there is none."""
-    text = config.get("text_config") or config
+    text = text_fields(config)
     given = ((name, text.get(name)) for name in PROMISES)
     return next(((name, count) for name, count in given if isinstance(count, int) and count > 0), None)
 
 
 def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
-    """The names of the MTP layers' tensors in the folder of a target, none where it has none.
-
-    Raises:
-        ModelError: the folder's files cannot be read.
-    """
+    """The names of the MTP layers' tensors in the folder of a target, none where it has none."""
     return names_among(tensor_names(folder), config.get_text_config().num_hidden_layers)
 
 
@@ -238,15 +220,18 @@ def is_tried(config: PreTrainedConfig) -> bool:
     return config.get_text_config().model_type in TRIED
 
 
-def load_own(folder: Path, target: PreTrainedModel) -> HeadDrafter:
+def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
     """The drafter of the MTP layers in the folder of a target; no other tensor is read.
 
     Raises:
-        ModelError: there are none, or `load` raised it.
+        ModelError: there are none, they are incomplete, or transformers knows no decoder layer that they fit.
     """
     everything, config = tensor_names(folder), read_config(folder)
-    if names := {*names_among(everything, target.config.get_text_config().num_hidden_layers)}:
-        return load(read_weights(folder, target.dtype, names), config, target, last_layer(target))
+    if names := {*names_among(everything, depth := last_layer(target))}:
+        least = min((number for number, _ in places(names, depth).values() if number is not None), default=0)
+        if least:
+            raise ModelError(f"the tensors make no MTP head: missing layers before {least}")
+        return FORMAT.load(read_weights(folder, target.dtype, names), config, target)
     if unknown := [name for name in everything if "mtp" in name.lower()]:
         raise ModelError(f"{folder} holds {few(sorted(unknown))}, which drafttree knows as no MTP layers; {INSTEAD}")
     if promise := promised_layers(config):
@@ -258,28 +243,11 @@ def load_own(folder: Path, target: PreTrainedModel) -> HeadDrafter:
     raise ModelError(f"{folder} holds no MTP layers; {INSTEAD}")
 
 
-def load(
-    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel, first: int | None = None
-) -> HeadDrafter:
-    """The drafter of MTP layers, in the target's dtype and on its device, with the target's embedding and head.
-
-    Args:
-        tensors: tensors of the layers, by name.
-        config: `config.json` beside them.
-        target: the model they belong to.
-        first: as for `parse`.
-
-    Raises:
-        ModelError: parts are missing, unexpected or of another shape, they are another target's, or transformers knows
-            no decoder layer that they fit.
-    """
-    if tensor_parallel_size(target) > 1:
-        raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
+def _built(found: Checkpoint[MtpLayers], target: PreTrainedModel) -> Drafter:
     family = target.config.get_text_config()
-    found = parse(tensors, {**config, BLOCKS: block_types(family)}, first)
-    found.check(target)
-    states_first = found.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
-    return mtp_drafter([_module(own, index, target, states_first) for index, own in enumerate(found.layers)], target)
+    states_first = found.heads.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
+    modules = [_module(own, index, target, states_first) for index, own in enumerate(found.heads.layers)]
+    return mtp_drafter(modules, target)
 
 
 def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:
@@ -302,15 +270,100 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_
     return module.eval().requires_grad_(False)
 
 
-class MtpFormat(HeadFormat):
-    """MTP layers in a folder of their own; a whole model may have some beside its own layers."""
+def decoder_layer(
+    tensors: Mapping[str, Tensor], norm: Tensor, index: int, target: PreTrainedModel
+) -> tuple[PreTrainedModel, nn.Module]:
+    """A language model of the target's class with one layer, which transformers builds and fills, and its final norm.
 
-    def holds(self, names: Collection[str]) -> bool:
-        return has_layers_only(names)
+    So what is particular about a family, such as its attention or how it stores experts, is left to its own class.
+
+    Args:
+        tensors: of the decoder layer, by the names that they have in a list of layers, such as "0.self_attn...";
+            families whose layers only attend or only mix experts (Nemotron-H) have several.
+        norm: the weight of the norm after it.
+        index: number of the MTP layer.
+        target: the model it belongs to.
+
+    Raises:
+        ModelError: transformers has no such layer, or the tensors do not fit it.
+    """
+    family = target.config.get_text_config()
+    title = f"an MTP layer of {family.model_type}"
+    state = dict(tensors)
+    for other, own in RENAMED.get(family.model_type, {}).items():
+        state = {name.replace(other, own): tensor for name, tensor in state.items()}
+    try:
+        config = layer_config(family, tensors.keys(), index)
+        config._attn_implementation = own_attention(target)
+        mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+        make: Any = mapping[type(config)] if type(config) in mapping else type(target)
+        with torch.device("meta"):
+            layers, last = names_in(make(config))
+        state = {layers + name: tensor for name, tensor in state.items()} | {last: norm}
+        module, found = make.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=target.dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"transformers cannot build {title}: {reason}") from error
+    borrowed = [module.get_input_embeddings().weight, module.get_output_embeddings().weight]
+    given = {name for name, weight in module.named_parameters() if any(weight is each for each in borrowed)}
+    missing = {*found["missing_keys"]} - given
+    problems = [*listed("missing", missing), *listed("unexpected", found["unexpected_keys"])]
+    problems += [flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes)]
+    if problems:
+        told = "; ".join(problems).replace(f"{layers}0.", "")
+        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {told}")
+    module = module.to(target.device).eval()
+    if target.device.type == "cpu" and target.dtype == torch.float32:
+        lay_out_for_cpu(module)
+    return module, module.get_submodule(last.rpartition(".")[0])
 
 
-def _described(found: MtpCheckpoint) -> dict[str, object]:
-    return {"layers": len(found.layers), "embedding and output layer": "the target's"}
+def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
+    """The config of a language model whose layers have tensors of these names."""
+    config: Any = deepcopy(family)
+    sparse = any(".experts." in name for name in names)
+    blocks = block_types(family)
+    attention = [*(getattr(family, "mtp_layer_types", None) or ()), *[None] * (index + 1)][index]
+    changes = {
+        "num_hidden_layers": len(blocks or [0]),
+        "layer_types": blocks or [attention or ATTENTION.get(family.model_type, "full_attention")],
+        "mlp_layer_types": ["sparse" if sparse else "dense"],
+        "first_k_dense_replace": 0 if sparse else 1,
+        "mlp_only_layers": [] if sparse else [0],
+        "num_nextn_predict_layers": 0,
+        "vocab_size": 1,
+        "tie_word_embeddings": False,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+    for name, value in changes.items():
+        if getattr(config, name, None) is not None:
+            setattr(config, name, value)
+    vars(config).pop("quantization_config", None)  # the layer's own tensors are as they were saved
+    return config
 
 
-FORMAT = MtpFormat("mtp", KIND, ALONE, parse, load, _described)
+def block_types(family: PreTrainedConfig) -> list[str] | None:
+    """The kinds of the several layers that make one MTP layer (Nemotron-H), None for families where one does."""
+    return getattr(family, "mtp_layers_block_type", None)
+
+
+def names_in(module: PreTrainedModel) -> tuple[str, str]:
+    """What a model calls its layers, and the weight of its final norm."""
+    decoder: Any = module.get_decoder()
+    path = next(name for name, part in module.named_modules() if part is decoder)
+    children, count = [*decoder.named_children()], decoder.config.num_hidden_layers
+    layers = [name for name, part in children if isinstance(part, nn.ModuleList) and len(part) == count]
+    norms = [name for name, part in children if "norm" in name and getattr(part, "weight", None) is not None]
+    if not layers or not norms:
+        raise LookupError(f"{type(decoder).__name__} has no list of {count} layers with a norm behind it")
+    return f"{path}.{layers[0]}.", f"{path}.{norms[-1]}.weight"
+
+
+FORMAT = HeadFormat("mtp", "MTP", has_layers_only, parse, _built)

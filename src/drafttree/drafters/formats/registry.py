@@ -1,19 +1,22 @@
-"""The kinds of trained heads, and which kind a folder holds.
+"""The kinds of trained heads, those that are known and not run, and which kind a folder holds.
 
 The configurations of published heads often claim to be a plain Llama. So the tensors' names decide what a folder is.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.assistant import ASSISTANTS
-from drafttree.drafters.formats import block, eagle, eagle3, hydra, medusa, mtp
+from drafttree.drafters.formats import block, eagle3, mtp
 from drafttree.drafters.formats.checkpoints import INDICES, NAMES, head_files, read_config, tensor_names
-from drafttree.drafters.formats.head_checkpoint import HeadFormat
-from drafttree.drafters.formats.unsupported import unsupported_kind
+from drafttree.drafters.formats.config import Labels
+from drafttree.drafters.formats.format import ADVICE, HeadFormat, any_name
+from drafttree.drafters.formats.heads import EAGLE, HYDRA, MEDUSA
 
 PUBLISHED = {
     "deepseek-ai/deepseek-r1-distill-llama-8b": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
@@ -28,13 +31,46 @@ PUBLISHED = {
 
 
 FORMATS: dict[str, HeadFormat] = {
-    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, medusa.FORMAT, hydra.FORMAT, mtp.FORMAT, eagle.FORMAT)
+    each.kind: each for each in (block.FORMAT, eagle3.FORMAT, MEDUSA, HYDRA, mtp.FORMAT, EAGLE)
 }
-"""The formats of heads, by kind; another one is a file with a `FORMAT` and its name here.
+"""The formats of heads, by kind.
 
 EAGLE-1 heads have no name that others lack, so theirs is the last.
 """
 LANGUAGE_MODEL, ASSISTANT = "language-model", "assistant"
+
+
+class Unsupported(NamedTuple):
+    """One kind of drafter, told by the names of its tensors, without `model.` before them, or by a label.
+
+    The label matches the lower-case architecture, `speculators_model_type` or `model_type` of a config.json.
+    """
+
+    title: str
+    why: str
+    tensors: Callable[[Collection[str]], bool]
+    label: str
+
+
+KIN = "drafttree runs DFlash, DFlash2, JetFlow (once JetSpec) and DSpark of the drafters that draft a block in one pass"
+KINDS = (
+    Unsupported("a Domino drafter", KIN, any_name(r"prefix_gru\."), r"\w*domino"),
+    Unsupported("a DFlare drafter", KIN, any_name(r"dflare"), r"\w*dflare"),
+    Unsupported("a P-EAGLE head", "it drafts from states of its own", any_name(r"mask_hidden$"), r"peagle"),
+    Unsupported(
+        "a head with layers of Gemma 4",
+        "drafttree runs those with layers of Llama and Qwen 3",
+        any_name(r"layers\.0\.layer_scalar$"),
+        r"gemma\w*(eagle3|dspark|dflash)",
+    ),
+    Unsupported(
+        "an assistant of an unknown kind",
+        "drafttree runs those of Gemma 4 and Muse Glimmer",
+        any_name(r"(pre|post)_projection\."),
+        r"(?!muse_)\w+_assistant$",
+    ),
+)
+"""The first that is told is the one."""
 
 
 class UnsupportedDrafter(ModelError):
@@ -73,3 +109,14 @@ def _check_alone(folder: Path) -> None:
     files = models[:1] + sorted(heads.values())
     if len(files) > 1:
         raise ModelError(f"{folder} holds {' and '.join(files)}; give a folder with the head alone")
+
+
+def unsupported_kind(names: Collection[str], config: Mapping[str, Any]) -> str | None:
+    """The kind of drafter whose tensors have these names and why it is not run, None for others."""
+    names = {name.removeprefix("model.") for name in names}
+    told = Labels.read(config)
+    labels = [*told.architectures, told.speculators_model_type, told.model_type]
+    for kind in KINDS:
+        if kind.tensors(names) or any(re.match(kind.label, label.lower()) for label in labels):
+            return f"{kind.title}, which is not supported: {kind.why}; {ADVICE}"
+    return None

@@ -1,0 +1,232 @@
+"""What is read of a config.json: pydantic models of the fields, and the decoder layers that they describe."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, LiteralString, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.format import SIZES, usual_rows
+
+ATTENTION = "layers.0.self_attn."
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings of one table: those that change with the length would turn a tree's rows differently."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def must_be(words: LiteralString) -> WrapValidator:
+    """What a message says that a field must be."""
+
+    def checked(value: Any, check: Any) -> Any:
+        try:
+            return check(value)
+        except ValueError:
+            raise PydanticCustomError("field", words) from None
+
+    return WrapValidator(checked)
+
+
+Size = Annotated[int, Field(gt=0, lt=10**8), must_be("a positive integer of at most 8 digits")]
+Count = Annotated[int, Field(ge=0, lt=10**8), must_be("a number of layers")]
+Number = Annotated[
+    Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0, lt=math.inf)], must_be("a positive number")
+]
+Flag = Annotated[bool, must_be("true or false")]
+Text = Annotated[str, must_be("a string")]
+Texts = Annotated[list[str], Field(default_factory=list), must_be("a list of strings")]
+Layers = Annotated[list[int], Field(default_factory=list), must_be("a list of layers")]
+Object = Annotated[dict[str, Any], Field(default_factory=dict), must_be("an object")]
+"""Lists and objects are empty where they are not there."""
+
+
+def absent(name: object) -> ModelError:
+    """A size that a head cannot do without is not there."""
+    return ModelError(f"config.json gives no {name}; it must be the size the head was trained with")
+
+
+class Fields(BaseModel):
+    """Some fields of a config.json; null is as good as nothing, and other fields are left alone."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, raw: Any) -> Any:
+        return {name: each for name, each in raw.items() if each is not None} if isinstance(raw, dict) else raw
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:
+        """The fields of a config.json.
+
+        Raises:
+            ModelError: one is not what it must be, and the message has its name and value; or it is missing.
+        """
+        try:
+            return cls.model_validate(dict(raw))
+        except ValidationError as error:
+            first = error.errors()[0]
+        name, words = first["loc"][-1], "an object" if first["type"] == "model_type" else first["msg"]
+        if first["type"] == "missing":
+            raise absent(name)
+        raise ModelError(f"config.json gives {name} as {first['input']!r}; it must be {words}")
+
+
+class Labels(Fields):
+    """What a file says that it is."""
+
+    architectures: Texts
+    speculators_model_type: Text = ""
+    model_type: Text = ""
+
+
+class TargetSizes(Fields):
+    """Sizes of the target that heads were made for; the tensors do not always show them."""
+
+    hidden_size: Size | None = None
+    vocab_size: Size | None = None
+    base_num_hidden_layers: Size | None = None
+
+    def made_for(self, told: Mapping[str, int | None]) -> dict[str, int]:
+        """The sizes by their names in messages: those that are said, else those that the tensors tell."""
+        sizes = {name: getattr(self, field) or told.get(name) for name, field in SIZES.items()}
+        return {name: size for name, size in sizes.items() if size}
+
+
+class Rope(Fields):
+    """Parameters of a rotary embedding, of which transformers may know others."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rope_type: Text | None = None
+    type: Text | None = None
+    rope_theta: Number | None = None
+    factor: Number | None = None
+    low_freq_factor: Number | None = None
+    high_freq_factor: Number | None = None
+    original_max_position_embeddings: Number | None = None
+
+
+class DecoderLayers(Fields):
+    """The fields that are about a head's decoder layers, in every format."""
+
+    hidden_size: Size
+    vocab_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    intermediate_size: Size | None = None
+    hidden_act: Text = "silu"
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Number = 1e-6
+    attention_bias: Flag = False
+    sliding_window: Size | None = None
+    use_sliding_window: Flag = True
+    max_window_layers: Count = 0
+    layer_types: Texts
+    rope_scaling: Rope = Rope()
+    rope_parameters: Rope = Rope()
+    rope_theta: Number = 10000.0
+
+    def config(self, tensors: Mapping[str, Tensor], layers: int) -> LlamaConfig | Qwen3Config:
+        """The configuration of so many layers; Qwen3's are recognised by their q and k norms.
+
+        The tensors, with those of the first layer under `layers.0.`, tell what the fields do not.
+        """
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        groups = self.num_key_value_heads or heads
+        normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")
+        if hidden % heads and not normed:
+            raise ModelError(
+                f"config.json gives num_attention_heads as {heads}, which does not divide a width of {hidden}"
+            )
+        if heads % groups:
+            raise ModelError(f"config.json gives num_key_value_heads as {groups}, which does not divide {heads} heads")
+        if self.hidden_act not in ACT2FN:
+            raise ModelError(f"config.json gives hidden_act as {self.hidden_act!r}, which transformers does not know")
+        queries, width = usual_rows(f"{ATTENTION}q_proj.weight", tensors), self.head_dim or hidden // heads
+        width = queries // heads if queries and queries % (2 * heads) == 0 else width
+        mlp = self.intermediate_size or usual_rows("layers.0.mlp.gate_proj.weight", tensors) or 4 * hidden
+        make, rope = Qwen3Config if normed else LlamaConfig, self._rope()
+        try:
+            config = make(
+                vocab_size=self.vocab_size,
+                hidden_size=hidden,
+                intermediate_size=mlp,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=groups,
+                head_dim=width,
+                hidden_act=self.hidden_act,
+                max_position_embeddings=self.max_position_embeddings,
+                rms_norm_eps=float(self.rms_norm_eps),
+                attention_bias=self.attention_bias or f"{ATTENTION}q_proj.bias" in tensors,
+                rope_parameters=dict(rope),
+                **self._windows(layers),
+            )
+            LlamaRotaryEmbedding(config)  # pyright: ignore[reportArgumentType]
+        except ModelError:
+            raise
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[-1].strip() or type(error).__name__
+            raise ModelError(
+                f"config.json gives a rotary embedding that cannot be made for heads of {width}: {rope} ({reason})"
+            ) from error
+        return config
+
+    def _windows(self, layers: int) -> dict[str, Any]:
+        """The sliding window, as fields of a transformers configuration.
+
+        Without `layer_types` all layers from `max_window_layers` on have it, as in Qwen's configurations.
+        """
+        window, first = self.sliding_window, self.max_window_layers
+        types = self.layer_types or [SLIDING if window and i >= first else FULL for i in range(layers)]
+        if len(types) < layers or not {*types[:layers]} <= {FULL, SLIDING}:
+            raise ModelError(
+                f"config.json gives layer_types as {types}; the tensors make {layers} layers, each of which must be "
+                f"{FULL} or {SLIDING}"
+            )
+        if not self.use_sliding_window or SLIDING not in types[:layers]:
+            return {"layer_types": [FULL] * layers, "sliding_window": None}
+        if window is None:
+            raise ModelError(
+                f"config.json gives {SLIDING} in layer_types and no sliding_window; add its length in tokens"
+            )
+        return {"layer_types": types[:layers], "sliding_window": window, "use_sliding_window": True}
+
+    def _rope(self) -> dict[str, Any]:
+        """Parameters of the head's own rotary embedding, never the target's."""
+        rope = {
+            **self.rope_scaling.model_dump(exclude_unset=True),
+            **self.rope_parameters.model_dump(exclude_unset=True),
+        }
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind not in ROPES:
+            raise ModelError(
+                f"config.json gives rope_type as {kind!r}; drafttree knows those that do not change with the length: "
+                f"{', '.join(ROPES)}"
+            )
+        return {**rope, "rope_type": kind, "rope_theta": float(rope.get("rope_theta") or self.rope_theta)}
+
+
+def written_layers(layer: Any) -> dict[str, Any]:
+    """The fields of a config.json that describe decoder layers."""
+    fields = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    fields += ("head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings")
+    return {field: getattr(layer, field) for field in fields} | {"rope_theta": layer.rope_parameters["rope_theta"]}
+
+
+class Parts(Fields):
+    """The parts of a model that has several."""
+
+    text_config: Object
+
+
+def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a model's language part, which are its own where it has no other part."""
+    return Parts.read(config).text_config or config

@@ -1,0 +1,352 @@
+"""What the formats of trained heads share: a `HeadFormat` is one, a `Checkpoint` is what was found in a folder.
+
+A checkpoint's tensors are compared with those its heads need: missing, unexpected, misshapen and unusable ones.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mode
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.base import Drafter
+from drafttree.drafters.heads import embedding, last_layer, projection
+from drafttree.models import lay_out_for_cpu
+from drafttree.models.tensor_parallel import whole
+
+ADVICE = "use another head made for the target, a smaller language model, or lookup"
+SIZES = {"hidden size": "hidden_size", "vocabulary": "vocab_size", "number of layers": "base_num_hidden_layers"}
+"""Sizes of a target as messages call them, and the fields of a config that may give them."""
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+"""What a head with decoder layers takes from its target where it has none of its own."""
+MODEL = "model."
+"""A prefix of all names but the output layer's in checkpoints saved from a wrapper, as TensorRT-LLM's are."""
+DECODER_LAYER = r"layers\.(\d+)\.(?:self_attn|mlp)\."
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+IDS = (torch.int64, torch.int32, torch.int16)
+Heads = TypeVar("Heads")
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[Heads]):
+    """Heads as they were found, compared with what they should be.
+
+    Attributes:
+        heads: without values, of the sizes the checkpoint tells.
+        tensors: their values, by name.
+        made_for: the sizes of their target, as far as they are known.
+        problems: what keeps them from being loaded, one phrase each.
+        details: the facts that `drafttree inspect` prints besides the target's sizes.
+        layers: the hidden states between the target's layers that they read, counted as `Model.forward` does; None for
+            EAGLE-3's default, which depends on the target's depth.
+        maps: `d2t` and `t2d`, between the target's vocabulary and a smaller one, where they are there.
+    """
+
+    heads: Heads
+    tensors: dict[str, Tensor]
+    made_for: dict[str, int]
+    problems: tuple[str, ...]
+    details: dict[str, object] = field(default_factory=dict)
+    layers: tuple[int, ...] | None = ()
+    maps: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def target_ids(self) -> Tensor | None:
+        """The target's id of every id of the drafted vocabulary, None where there is no map."""
+        return _target_ids(self.maps["d2t"]) if "d2t" in self.maps else None
+
+    def hidden_layers(self, target: PreTrainedModel) -> tuple[int, ...]:
+        """The hidden states between a target's layers that the heads read."""
+        depth = last_layer(target)
+        return (2, depth // 2, depth - 3) if self.layers is None else self.layers
+
+    def check(self, kind: str, target: PreTrainedModel) -> None:
+        """Compare with the target the heads, which messages call by their kind, are to draft for.
+
+        Raises:
+            ModelError: they were made for another one, and the message has both numbers; they have problems, all of
+                which are listed; they read hidden states that it does not have; or they are not as wide as the parts
+                that they use of it.
+        """
+        depth, width = last_layer(target), target.config.get_text_config().hidden_size
+        sizes = dict(zip(SIZES, (width, len(projection(target).weight), depth), strict=True))
+        for name, size in self.made_for.items():
+            if size != sizes[name]:
+                raise ModelError(
+                    f"this {kind} head was made for a target with a {name} of {size}, this target's is "
+                    f"{sizes[name]}; use it with the model it was trained on"
+                )
+        if self.problems:
+            raise ModelError(f"the tensors make no {kind} head: {'; '.join(self.problems)}")
+        read = self.hidden_layers(target)
+        if self.layers and max(read) == depth:
+            raise ModelError(
+                f"this {kind} head reads the output of the target's last layer, number {depth - 1}, which is not "
+                f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
+            )
+        if read and (min(read) < 0 or max(read) >= depth):
+            raise ModelError(
+                f"this {kind} head reads the hidden states {', '.join(map(str, read))} of a target, which has "
+                f"{depth} layers and so the states 0 to {depth - 1}; use it with the model it was trained on"
+            )
+        for name, own in self.borrowed().items():
+            if own.shape[-1] != width:
+                raise ModelError(
+                    f"this {kind} head is {own.shape[-1]} wide and has no {name} of its own; the target's is "
+                    f"{width} wide"
+                )
+
+    def borrowed(self) -> dict[str, Tensor]:
+        """The parts that heads with decoder layers take from their target, without values."""
+        needed = self.heads.state_dict() if isinstance(self.heads, nn.Module) else {}
+        return {name: needed[name] for name in (EMBEDDING, HEAD) if name in needed and name not in self.tensors}
+
+    def filled(self, target: PreTrainedModel) -> Heads:
+        """The heads with their tensors, and with those that they borrow from the target."""
+        heads: Any = self.heads
+        tensors, borrowed, ids = dict(self.tensors), self.borrowed(), self.target_ids
+        if EMBEDDING in borrowed:
+            tensors[EMBEDDING] = whole(embedding(target).weight.detach())[: len(borrowed[EMBEDDING])]
+        if HEAD in borrowed:
+            weight = whole(projection(target).weight.detach())
+            tensors[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
+        fill(heads, tensors, target)
+        if ids is not None:
+            heads.target_ids = ids.to(target.device)
+        return heads
+
+
+@dataclass(frozen=True)
+class HeadFormat:
+    """One kind of trained heads, told from others by the names of its tensors.
+
+    Attributes:
+        kind: its name, such as "medusa".
+        title: the same for messages, such as "Medusa".
+        holds: whether a folder whose tensors have these names holds such heads; no folder of the kinds behind it does.
+        parse: says what a checkpoint's tensors and config.json hold and what is wrong with them, with the target they
+            are for or without one.
+        build: makes the drafter of a checkpoint that fits the target.
+    """
+
+    kind: str
+    title: str
+    holds: Callable[[Collection[str]], bool]
+    parse: Callable[[Mapping[str, Tensor], Mapping[str, Any], PreTrainedModel | None], Checkpoint[Any]]
+    build: Callable[[Checkpoint[Any], PreTrainedModel], Drafter]
+
+    def load(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel) -> Drafter:
+        """The drafter of a checkpoint, in the target's dtype and on its device.
+
+        What it has in common with the target is shared, not copied, if the target's weights are laid out as
+        `load_model` does.
+
+        Raises:
+            ModelError: the configuration makes no sense or asks for what is not run; tensors are missing, unexpected,
+                misshapen or not finite; or the heads were made for another target.
+        """
+        found = self.parse(tensors, config, target)
+        found.check(self.title, target)
+        return self.build(found, target)
+
+
+def with_layers(
+    heads: Any,
+    tensors: dict[str, Tensor],
+    spelled: Callable[[str], str],
+    target_hidden: int,
+    lent: Collection[str],
+    layers: tuple[int, ...] | None = (),
+    depth: int | None = None,
+    **details: object,
+) -> Checkpoint[Any]:
+    """The checkpoint of heads that have decoder layers, an embedding and an output layer.
+
+    `spelled` tells a tensor's name in the file, `lent` names those that may be the target's, `target_hidden` and
+    `depth` are its width and its number of layers.
+    """
+    vocab, drafted = (len(heads.state_dict()[name]) for name in (EMBEDDING, HEAD))
+    maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
+    layer = heads.config.layer
+    made_for = {"hidden size": target_hidden, "vocabulary": vocab} | ({"number of layers": depth} if depth else {})
+    read = "2, L/2 and L - 3 of L layers" if layers is None else ", ".join(map(str, layers))
+    owners = {name: "own" if name in tensors else "the target's" for name in (EMBEDDING, HEAD)}
+    if {EMBEDDING, HEAD} <= tensors.keys() and tensors[EMBEDDING].data_ptr() == tensors[HEAD].data_ptr():
+        owners[HEAD] = "the embedding"
+    details = {
+        **details,
+        "hidden states read": read or "after the final norm",
+        "draft vocabulary": drafted if "d2t" in maps else f"{drafted} (all)",
+        "decoder layers": layer.num_hidden_layers,
+        "attention": f"{layer.num_attention_heads} heads of {layer.head_dim}",
+        "embedding": owners[EMBEDDING],
+        "output layer": owners[HEAD],
+    }
+    problems = flaws(heads, tensors, lent, spelled) + map_flaws(vocab, drafted, maps)
+    return Checkpoint(heads, tensors, made_for, tuple(problems), details, layers, maps)
+
+
+def any_name(pattern: str) -> Callable[[Collection[str]], bool]:
+    """Whether the beginning of any name matches."""
+    return lambda names: any(re.match(pattern, name) for name in names)
+
+
+def renamed(
+    tensors: Mapping[str, Tensor], parts: Mapping[str, str], left_out: str
+) -> tuple[dict[str, Tensor], Callable[[str], str]]:
+    """Tensors by the names they have here, and the name in the file of each of these.
+
+    Args:
+        tensors: by their names in the file, with or without "model." before them.
+        parts: other beginnings of names, and what they are here.
+        left_out: matches the names of those that are not read.
+
+    Raises:
+        ModelError: two differ in "model." only.
+    """
+    spelled, plain = dict[str, str](), set[str]()
+    used = {own: part for part, own in parts.items() if own and not own.endswith(".")}  # whole names
+    for name in tensors:
+        own = name.removeprefix(MODEL)
+        part = next((part for part in parts if own.startswith(part)), None)
+        here = own if part is None else parts[part] + own.removeprefix(part)
+        if re.match(left_out, here):
+            continue
+        if own in plain:
+            raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
+        plain.add(own)
+        spelled[here] = name
+        if part and parts[part]:
+            used[parts[part]] = part
+
+    def in_file(name: str) -> str:
+        missing = (part + name.removeprefix(own) for own, part in used.items() if name.startswith(own))
+        return spelled.get(name) or next(missing, name)
+
+    return {own: tensors[name] for own, name in spelled.items()}, in_file
+
+
+def add_output_biases(tensors: dict[str, Tensor]) -> None:
+    """Add zeros as bias to output projections that have none beside queries that do; transformers' layers have both."""
+    for name in [name for name in tensors if name.endswith("self_attn.q_proj.bias")]:
+        weight = tensors.get(name.replace("q_proj.bias", "o_proj.weight"))
+        if weight is not None and weight.ndim:
+            tensors.setdefault(name.replace("q_proj", "o_proj"), weight.new_zeros(len(weight)))
+
+
+def usual_rows(pattern: str, tensors: Mapping[str, Tensor]) -> int | None:
+    """The number of rows that most of the tensors of such names have, None where none has any."""
+    rows = [len(tensor) for name, tensor in tensors.items() if re.fullmatch(pattern, name) and tensor.ndim]
+    return mode(filter(None, rows)) if any(rows) else None
+
+
+def counts(pattern: str, names: Collection[str]) -> list[int]:
+    """Possible counts of the parts that the pattern's group numbers, largest first: each number found, plus one.
+
+    Numbers larger than the names are many are slips, and not counted.
+    """
+    found = {1 + int(match[1]) for name in names if (match := re.match(pattern, name))}
+    return sorted((count for count in found if count <= len(names)), reverse=True) or [1]
+
+
+def nearest(names: Collection[str], made: Iterator[Module]) -> Module:
+    """The first of several heads, made here without values, whose tensors have these names, or else the nearest."""
+    tried: dict[int, Module] = {}
+    with torch.device("meta"):
+        for heads in made:
+            differences = len(heads.state_dict().keys() ^ set(names))
+            tried.setdefault(differences, heads)
+            if not differences:
+                break
+    return tried[min(tried)]
+
+
+def flaws(
+    heads: nn.Module,
+    tensors: Mapping[str, Tensor],
+    borrowed: Collection[str] = (),
+    spelled: Callable[[str], str] = str,
+) -> list[str]:
+    """Everything in which a checkpoint differs from what heads need but for what is borrowed, one phrase each."""
+    needed = {name: tensor.shape for name, tensor in heads.state_dict().items()}
+    known = sorted(needed.keys() & tensors.keys(), key=_natural)
+    return [
+        *listed("missing", map(spelled, needed.keys() - tensors.keys() - set(borrowed))),
+        *listed("unexpected", map(spelled, tensors.keys() - needed.keys())),
+        *(flaw for name in known for flaw in misshapen(spelled(name), tensors[name].shape, needed[name])),
+        *(flaw for name in known for flaw in unusable(spelled(name), tensors[name])),
+    ]
+
+
+def listed(word: str, names: Iterable[str]) -> list[str]:
+    """One phrase with all names, none where there are none."""
+    found = sorted(names, key=_natural)
+    return [f"{word} {', '.join(found)}"] if found else []
+
+
+def misshapen(name: str, found: Sequence[int], needed: Sequence[int]) -> list[str]:
+    """One phrase with both shapes, none where they are the same."""
+    return [] if list(found) == list(needed) else [f"{name} is {list(found)} and should be {list(needed)}"]
+
+
+def unusable(name: str, tensor: Tensor) -> Iterator[str]:
+    """One phrase where a tensor's values cannot be used."""
+    if tensor.dtype not in FLOATS:
+        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')} and should be floating-point"
+    elif not tensor.isfinite().all():
+        yield f"{name} holds numbers that are not finite"
+
+
+def map_flaws(vocab: int, draft_vocab: int, maps: Mapping[str, Tensor]) -> list[str]:
+    """The problems of the maps between a target's vocabulary and a drafted one, one phrase each."""
+    if "d2t" not in maps:
+        return [] if draft_vocab == vocab else [f"missing d2t, for {draft_vocab} of {vocab} token ids"]
+    d2t, t2d = maps["d2t"], maps.get("t2d")
+    sizes = {"d2t": draft_vocab, "t2d": vocab}
+    if wrong := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
+        return wrong
+    if d2t.dtype not in IDS:
+        return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]
+    ids = _target_ids(d2t).sort().values
+    if not (ids.diff() > 0).all() or int(ids[0]) < 0 or int(ids[-1]) >= vocab:
+        return [f"d2t does not lead to different token ids below {vocab}"]
+    if t2d is not None and t2d.nonzero().flatten().tolist() != ids.tolist():
+        return ["t2d and d2t name different token ids"]
+    return []
+
+
+def _target_ids(d2t: Tensor) -> Tensor:
+    return d2t.long() + torch.arange(len(d2t))
+
+
+def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedModel) -> None:
+    """Give heads made on the meta device a checkpoint's tensors, frozen, with the target's dtype and device.
+
+    What is one tensor under several names stays one. Rotary embeddings are made anew, as files do not have them.
+    """
+    once: dict[tuple, nn.Parameter] = {}
+    fitting = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if place not in once:
+            once[place] = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
+        fitting[name] = once[place]
+    heads.load_state_dict(fitting, assign=True)
+    for part in [*heads.modules()]:
+        for name, child in part.named_children():
+            if name.startswith("rotary"):
+                setattr(part, name, type(child)(child.config).to(target.device))  # pyright: ignore[reportArgumentType]
+    heads.eval().requires_grad_(False)
+    if target.device.type == "cpu" and target.dtype == torch.float32:
+        lay_out_for_cpu(heads)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts head 10 after head 9."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D+)(\d*)", f".{name}")]

@@ -1,0 +1,201 @@
+"""Heads of a layer or a few: Medusa (`medusa_lm_head.pt`), Hydra and Hydra++ (`hydra_lm_head.pt`), EAGLE-1 and 2."""
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.base import Drafter
+from drafttree.drafters.eagle import EagleConfig, EagleHead, eagle_drafter
+from drafttree.drafters.formats.config import DecoderLayers, Fields, Flag, Object, TargetSizes
+from drafttree.drafters.formats.format import (
+    DECODER_LAYER,
+    EMBEDDING,
+    HEAD,
+    Checkpoint,
+    HeadFormat,
+    add_output_biases,
+    any_name,
+    counts,
+    flaws,
+    nearest,
+    renamed,
+    usual_rows,
+    with_layers,
+)
+from drafttree.drafters.heads import embedding, last_layer, own_bytes
+from drafttree.drafters.hydra import HydraDrafter, HydraHeads, layer_config, prefix_config
+from drafttree.drafters.medusa import MedusaDrafter, MedusaHeads
+from drafttree.models.tensor_parallel import whole
+
+MLP, PREFIX_MLP = "mlp", "prefix-mlp"
+PREFIX = "prefix_embeding_layer."
+OWN_EMBEDDING = "input_embed_fn.weight"
+DERIVED = re.compile(rf"{PREFIX}.*(embed_tokens\.weight|rotary_emb\.inv_freq)")
+"""Tensors of published Hydra heads that follow from others or are never read."""
+SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+"""What vLLM speculators calls the parts of an EAGLE head, and what SafeAILab does."""
+
+
+class HeadFields(TargetSizes):
+    """The fields of Medusa's and Hydra's heads; `shared_lm_head` says that they have no vocabulary projections."""
+
+    shared_lm_head: Flag | None = None
+    hydra_head_arch: Any = None
+    hidden_state_offset: Any = 0
+
+
+class EagleFields(Fields):
+    """The fields of an EAGLE head besides those of its decoder layers."""
+
+    transformer_layer_config: Object
+    bias: Flag = False
+    fusion_bias: Flag = False
+    layernorms: Flag = False
+
+
+def parse_medusa(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
+) -> Checkpoint[MedusaHeads]:
+    """Medusa heads, alone or within a full model (Medusa-2), whose other tensors are left out.
+
+    Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
+    projection of their own (an early public variant, and what the recipe writes) use the target's.
+    """
+    inside = {name[match.end() :]: each for name, each in tensors.items() if (match := INSIDE.match(name))}
+    own, block = inside or dict(tensors), r"\d+\.(\d+)\.linear\..*"
+    if not any(re.match(block, name) for name in own):
+        raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
+    fields = HeadFields.read(config)
+    shared = (False, True) if fields.shared_lm_head is None else (fields.shared_lm_head,)
+    variants = product(counts(r"(\d+)\.", own), counts(block, own), shared)
+    like = nearest(own, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
+    vocab = None if like.shared else usual_rows(rf"\d+\.{like.layers}\.weight", own)
+    made_for = fields.made_for({"hidden size": usual_rows(block, own), "vocabulary": vocab})
+    hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
+    with torch.device("meta"):
+        heads = MedusaHeads(like.count, like.layers, hidden, vocab, shared=like.shared)
+    return Checkpoint(heads, own, made_for, tuple(flaws(heads, own)), _described(heads))
+
+
+def parse_hydra(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
+) -> Checkpoint[HydraHeads]:
+    """Hydra heads; Hydra++'s have an attention layer of the target's sizes, without one of the sizes that fit.
+
+    Heads and their blocks are counted from the names.
+    """
+    own, block = {name: each for name, each in tensors.items() if not DERIVED.fullmatch(name)}, HYDRA_BLOCK
+    if not any(re.match(block, name) for name in own):
+        raise ModelError("there is no Hydra head among the tensors: none has a name like hydra_mlp.0.0.linear.weight")
+    fields = HeadFields.read(config)
+    architecture = fields.hydra_head_arch
+    if architecture is None:
+        architecture = PREFIX_MLP if any_name(PREFIX)(own) else MLP
+    if architecture not in (MLP, PREFIX_MLP):
+        raise ModelError(f"hydra_head_arch is {architecture!r}; drafttree reads Hydra heads of type mlp and prefix-mlp")
+    if fields.hidden_state_offset:
+        raise ModelError(
+            f"hidden_state_offset is {fields.hidden_state_offset!r}; drafttree reads Hydra heads made for 0"
+        )
+    shared, prefixed = bool(fields.shared_lm_head), architecture == PREFIX_MLP
+    vocab = (not shared and usual_rows(r"hydra_lm_head\..*", own)) or usual_rows(OWN_EMBEDDING, own)
+    made_for = fields.made_for({"hidden size": usual_rows(block, own), "vocabulary": vocab})
+    hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
+    make = partial(
+        HydraHeads,
+        hidden=hidden,
+        vocab=vocab,
+        prefix=(prefix_config(target.config) if target else _prefix(own, hidden)) if prefixed else None,
+        shared=shared,
+        grounded=any(".res_connection." in name for name in own),
+        embeds=OWN_EMBEDDING in own,
+    )
+    blocks = {max(1, slots // 2) if prefixed else slots for slots in counts(block, own)}
+    variants = product(counts(r"hydra_mlp\.(\d+)\.", own), sorted(blocks, reverse=True))
+    heads = nearest(own, (make(*sizes) for sizes in variants))
+    return Checkpoint(heads, own, made_for, tuple(flaws(heads, own)), _described(heads))
+
+
+def parse_eagle(
+    tensors: Mapping[str, Tensor], config: Mapping[str, Any], target: PreTrainedModel | None = None
+) -> Checkpoint[EagleHead]:
+    """An EAGLE-1 or EAGLE-2 head: SafeAILab's, or one of vLLM speculators without norms of its own."""
+    if not config:
+        raise ModelError("config.json is missing or empty; an EAGLE head needs the one it was published with")
+    fields = EagleFields.read(config)
+    if fields.layernorms:
+        raise ModelError(
+            "config.json gives layernorms as true, vLLM speculators' norms of their own, which are not run; use a head "
+            "without them or an EAGLE-3 head"
+        )
+    own, spelled = renamed(tensors, SPECULATORS, r".*\.inv_freq$")
+    add_output_biases(own)
+    biased = "fc.bias" in own or fields.bias or fields.fusion_bias
+    described = DecoderLayers.read(fields.transformer_layer_config or config)
+    sizes = counts(DECODER_LAYER, own)
+    head = nearest(own, (EagleHead(EagleConfig(described.config(own, layers), biased)) for layers in sizes))
+    return with_layers(head, own, spelled, head.config.hidden, {EMBEDDING, HEAD})
+
+
+def _prefix(tensors: Mapping[str, Tensor], hidden: int) -> LlamaConfig:
+    """The configuration of Hydra++'s attention layer from the sizes of its tensors."""
+    layer = f"{PREFIX}layers.0."
+    patterns = (r"self_attn\.q_proj\.weight", r"self_attn\.[kv]_proj\.weight", r"mlp\.(gate|up)_proj\.weight")
+    queries, keys, mlp = (usual_rows(re.escape(layer) + pattern, tensors) or hidden for pattern in patterns)
+    width = math.gcd(queries, keys)
+    fields = {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_attention_heads": queries // width,
+        "num_key_value_heads": keys // width,
+        "head_dim": width,
+        "attention_bias": f"{layer}self_attn.q_proj.bias" in tensors,
+        "mlp_bias": f"{layer}mlp.up_proj.bias" in tensors,
+    }
+    try:
+        return layer_config(fields)
+    except Exception as error:
+        raise ModelError(
+            f"{layer}self_attn has {queries} rows of queries and {keys} of keys and values; no attention layer "
+            f"{hidden} wide has those"
+        ) from error
+
+
+def _described(heads: MedusaHeads | HydraHeads) -> dict[str, object]:
+    return {"heads": heads.count, "output layers": "the target's" if heads.shared else "own"}
+
+
+def _hydra(found: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
+    """An embedding that is equal to the target's is the target's."""
+    heads = found.filled(target)
+    if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding(target).weight)):
+        heads.input_embed_fn = None
+    return HydraDrafter(heads, target)
+
+
+def _eagle(found: Checkpoint[EagleHead], target: PreTrainedModel) -> Drafter:
+    head = found.filled(target)
+    return eagle_drafter(head, (last_layer(target),), own_bytes(head, target))
+
+
+INSIDE = re.compile(r"medusa_heads?\.")
+HYDRA_BLOCK = r"hydra_mlp\.\d+\.(\d+)\.linear\..*"
+MEDUSA = HeadFormat(
+    "medusa",
+    "Medusa",
+    any_name(r"medusa_heads?\.|\d+\.\d+\.(linear\.)?(weight|bias)$"),
+    parse_medusa,
+    lambda found, target: MedusaDrafter(found.filled(target), target),
+)
+HYDRA = HeadFormat(
+    "hydra", "Hydra", any_name(r"(hydra_(mlp|lm_head|head)|prefix_embeding_layer)\."), parse_hydra, _hydra
+)
+EAGLE = HeadFormat("eagle", "EAGLE", any_name(r"(model\.)?(fc|fusion_fc)\.(weight|bias)$"), parse_eagle, _eagle)
