@@ -45,6 +45,8 @@ class TimedDrafter(ToyDrafter):
 class TimedDraft(ToyDraft):
     """A session that counts the seconds of its passes."""
 
+    seconds = 0.0
+
     def __init__(self, drafter: TimedDrafter, prompt) -> None:
         super().__init__([drafter.law], [prompt], torch.float32)
         self.drafter = drafter
