@@ -165,7 +165,17 @@ def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
     assert f"{path} is truncated or damaged" in refusal(target, folder)
 
 
-@pytest.mark.parametrize(("name", "policy"), zip(ALL, cycle(POLICIES), strict=False))
+FIRST = {form.kind: name for name, form in reversed(ALL.items())}
+"""A format of each kind; texts with the others take the longest here."""
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(name, policy, marks=[pytest.mark.slow] * (name not in FIRST.values()))
+        for name, policy in zip(ALL, cycle(POLICIES), strict=False)
+    ],
+)
 def test_texts_are_those_of_plain_decoding_alone_and_in_company(name, policy, tmp_path):
     decoder, _ = loaded(ALL[name], ALL[name].write(tmp_path))
     decoder = decoder.with_policy(POLICIES[policy]()).with_costs(TOY_COSTS)
