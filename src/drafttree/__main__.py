@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 
@@ -23,6 +24,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     """End at once where something is imported: libraries drop an interrupt there, or tell it as an error of theirs."""
     while frame:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            with suppress(Exception):  # it may be in the middle of a write, or nobody may read any more
+                sys.stdout.flush()
             show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # which a spinner has hidden
             _say(show_cursor)
             os._exit(130)

@@ -123,15 +123,17 @@ class EagleHead(nn.Module):
 
     def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         """Run the layers over rows whose plan says what they attend to."""
+        shared = self._shared(inputs, hidden)
         output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden), -1))
         for layer in self.layers:
-            output = layer(output, **self._shared(layer, inputs, hidden))
+            output = layer(output, **shared)
         return output
 
-    def _shared(self, layer: nn.Module, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
+    def _shared(self, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
+        """What all decoder layers are given."""
         rotary = self.rotary(hidden, inputs.positions)
         shared = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
-        return shared | as_cache(layer, inputs.cache)
+        return shared | as_cache(self.layers[0], inputs.cache)
 
     def next_hidden(self, output: Tensor) -> Tensor:
         """The states that the children of tokens read, from the tokens' outputs."""
@@ -177,7 +179,7 @@ class Eagle3Head(EagleHead):
 
     def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         first: Any = self.layers[0]
-        shared = self._shared(first, inputs, hidden)
+        shared = self._shared(inputs, hidden)
         normed = first.hidden_norm(hidden)
         pair = torch.cat((first.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
         hidden = (normed if self.config.normed_residual else hidden) + first.self_attn(pair, **shared)[0]
