@@ -5,7 +5,7 @@ import torch
 from transformers import Phi3Config, PhimoeConfig, PreTrainedModel
 
 from drafttree import Decoder
-from drafttree.drafters import LanguageModelDrafter
+from drafttree.drafters import LanguageModelDrafter, PromptLookupDrafter
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
 from testing import tiny
@@ -44,6 +44,16 @@ def test_the_text_is_that_of_whole_passes(name, prompt_length, policy):
     decoder = Decoder(target, LanguageModelDrafter(draft) if policy else None, policy)
     prompt = tiny.random_tokens(prompt_length, 5)
     assert decoder.generate(prompt, max_new_tokens=20).tokens == whole_passes(reference, prompt, 20)
+
+
+@pytest.mark.parametrize("prompt_length", range(ORIGINAL - 6, ORIGINAL + 1))
+def test_a_drafter_without_a_context_of_its_own_drafts_up_to_the_crossing(prompt_length):
+    target, reference = tiny.wrap(tiny.from_config(CONFIGS["phi3"]()))
+    decoder = Decoder(target, PromptLookupDrafter(tiny.VOCAB, max_ngram=1), Chain(depth=5))
+    prompt = [*range(1, 7)] * 5
+    text = decoder.generate(prompt[:prompt_length], max_new_tokens=12)
+    assert text.tokens == whole_passes(reference, prompt[:prompt_length], 12)
+    assert text.metrics.rounds[0].levels == min(5, ORIGINAL - prompt_length)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

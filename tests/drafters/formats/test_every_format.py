@@ -25,6 +25,12 @@ from testing import tiny
 ALL: dict[str, Format | MtpFormat] = {**FORMATS, **{f"MTP, {name}": each for name, each in MTP.items()}}
 FRONTIERS = (Frontier([1, 2, 3], [0, 0, 0]), Frontier([4, 5, 4, 6], [0, 0, 1, 2]), Frontier([7, 8], [3, 0]))
 every_format = pytest.mark.parametrize("name", ALL)
+FIRST = {form.kind: name for name, form in reversed(ALL.items())}
+"""A format of each kind. What reads no name of a format runs with these; with the others it is slow."""
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [] if name in FIRST.values() else [pytest.mark.slow]
 
 
 def loaded(form: Format | MtpFormat, folder, dtype=torch.float32) -> tuple[Decoder, Any]:
@@ -70,8 +76,11 @@ class Text:
         self.states = tuple(torch.cat(pair, 1) for pair in zip(self.states, new, strict=True))
 
 
-@every_format
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [pytest.param(name, torch.float32) for name in ALL]
+    + [pytest.param(name, torch.bfloat16, marks=marks(name)) for name in ALL],
+)
 @torch.inference_mode()
 def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, tmp_path):
     form = ALL[name]
@@ -165,16 +174,9 @@ def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
     assert f"{path} is truncated or damaged" in refusal(target, folder)
 
 
-FIRST = {form.kind: name for name, form in reversed(ALL.items())}
-"""A format of each kind; texts with the others take the longest here."""
-
-
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [
-        pytest.param(name, policy, marks=[pytest.mark.slow] * (name not in FIRST.values()))
-        for name, policy in zip(ALL, cycle(POLICIES), strict=False)
-    ],
+    [pytest.param(name, policy, marks=marks(name)) for name, policy in zip(ALL, cycle(POLICIES), strict=False)],
 )
 def test_texts_are_those_of_plain_decoding_alone_and_in_company(name, policy, tmp_path):
     decoder, _ = loaded(ALL[name], ALL[name].write(tmp_path))
