@@ -7,7 +7,7 @@ import pytest
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.language_model import LanguageModelSession
-from drafttree.drafters.match_index import LookupSession
+from drafttree.drafters.lookup import LookupSession
 from drafttree.drafters.mixed import MixedSession
 from drafttree.policies import Chain, Talon
 from testing import tiny

@@ -6,13 +6,11 @@ from drafttree.drafters.block import BlockDrafter
 from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.hydra import HydraDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
-from drafttree.drafters.lookup import PromptLookupDrafter
-from drafttree.drafters.match_index import LookupDrafter
+from drafttree.drafters.lookup import LookupDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.session import count_pass
-from drafttree.drafters.suffix import SuffixDrafter
 from drafttree.drafters.vocabulary_map import VocabularyMap
 
 LOOKUPS: dict[str, type[LookupDrafter]] = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}

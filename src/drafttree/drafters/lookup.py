@@ -1,25 +1,107 @@
-"""Prompt lookup: drafts from an n-gram table of the text so far."""
+"""Drafts from the text so far: lookup of the last n tokens, and of suffixes of any length.
 
-import sys
+A lookup drafter uses nothing but the text so far. It finds the longest suffix of the text that occurred before and
+proposes the tokens that followed it there. Their counts alone say little about how likely they are: a single
+continuation of a one-word match is usually wrong, one of a 30-token match almost never. So the session learns from the
+text itself, prompt included, how often matches of each length predict the next token. This is adaptive escape
+estimation, as in PPM text compression (Bloom's PPMZ, secondary escape estimation). The probability of all other tokens
+goes to one extra last column of the logits.
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from math import log
 
 import torch
+from torch import Tensor
 
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.match_index import LookupDrafter, Match, MatchIndex, count_follower
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.session import count_pass
+from drafttree.drafters.suffix_automaton import Cursor, Match, SuffixAutomaton
 
-Gram = tuple[int, ...]
+MAX_FOLLOWERS = 32
+"""Followers of a match that are proposed at most, the most recently seen first."""
+PRIOR_HIT_RATES = (0.25, 0.25, 0.45, 0.6, 0.75, 0.9, 0.95)
+"""Prior probability that a match predicts the next token, indexed by the bit length of the match's length."""
+PRIOR_WEIGHT = 2.0
+"""Observations the prior counts as."""
+USUAL_LEVELS = 8
+"""Levels over which the accepted tokens are expected where it is not known how deep the policy drafts."""
+UNLIKELY = 0.02
+"""Probability of a path below which its further tokens are not looked up: every round asks what is expected."""
+FADE_AFTER = 32
+"""Observations of a bucket after which older ones are halved whenever a new one comes."""
 
 
-class PromptLookupDrafter(LookupDrafter):
-    """Proposes the tokens that followed earlier occurrences of the longest n-gram at the end of the text.
+@dataclass
+class Confidence:
+    """Learns, for each bucket of similar matches, how often the next token is among a match's followers."""
+
+    _tallies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+
+    def hit_probability(self, match: Match) -> float:
+        """Probability that the next token is among the followers of a match."""
+        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
+        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[_bucket(match)[0]]) / (seen + PRIOR_WEIGHT)
+
+    def learn(self, match: Match, token: int) -> None:
+        """Record the token that came after a match."""
+        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
+        # A text changes from prose to code to a quotation, so recent observations must be able to outweigh old ones.
+        fade = 0.5 if seen >= FADE_AFTER else 1.0
+        self._tallies[_bucket(match)] = fade * hits + (token in match.followers), fade * seen + 1
+
+    def next_token_probs(self, match: Match | None) -> tuple[dict[int, float], float]:
+        """Probability of each proposed follower, in proportion to its count, and of all other tokens together."""
+        if match is None:
+            return {}, 1.0
+        recent = dict(islice(reversed(match.followers.items()), MAX_FOLLOWERS))
+        hit, total = self.hit_probability(match), sum(recent.values())
+        return {token: hit * count / total for token, count in recent.items()}, 1 - hit
+
+
+def _bucket(match: Match) -> tuple[int, int]:
+    """Bucket of a match: the bit length of its length, and whether it has one, two or more followers."""
+    return min(match.length.bit_length(), len(PRIOR_HIT_RATES) - 1), min(len(match.followers), 3)
+
+
+class LookupDrafter(ShownBySize):
+    """Proposes the tokens that followed earlier occurrences of the end of the text; nothing is trained, no model runs.
 
     Every earlier occurrence is counted, so several different continuations make a tree.
-
-    Source: prompt lookup decoding (Saxena 2023) and LLMA (Yang et al. 2023), which copy one occurrence as a chain.
 
     Args:
         vocab_size: the vocab size of the target.
         device: the device of the target's tensors.
+
+    Attributes:
+        max_ngram: length of the longest suffix that is matched, None for no bound.
+    """
+
+    max_ngram: int | None = None
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.context: int | None = None
+        self.hidden_layers = ()
+        self.levels: int | None = None
+        self.nbytes = 0
+
+    def start(self, prompt: list[int], capacity: int) -> "LookupSession":
+        """Begin a request; the prompt is indexed when the first tree is drafted."""
+        return LookupSession(SuffixAutomaton(self.max_ngram), prompt, self.vocab_size, self.device)
+
+
+class PromptLookupDrafter(LookupDrafter):
+    """Looks up at most the last `max_ngram` tokens, with exact counts.
+
+    Source: prompt lookup decoding (Saxena 2023) and LLMA (Yang et al. 2023), which copy one occurrence as a chain.
+
+    Args:
+        vocab_size: as for `LookupDrafter`.
+        device: as for `LookupDrafter`.
         max_ngram: length of the longest n-gram that is matched.
 
     Raises:
@@ -32,43 +114,92 @@ class PromptLookupDrafter(LookupDrafter):
             raise ConfigError(f"max_ngram is {max_ngram}; it must be at least 1")
         self.max_ngram = max_ngram
 
-    def new_index(self) -> MatchIndex:
-        """Return an empty n-gram table."""
-        return NgramIndex(self.max_ngram)
 
+class SuffixDrafter(LookupDrafter):
+    """Looks up the longest suffix of the text that occurred before.
 
-class NgramIndex:
-    """Counts of the tokens that followed every n-gram of a text, n from 1 to `max_ngram`.
-
-    A cursor is the last `max_ngram` tokens of a text. Appending a token updates at most `max_ngram` counts, however
-    long the text is.
+    Source: SAM decoding (Hu et al. 2024) for the automaton, with counts and trees in place of one copied occurrence.
     """
 
-    def __init__(self, max_ngram: int) -> None:
-        self._max_ngram = max_ngram
-        self._followers: dict[Gram, dict[int, int]] = {}
-        self._end: Gram = ()
+
+class LookupSession(Session):
+    """The index of one request's text, and the cursors of the frontier.
+
+    Rows of logits have `vocab_size + 1` columns: tokens that are not proposed are at -inf, and the last column is their
+    joint log-probability. A cursor without a match has a row that proposes nothing. Committed tokens are indexed when
+    the next tree is drafted.
+    """
+
+    follows_text = True
+
+    def __init__(self, index: SuffixAutomaton, prompt: list[int], vocab_size: int, device: torch.device) -> None:
+        super().__init__(None, torch.device("cpu"))
+        self._index, self._vocab, self._device = index, vocab_size, device
+        self._confidence = Confidence()
+        self._unread = list(prompt)
+        self._cursors: list[Cursor] = []
 
     @property
     def nbytes(self) -> int:
-        tables = [self._followers, *self._followers, *self._followers.values()]
-        return sum(map(sys.getsizeof, tables))
+        return self._index.nbytes
 
-    def append(self, token: int) -> None:
-        for length in range(1, len(self._end) + 1):
-            count_follower(self._followers.setdefault(self._end[-length:], {}), token)
-        self._end = self.step(self._end, token)
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._index_unread(tokens)
 
-    def end(self) -> Gram:
-        """Return the last tokens of the text."""
-        return self._end
+    def root(self) -> Tensor:
+        with count_pass([self]):
+            self._index_unread()
+            return self._logits([self._index.end])
 
-    def step(self, cursor: Gram, token: int) -> Gram:
-        return (*cursor, token)[-self._max_ngram :]
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        with count_pass([self]):
+            pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+            return self._logits([self._index.step(self._cursors[origin], token) for token, origin in pairs])
 
-    def match(self, cursor: Gram) -> Match | None:
-        """Return the longest n-gram at the cursor that was followed by something."""
-        for length in range(len(cursor), 0, -1):
-            if followers := self._followers.get(cursor[-length:]):
-                return Match(length, followers)
-        return None
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._unread += tokens
+
+    @property
+    def expected_accepted(self) -> float:
+        """Expected number of accepted tokens of the likeliest path of `USUAL_LEVELS`."""
+        return self.expect(USUAL_LEVELS)
+
+    def expect(self, levels: int) -> float:
+        """Expected number of accepted tokens of the likeliest path of at most `levels` tokens."""
+        with self.timer:
+            self._index_unread()
+            cursor, path_prob, total = self._index.end, 1.0, 0.0
+            for _ in range(levels):
+                probs, _ = self._confidence.next_token_probs(self._index.match(cursor))
+                if not probs:
+                    break
+                token = max(probs, key=probs.__getitem__)
+                path_prob *= probs[token]
+                total += path_prob
+                if path_prob < UNLIKELY:
+                    break
+                cursor = self._index.step(cursor, token)
+        return total
+
+    def _index_unread(self, count: int | None = None) -> None:
+        """Index the next `count` tokens, by default all that are left."""
+        for token in self._unread[:count]:
+            if match := self._index.match(self._index.end):
+                self._confidence.learn(match, token)
+            self._index.append(token)
+        self._unread = [] if count is None else self._unread[count:]
+
+    def _logits(self, cursors: list[Cursor]) -> Tensor:
+        """Log-probabilities `[1, cursors, vocab + 1]` after each cursor, which become the frontier's."""
+        nodes, tokens, logprobs = [], [], []
+        for node, cursor in enumerate(cursors):
+            probs, rest = self._confidence.next_token_probs(self._index.match(cursor))
+            for token, probability in (*probs.items(), (self._vocab, rest)):
+                nodes.append(node)
+                tokens.append(token)
+                logprobs.append(log(probability))
+        logits = torch.full((1, len(cursors), self._vocab + 1), -torch.inf, device=self._device)
+        entries = torch.tensor([nodes, tokens], device=self._device)
+        logits[0, entries[0], entries[1]] = torch.tensor(logprobs, device=self._device)
+        self._cursors = cursors
+        return logits

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from drafttree.drafters.base import Drafter, HiddenStates, Session, ShownBySize
-from drafttree.drafters.match_index import USUAL_LEVELS, LookupDrafter, LookupSession
+from drafttree.drafters.lookup import USUAL_LEVELS, LookupDrafter, LookupSession
 from drafttree.drafters.session import LateReader
 from drafttree.models import TreeCache
 

@@ -6,24 +6,24 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 
-from drafttree.drafters import suffix
-from drafttree.drafters.match_index import MAX_FOLLOWERS, Confidence
-from drafttree.drafters.suffix import State, SuffixAutomaton
+from drafttree.drafters import suffix_automaton
+from drafttree.drafters.lookup import MAX_FOLLOWERS, Confidence
+from drafttree.drafters.suffix_automaton import State, SuffixAutomaton
 from helpers import repeats
 from helpers.work import lines
 
 some = settings(max_examples=80)
 
 
-def automaton(text) -> SuffixAutomaton:
-    index = SuffixAutomaton()
+def automaton(text, max_ngram=None) -> SuffixAutomaton:
+    index = SuffixAutomaton(max_ngram)
     for token in text:
         index.append(token)
     return index
 
 
 def at(index: SuffixAutomaton, path):
-    cursor = index.end()
+    cursor = index.end
     for token in path:
         cursor = index.step(cursor, token)
     return cursor
@@ -60,7 +60,7 @@ def test_a_cursor_is_the_longest_suffix_that_occurs_in_the_text(text, path):
     whole = [*text, *path]
     longest = max(size for size in range(len(whole) + 1) if repeats.ends(text, whole[len(whole) - size :]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "MAX_LINKS", 1000)
+        patch.setattr(suffix_automaton, "MAX_LINKS", 1000)
         assert at(automaton(text), path)[1] == longest
 
 
@@ -68,16 +68,24 @@ def test_a_cursor_is_the_longest_suffix_that_occurs_in_the_text(text, path):
 @given(repeats.texts, repeats.paths)
 def test_counts_are_exact_if_every_suffix_link_is_followed(text, path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "MAX_LINKS", 1000)
+        patch.setattr(suffix_automaton, "MAX_LINKS", 1000)
         index = automaton(text)
         assert index.match(at(index, path)) == repeats.longest(text, path)
+
+
+@pytest.mark.parametrize("max_ngram", [1, 2, 4, 8])
+@some
+@given(repeats.texts, repeats.paths)
+def test_counts_are_exact_if_matches_are_bounded(max_ngram, text, path):
+    index = automaton(text, max_ngram)
+    assert index.match(at(index, path)) == repeats.longest(text, path, max_ngram)
 
 
 @some
 @given(repeats.texts, repeats.paths)
 def test_counts_never_exceed_the_occurrences_if_few_links_are_followed(text, path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "MAX_LINKS", 2)
+        patch.setattr(suffix_automaton, "MAX_LINKS", 2)
         index = automaton(text)
         whole = [*text, *path]
         if match := index.match(at(index, path)):
@@ -88,7 +96,7 @@ def test_counts_never_exceed_the_occurrences_if_few_links_are_followed(text, pat
 
 def test_a_longer_match_is_preferred_to_a_more_frequent_one():
     index = automaton([1, 2, 3, 9, 2, 3, 8, 2, 3, 8, 1, 2, 3])
-    assert index.match(index.end()) == (3, {9: 1})
+    assert index.match(index.end) == (3, {9: 1})
     assert index.match(at(index, [8, 2, 3])) == (5, {8: 1})
 
 
@@ -118,13 +126,16 @@ STREAMS = {
     "english": english,
 }
 every_stream = pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
+every_bound = pytest.mark.parametrize("max_ngram", [None, 8])
 
 
+@every_bound
 @every_stream
-def test_the_work_of_a_token_does_not_grow_with_the_text(stream):
-    short, long = ((lines(lambda text=text: automaton(text)) / len(text)) for text in (stream(400), stream(3200)))
+def test_the_work_of_a_token_does_not_grow_with_the_text(stream, max_ngram):
+    texts = stream(400), stream(3200)
+    short, long = ((lines(lambda text=text: automaton(text, max_ngram)) / len(text)) for text in texts)
     assert long < 1.1 * short + 2
-    assert long < 120
+    assert long < 130
 
 
 @every_stream
@@ -136,10 +147,11 @@ def test_size_is_linear(stream):
     assert all(state.followers.keys() <= state.next.keys() for state in found)
 
 
+@every_bound
 @every_stream
-def test_match_and_step_take_bounded_work(stream):
+def test_match_and_step_take_bounded_work(stream, max_ngram):
     for length in (200, 3200):
-        index = automaton(stream(length))
+        index = automaton(stream(length), max_ngram)
         for path in ([], [0], [1, 0], [1, 0, 5]):
             cursor = at(index, path)
             assert lines(partial(index.match, cursor)) < 60
