@@ -24,8 +24,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from drafttree.drafters.eagle import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import save
 from drafttree.drafters.formats.format import EMBEDDING, HEAD
-from drafttree.drafters.heads import embedding, projection
-from drafttree.drafters.hydra import prefix_config
+from drafttree.drafters.heads import embedding, prefix_config, projection
 from heads import HeadObjective, HeadRun, command, parser
 from tokens import read_stream
 from unrolled import unroll

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from drafttree.drafters.heads import projection
-from drafttree.drafters.medusa import MedusaHeads
+from drafttree.drafters.heads import MedusaHeads, projection
 from heads import HeadObjective, bfloat16_state, command, parser, target_fields, write_config
 
 

@@ -56,4 +56,6 @@ def test_a_head_that_passes_the_state_on_has_the_targets_probabilities(name):
     width = hidden.shape[-1]
     tensors = {"0.0.linear.weight": torch.zeros(width, width), "0.0.linear.bias": torch.zeros(width)}
     drafter = READER.load(tensors, {"medusa_num_heads": 1, "medusa_num_layers": 1}, module)
-    torch.testing.assert_close(drafter.logits(hidden[:, -1:])[0], logits[:, -1], atol=1e-5, rtol=1e-5)
+    draft = drafter.start([0] * (hidden.shape[1] + 1), hidden.shape[1] + 1)
+    draft.prefill((hidden,), hidden.shape[1])
+    torch.testing.assert_close(draft.root()[0], logits[:, -1], atol=1e-5, rtol=1e-5)

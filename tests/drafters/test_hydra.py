@@ -9,7 +9,7 @@ import torch
 from drafttree import Decoder
 from drafttree.drafters.formats import read_tensors
 from drafttree.drafters.formats.heads import HYDRA as READER
-from drafttree.drafters.hydra import HydraDrafter, HydraHeads, prefix_config
+from drafttree.drafters.heads import HydraDrafter, HydraHeads, prefix_config
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
@@ -56,7 +56,7 @@ def check_root(draft, hidden: torch.Tensor, root: int) -> None:
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_parts(monkeypatch):
-    monkeypatch.setattr("drafttree.drafters.hydra.PREFILL_CHUNK", 3)
+    monkeypatch.setattr("drafttree.drafters.heads.PREFILL_CHUNK", 3)
     drafter = READER.load(PLUS.tensors(), {}, TARGET)
     draft = drafter.start([1] * 10 + [6], capacity=4)
     draft.prefill((states(10, 1),), 10)

@@ -4,10 +4,9 @@ from drafttree.drafters.assistant import AssistantDrafter
 from drafttree.drafters.base import Drafter, Frontier, HiddenStates, Session
 from drafttree.drafters.block import BlockDrafter
 from drafttree.drafters.head import HeadDrafter
-from drafttree.drafters.hydra import HydraDrafter
+from drafttree.drafters.heads import HydraDrafter, MedusaDrafter
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.drafters.lookup import LookupDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.drafters.medusa import MedusaDrafter
 from drafttree.drafters.mixed import MixedDrafter
 from drafttree.drafters.other_tokenizer import OtherTokenizerDrafter
 from drafttree.drafters.session import count_pass

@@ -30,9 +30,17 @@ from drafttree.drafters.formats.format import (
     usual_rows,
     with_layers,
 )
-from drafttree.drafters.heads import embedding, last_layer, own_bytes
-from drafttree.drafters.hydra import HydraDrafter, HydraHeads, layer_config, prefix_config
-from drafttree.drafters.medusa import MedusaDrafter, MedusaHeads
+from drafttree.drafters.heads import (
+    HydraDrafter,
+    HydraHeads,
+    MedusaDrafter,
+    MedusaHeads,
+    embedding,
+    last_layer,
+    layer_config,
+    own_bytes,
+    prefix_config,
+)
 from drafttree.models.tensor_parallel import whole
 
 MLP, PREFIX_MLP = "mlp", "prefix-mlp"
