@@ -95,6 +95,8 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
+STATES = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")} | NO_IDS | {"state_size": 8}
+INNER = {"mamba_d_state": 8, "mamba_dt_rank": 4, "pad_token_id": None}
 DELTA_LAYERS = ["linear_attention", "full_attention", "linear_attention"]
 HYBRIDS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "lfm2": ("Lfm2Config", {**GROUPED, "layer_types": ["conv", "full_attention", "conv"]}),
@@ -122,6 +124,20 @@ HYBRIDS: dict[str, tuple[str, Mapping[str, Any]]] = {
             **{**GROUPED, "num_hidden_layers": 4, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
             **{"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "n_groups": 2},
             "head_dim": 8,
+        },
+    ),
+    "mamba": ("MambaConfig", STATES),
+    "mamba2": ("Mamba2Config", {**STATES, "num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 8}),
+    "falcon_mamba": ("FalconMambaConfig", STATES),
+    "jamba": (
+        "JambaConfig",
+        {**GROUPED, **INNER, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    ),
+    "zamba": (
+        "ZambaConfig",
+        {
+            **{**GROUPED, **INNER, "attention_hidden_size": 64, "attention_head_dim": 16},
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
         },
     ),
 }

@@ -195,21 +195,22 @@ def decode(module: PreTrainedModel, prefix: Sequence[int], paths: Sequence[Seque
     cache = DynamicCache(config=module.config)
     if prefix:
         module(input_ids=torch.tensor([list(prefix)]), **_as_cache(module, cache))
-    return [_decode(module, deepcopy(cache), path) for path in paths]
+    return [_decode(module, deepcopy(cache), path, len(prefix)) for path in paths]
 
 
-def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int]) -> Tensor:
-    return torch.cat([_step(module, cache, token) for token in path])
+def _decode(module: PreTrainedModel, cache: DynamicCache, path: Sequence[int], start: int) -> Tensor:
+    return torch.cat([_step(module, cache, token, position) for position, token in enumerate(path, start)])
 
 
-def _step(module: PreTrainedModel, cache: DynamicCache, token: int) -> Tensor:
-    position = torch.tensor([[cache.get_seq_length()]])  # Bamba counts from 0 in every pass if it is not told
-    return module(input_ids=torch.tensor([[token]]), position_ids=position, **_as_cache(module, cache)).logits[0]
+def _step(module: PreTrainedModel, cache: DynamicCache, token: int, position: int) -> Tensor:
+    positions = torch.tensor([[position]])  # Bamba counts from 0 in every pass if it is not told
+    return module(input_ids=torch.tensor([[token]]), position_ids=positions, **_as_cache(module, cache)).logits[0]
 
 
 def _as_cache(module: PreTrainedModel, cache: DynamicCache) -> dict[str, DynamicCache]:
     """The KV cache by the name that the version of transformers has for it."""
-    return {"cache" if "cache" in signature(module.forward).parameters else "past_key_values": cache}
+    names = signature(module.forward).parameters
+    return {next(name for name in ("cache", "cache_params", "past_key_values") if name in names): cache}
 
 
 def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: TensorTree) -> float:

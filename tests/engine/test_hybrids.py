@@ -11,6 +11,7 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, DynaTree, Talon
 from testing import families, tiny
+from testing.costs import toy_decoder
 
 pytestmark = pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="recurrent layers share no cache here")
 POLICIES = {"plain": None, "chain": Chain(depth=4), "dynatree": DynaTree(), "talon": Talon(budget=12)}
@@ -36,6 +37,16 @@ def test_texts_are_those_of_transformers(name):
             generation = decoder.generate(prompt, max_new_tokens=24)
             assert generation.tokens == expected
             assert policy is None or len(generation.metrics.rounds) < 20  # drafts are accepted
+
+
+@pytest.mark.parametrize("name", families.hybrids())
+def test_drawn_texts_in_company_are_those_of_plain_decoding(name):
+    _, target, drafter = models(name)
+    prompts = [tiny.random_tokens(length, length) for length in (1, 6, 13)]
+    drawn = {"max_new_tokens": 16, "temperature": 1.0, "seed": 5}
+    expected = [Decoder(target).generate(prompt, **drawn).tokens for prompt in prompts]
+    texts = toy_decoder(target, drafter, Talon(budget=12)).generate(prompts, **drawn)
+    assert [text.tokens for text in texts] == expected
 
 
 def test_the_prompt_is_read_as_generate_reads_it():

@@ -18,10 +18,10 @@ def quick(monkeypatch):
 
 def test_the_table(tmp_path):
     out = tmp_path / "results.jsonl"
-    result = run("support", "--only", "qwen3", "--only", "mamba", "--only", "gemma4_assistant", "--out", out)
+    result = run("support", "--only", "qwen3", "--only", "rwkv", "--only", "gemma4_assistant", "--out", out)
     assert result.exit_code == 0
     assert "| `qwen3` | exact |  |" in result.stdout
-    assert "| `mamba` | refused | recurrent layers (linear_attention) |" in result.stdout
+    assert "| `rwkv` | refused | recurrent layers (rwkv) that " in result.stdout
     assert "| `gemma4_assistant` | not built |" in result.stdout
     assert len(out.read_text().splitlines()) == 3
 

@@ -49,7 +49,8 @@ EVERYTHING = Span()
 def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
     """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
     types = getattr(module.config, "layer_types", None)
-    kind = types[module.layer_idx] if types else "sliding_attention"
+    index = getattr(module, "layer_idx", None)  # none of Zamba's attention, which several layers share
+    kind = "sliding_attention" if index is None or not types else types[index]
     if kind == "chunked_attention":
         return Span(chunk=module.config.attention_chunk_size)
     if sliding_window != CONFIGURED:

@@ -12,7 +12,6 @@ from transformers import (
     Gemma3TextConfig,
     GPTNeoConfig,
     LlamaConfig,
-    MambaConfig,
     PreTrainedConfig,
     RecurrentGemmaConfig,
     RobertaConfig,
@@ -29,12 +28,12 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 STATE = {"vocab_size": tiny.VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
+UNSHARED = "that (keep their states where no tree can branch|need transformers 5.21 or later)"
 GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
-    "mamba": (lambda: MambaConfig(**STATE), "recurrent layers"),
-    "rwkv": (lambda: RwkvConfig(**STATE, attention_hidden_size=32), r"recurrent layers \(rwkv\)"),
-    "recurrent_gemma": (lambda: RecurrentGemmaConfig(**GROUPED, lru_width=32), "recurrent layers"),
+    "rwkv": (lambda: RwkvConfig(**STATE, attention_hidden_size=32), rf"recurrent layers \(rwkv\) {UNSHARED}"),
+    "recurrent_gemma": (lambda: RecurrentGemmaConfig(**GROUPED, lru_width=32), f"recurrent layers .*{UNSHARED}"),
     "bloom": (lambda: BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
     "dynamic rope": (lambda: LlamaConfig(**GROUPED, rope_parameters=DYNAMIC), "rope_type 'dynamic'"),
     "dynamic rope of one layer type": (

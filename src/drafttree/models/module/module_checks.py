@@ -3,7 +3,6 @@
 Layers may be quantised, and accelerate may keep weights elsewhere, so none of this is read from the weights alone.
 """
 
-from inspect import signature
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATELESS_LAYERS = TREE_LAYERS | {"moe", "mlp"}
 HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
-RESTARTING_FAMILIES = {"jamba", "zamba"}
-"""Model types whose recurrent layers forget their state when they are given several tokens."""
 MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
 """Model types whose layers know no other attention functions, but only add a given mask to their scores.
 
@@ -71,18 +68,17 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     config = module.config.get_text_config()
     if getattr(config, "num_hidden_layers", 1) < 1:
         return "no layers"
-    # models of recurrent layers alone, which no pass reads in a tree, take no positions
-    is_hybrid = bool(recurrent_layers(module)) and "position_ids" in signature(module.forward).parameters
+    is_hybrid = bool(recurrent_layers(module))
     known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
     types = set(getattr(config, "layer_types", None) or ())
     foreign = ", ".join(sorted(types - known))
     only_attends = bool(types) and types <= STATELESS_LAYERS  # as some models of Granite 4
     if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
-        return f"recurrent layers ({foreign or config.model_type})"
+        shared = hasattr(Cache, "get_conv_state")
+        reason = "keep their states where no tree can branch" if shared else "need transformers 5.21 or later"
+        return f"recurrent layers ({foreign or config.model_type}) that {reason}; use the module's own generate"
     if foreign:
         return f"{foreign} layers"
-    if config.model_type in RESTARTING_FAMILIES:
-        return f"recurrent layers that cannot read on ({config.model_type})"
     if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
         return "ALiBi attention layers, whose scores depend on the order of the cache"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):

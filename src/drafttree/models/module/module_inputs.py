@@ -17,8 +17,8 @@ from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreePlan
 from drafttree.models.segment import Segment, join
 
-CACHE_NAMES = "cache", "past_key_values"
-"""What transformers calls a cache from 5.24 on, and before; so do the modules of others, each as it pleases."""
+CACHE_NAMES = "cache", "past_key_values", "cache_params"
+"""What transformers calls a cache from 5.24 on, and before, Mamba's last; so do the modules of others, at will."""
 
 
 @lru_cache(maxsize=256)

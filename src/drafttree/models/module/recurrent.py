@@ -20,6 +20,9 @@ from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates
 from drafttree.models.module.fingerprint import own_hooks
 from drafttree.models.segment import Segment, join
 
+FIRST_MAMBA = "x_proj", "x_proj_weight"
+"""Weights of Mamba's first version (Jamba, Zamba), whose scan of several tokens takes no state to go on from."""
+
 
 class StepCache:
     """The cache a recurrent layer is called with, of the methods that transformers' recurrent layers use.
@@ -175,9 +178,7 @@ class _Runner:
         steps = self._steps
         named.pop("tree_plan", None)  # layers hand what they do not know to their kernels
         if steps is None:
-            (states,) = self._texts
-            out, states.drafted = self._call(hidden_states, states.copy_committed(), given, named)
-            return out
+            return self._read(hidden_states, given, named)
         pool, parts = StatePool(self._texts, hidden_states.shape[1]), []
         with _Projections(self._layer, hidden_states) as projections:
             for nodes, parents in steps.levels:
@@ -188,6 +189,20 @@ class _Runner:
         for states, rows in zip(self._texts, steps.rows, strict=True):
             states.drafted = pool.take(rows)
         return projections.finish(torch.cat(parts)[steps.order][None])
+
+    def _read(self, hidden: Tensor, given: tuple, named: dict[str, Any]) -> Tensor:
+        """The layer's output for the next tokens of one text, of which only the last one's states are kept."""
+        (text,) = self._texts
+        states, parts = text.copy_committed(), []
+        if not (states and any(hasattr(self._layer, name) for name in FIRST_MAMBA)):
+            out, text.drafted = self._call(hidden, states, given, named)
+            return out
+        with _Projections(self._layer, hidden) as projections:
+            for node in torch.arange(hidden.shape[1], device=hidden.device).split(1):
+                out, states = self._call(projections.begin(node), states, given, named)
+                parts.append(out)
+        text.drafted = states
+        return projections.finish(torch.cat(parts, 1))
 
     def _call(self, hidden: Tensor, states: States, given: tuple, named: dict[str, Any]) -> tuple[Tensor, States]:
         """The layer's output for tokens `[sequences, tokens, hidden]`, and the states after them."""
