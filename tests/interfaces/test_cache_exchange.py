@@ -4,10 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, Phi3Config, StaticCache
+from transformers import Cache, DynamicCache, LlamaConfig, Phi3Config, StaticCache
 
 from drafttree.errors import ConfigError
 from drafttree.interfaces import transformers_generate as hf
+from drafttree.models.module.module_inputs import as_cache
 from helpers.stock_generate import padded
 from testing import families, tiny
 
@@ -121,6 +122,16 @@ def test_layers_that_share_keys_may_hold_none():
     assert torch.equal(
         model.generate(prompt, max_new_tokens=3, past_key_values=cache, custom_generate=speculate), expected
     )
+
+
+@pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="recurrent layers share no cache here")
+@pytest.mark.parametrize("name", ["jamba", "mamba"])
+def test_models_with_recurrent_layers_take_no_cache(name):
+    model = tiny.from_config(families.config(name))
+    options = {"max_new_tokens": 6, "custom_generate": hf.generate(deepcopy(model))}
+    assert torch.equal(model.generate(PROMPT, **options), model.generate(PROMPT, max_new_tokens=6))
+    with pytest.raises(ConfigError, match="past_key_values of models with recurrent layers"):
+        model.generate(PROMPT, **as_cache(model, DynamicCache(config=model.config)), **options)
 
 
 def test_several_prompts_return_no_cache(target, draft):

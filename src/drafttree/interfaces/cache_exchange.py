@@ -30,7 +30,10 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
         raise refusal(f"past_key_values of {type(cache).__name__}", "give a DynamicCache")
     if len(input_ids) > 1 or any(padding):
         raise refusal("past_key_values with several or padded prompts", "call generate once per prompt")
-    rows = cache.get_seq_length()
+    try:
+        rows = cache.get_seq_length()
+    except ValueError:  # of recurrent layers alone, which `read_cache` refuses
+        rows = 0
     if rows >= input_ids.shape[1]:
         raise refusal(f"past_key_values of {rows} tokens", f"the prompt of {input_ids.shape[1]} must be longer")
     if rows and reads_hidden:
@@ -68,7 +71,7 @@ def read_cache(source: Cache | None, request: Request, switch: int | None) -> No
     cache = request.cache
     if _is_given(source) and not cache.has_only_rows:
         raise refusal("past_key_values of models with recurrent layers", "leave it out")
-    if source is None or not (rows := source.get_seq_length()):
+    if source is None or not cache.has_only_rows or not (rows := source.get_seq_length()):
         return
     layers = _checked_layers(source, cache.layout, rows)
     if switch is not None and rows <= switch < len(request.tokens):
