@@ -86,6 +86,8 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
         "FalconConfig",
         {"vocab_size": tiny.VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},
     ),
+    "bloom": ("BloomConfig", {"vocab_size": tiny.VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4, **NO_IDS}),
+    "mpt": ("MptConfig", {"vocab_size": tiny.VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4, **NO_IDS}),
     "stablelm": ("StableLmConfig", {**GROUPED, "partial_rotary_factor": 0.5}),
     "gptj": ("GPTJConfig", {**OLD_SIZES, **NO_IDS, "rotary_dim": 4}),
     "codegen": ("CodeGenConfig", {**OLD_SIZES, **NO_IDS, "rotary_dim": 4}),

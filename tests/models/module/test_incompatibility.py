@@ -7,8 +7,8 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertConfig,
-    BloomConfig,
     DogeConfig,
+    FalconConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
     LlamaConfig,
@@ -34,7 +34,7 @@ GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "rwkv": (lambda: RwkvConfig(**STATE, attention_hidden_size=32), rf"recurrent layers \(rwkv\) {UNSHARED}"),
     "recurrent_gemma": (lambda: RecurrentGemmaConfig(**GROUPED, lru_width=32), f"recurrent layers .*{UNSHARED}"),
-    "bloom": (lambda: BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=2, n_head=4), "ALiBi"),
+    "falcon": (lambda: FalconConfig(**STATE, num_attention_heads=4, alibi=True), "ALiBi biases that falcon adds by"),
     "dynamic rope": (lambda: LlamaConfig(**GROUPED, rope_parameters=DYNAMIC), "rope_type 'dynamic'"),
     "dynamic rope of one layer type": (
         lambda: Gemma3TextConfig(

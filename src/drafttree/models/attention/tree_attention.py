@@ -112,7 +112,7 @@ class TreePlan:
         mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
         mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
         for limit in limits:
-            hidden = limit.hides(self._positions[..., None], self._key_positions()[:, None])
+            hidden = limit.hides(self._positions[..., None], self.key_positions()[:, None])
             mask = mask.masked_fill(hidden, -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
 
@@ -121,7 +121,7 @@ class TreePlan:
         nodes, drafted = self._visible.shape[1:]
         return drafted == 1 or (nodes == 1 and self._visible.is_cpu and bool(self._visible.all()))
 
-    def _key_positions(self) -> Tensor:
+    def key_positions(self) -> Tensor:
         """`[batch, rows]` positions of every row."""
         prefix = self._cache.committed_positions(self._positions.device).expand(len(self._positions), -1)
         drafted = [] if self._cache.positions is None else [self._cache.positions]

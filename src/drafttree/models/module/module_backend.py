@@ -15,6 +15,7 @@ from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import NAME, TreePlan
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
 from drafttree.models.cache.recurrent_states import RecurrentStates
+from drafttree.models.module.alibi import biases_by_position, has_alibi
 from drafttree.models.module.long_rope import long_frequencies, rope_switch
 from drafttree.models.module.module_checks import (
     decoder_of,
@@ -57,6 +58,7 @@ class ModuleBackend:
         self._layers: int = module.config.get_text_config().num_hidden_layers
         self._rope_switch = rope_switch(module)
         self._takes_mask = takes_mask(module)
+        self._has_alibi = has_alibi(module.config.get_text_config())
         self._recurrent = recurrent_layers(module)
         restore_attention(module)
         self._layout = layout_of(module)
@@ -97,6 +99,9 @@ class ModuleBackend:
         with ExitStack() as during:
             if self._recurrent:
                 during.enter_context(self._stepping(segments, inputs.cache))
+            if isinstance(inputs.plan, TreePlan) and self._has_alibi:
+                positions = inputs.plan.key_positions()[0]
+                during.enter_context(biases_by_position(decoder_of(self._module), positions))
             if self._rope_switch is not None and segments[0].cache.long_rope:
                 during.enter_context(long_frequencies(self._module, self._rope_switch))
             output = self._score(inputs, [*chain(*own)], hidden_layers)

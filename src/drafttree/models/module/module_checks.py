@@ -10,13 +10,15 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.models.module.alibi import BUILDERS, has_alibi
 from drafttree.models.module.long_rope import ropes
 
 TREE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 STATELESS_LAYERS = TREE_LAYERS | {"moe", "mlp"}
 HYBRID_LAYERS = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding", "moe", "mlp"}
 """Kinds of layers of hybrids beside attention; the recurrent ones run level by level (`recurrent_layers`)."""
-MASKED_FAMILIES = {"biogpt", "codegen", "falcon", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm"}
+MASKED_FAMILIES = {"biogpt", "bloom", "codegen", "falcon", "gpt_neox_japanese", "gptj", "mpt", "nemotron", "stablelm"}
+MASKED_FAMILIES |= {"xglm"}
 """Model types whose layers know no other attention functions, but only add a given mask to their scores.
 
 One that `drafttree support --only NAME` finds exact when it is added here belongs here.
@@ -79,8 +81,8 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         return f"recurrent layers ({foreign or config.model_type}) that {reason}; use the module's own generate"
     if foreign:
         return f"{foreign} layers"
-    if getattr(config, "alibi", False) or config.model_type in {"bloom", "mpt"}:
-        return "ALiBi attention layers, whose scores depend on the order of the cache"
+    if has_alibi(config) and config.model_type not in BUILDERS:
+        return f"ALiBi biases that {config.model_type} adds by the order of the cache; use the module's own generate"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
