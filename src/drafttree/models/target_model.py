@@ -53,6 +53,13 @@ class TargetModel:
             self.release()
             raise
         self._describe()
+        configured = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+        if self.context and configured and self.context < configured:
+            logger.warning(
+                "%s is used up to LongRoPE's original context of %d tokens, not to %d: beyond it, its own texts depend "
+                "on where a prompt ended, as keys keep the frequencies they were read with",
+                *(type(module).__name__, self.context, configured),
+            )
 
     def __repr__(self) -> str:
         packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""

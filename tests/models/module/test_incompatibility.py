@@ -104,9 +104,10 @@ def test_a_wrapped_module_refuses_a_plain_pass():
         module(torch.tensor([[1, 2]]))
 
 
-def test_longrope_limits_the_context_to_its_original_length():
+def test_longrope_limits_the_context_to_its_original_length(caplog):
     """Other families than Phi's go on with keys of the short frequencies, which no fresh pass over the text gives."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32, **factors}
     model = TargetModel(tiny.from_config(LlamaConfig(**GROUPED, rope_parameters=rope)))
     assert (model.context, model.rope_switch) == (32, None)
+    assert "LlamaForCausalLM is used up to LongRoPE's original context of 32 tokens, not to 64: " in caplog.text
