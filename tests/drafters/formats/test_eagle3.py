@@ -39,6 +39,17 @@ def test_all_missing_unexpected_and_misshapen_tensors_are_listed_once():
         assert message.count(part) == 1
 
 
+def test_latent_attention_is_refused_by_name():
+    tensors, attention = HEAD.tensors(), "midlayer.self_attn."
+    for name in "qkv":
+        del tensors[f"{attention}{name}_proj.weight"]
+    shapes = {"q_a_proj": (8, 64), "q_b_proj": (48, 8), "kv_a_proj_with_mqa": (20, 64), "kv_b_proj": (56, 16)}
+    tensors |= {f"{attention}{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    message = told(tensors, HEAD.fields(architectures=["Eagle3DeepseekV2ForCausalLM"], kv_lora_rank=16))
+    assert "latent attention (MLA: kv_a_proj_with_mqa)" in message
+    assert message.endswith("use another head made for the target, a smaller language model, or lookup")
+
+
 def d2t(change) -> dict[str, torch.Tensor]:
     tensors = HEAD.tensors()
     tensors["d2t"] = change(tensors["d2t"])

@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.format import SIZES, usual_rows
+from drafttree.drafters.formats.format import ADVICE, SIZES, usual_rows
 
 ATTENTION = "layers.0.self_attn."
 ROPES = ("default", "linear", "llama3", "yarn")
@@ -138,6 +138,11 @@ class DecoderLayers(Fields):
 
         The tensors, with those of the first layer under `layers.0.`, tell what the fields do not.
         """
+        if f"{ATTENTION}kv_a_proj_with_mqa.weight" in tensors:
+            raise ModelError(
+                "the head's layers have multi-head latent attention (MLA: kv_a_proj_with_mqa), as heads trained with "
+                f"DeepSeek's or Kimi's layers do; drafttree runs heads with Llama's and Qwen3's layers; {ADVICE}"
+            )
         hidden, heads = self.hidden_size, self.num_attention_heads
         groups = self.num_key_value_heads or heads
         normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")
