@@ -7,11 +7,13 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertConfig,
+    Cache,
     DogeConfig,
     FalconConfig,
     Gemma3TextConfig,
     GPTNeoConfig,
     LlamaConfig,
+    MambaConfig,
     PreTrainedConfig,
     RecurrentGemmaConfig,
     RobertaConfig,
@@ -28,7 +30,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 STATE = {"vocab_size": tiny.VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
-UNSHARED = "that (keep their states where no tree can branch|need transformers 5.21 or later)"
+UNSHARED = "that keep their states where no tree can branch"
 GEMMA = {**GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8}
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
@@ -67,6 +69,12 @@ def test_wrapping_refuses_and_names_the_layer_kind(case):
     module = tiny.from_config(config())
     with pytest.raises(ModelError, match=f"^{type(module).__name__} cannot be verified in a tree: it has .*{kind}"):
         TargetModel(module)
+
+
+def test_recurrent_layers_of_an_older_transformers_are_refused(monkeypatch):
+    monkeypatch.delattr(Cache, "get_conv_state", raising=False)
+    with pytest.raises(ModelError, match=r"recurrent layers \(.*\) that need transformers 5.21 or later"):
+        TargetModel(tiny.from_config(MambaConfig(**STATE)))
 
 
 def test_wrapping_refuses_an_encoder_decoder():

@@ -76,8 +76,8 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     foreign = ", ".join(sorted(types - known))
     only_attends = bool(types) and types <= STATELESS_LAYERS  # as some models of Granite 4
     if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
-        shared = hasattr(Cache, "get_conv_state")
-        reason = "keep their states where no tree can branch" if shared else "need transformers 5.21 or later"
+        old = _with_convolutions(module) and not hasattr(Cache, "get_conv_state")
+        reason = "need transformers 5.21 or later" if old else "keep their states where no tree can branch"
         return f"recurrent layers ({foreign or config.model_type}) that {reason}; use the module's own generate"
     if foreign:
         return f"{foreign} layers"
@@ -115,8 +115,11 @@ def _knows_attention_functions(module: PreTrainedModel) -> bool:
 
 def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
     """The recurrent layers of a module by name: those with a convolution and a place in the cache."""
-    if not hasattr(Cache, "get_conv_state"):  # transformers as it was before its recurrent layers shared one cache
-        return {}
+    # before 5.21, recurrent layers of transformers shared no cache
+    return _with_convolutions(module) if hasattr(Cache, "get_conv_state") else {}
+
+
+def _with_convolutions(module: PreTrainedModel) -> dict[str, nn.Module]:
     return {
         name: part
         for name, part in decoder_of(module).named_modules()
