@@ -1,6 +1,7 @@
 """MTP layers on disk: how they are found and named, what is read of a checkpoint, and what is wrong with one."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from drafttree.loading import choose_drafter
 from drafttree.loading.inspect import inspect
 from helpers.checkpoints import MTP, in_fp8
 from helpers.refusals import told
+from helpers.trained import check_roots
 from testing import tiny
 from testing.tokenizers import words
 
@@ -66,6 +68,15 @@ def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name,
     assert inspect(str(own)).kind == "mtp"
     assert inspect(str(own)).problems == ()
     assert inspect(str(folder)).details["MTP layers"] == 'as drafter "mtp"'
+
+
+def test_layers_of_vllm_speculators_are_named_as_mimos_and_read_embeddings_first(tmp_path):
+    own = {"parts": [name.removeprefix("model.") for name in MTP["mimo"].parts], "block": "mtp_layers.{}."}
+    form = replace(MTP["mimo"], **own, states_first=False)
+    folder, target = form.write(tmp_path, speculators_model_type="mtp"), form.target()
+    clone = deepcopy(target)
+    decoder = drafttree.load(target, folder, "chain", device="cpu", dtype="float32")
+    assert len(check_roots(decoder, clone, form, form.tensors(), [3, 1, 4, 1, 5], 14)) > 2
 
 
 def test_a_nextn_folder_whose_parts_stand_above_its_layer_is_recognised():

@@ -47,9 +47,9 @@ RESPELLED = {
     r"\bmtp_layers\.(\d+)\.input_proj\.": r"mtp.layers.\1.eh_proj.",
     r"\bmtp_(?:block|layers)\.(\d+)\.": r"mtp.layers.\1.",
 }
-"""What ERNIE 4.5 (the first three, and `mtp_block`) and MiMo-7B call tensors, and what they are called here."""
+"""What ERNIE 4.5 (the first three, and `mtp_block`), and MiMo-7B and speculators call tensors, and what we do."""
 STATES_FIRST = re.compile(r".*\bmtp_layers\.\d+\.input_proj\.")
-"""Projections that read states before embeddings where no config says so."""
+"""Projections that read states before embeddings where no config says so: MiMo-7B's, not those of speculators."""
 NORM_OF_TARGET = re.compile(r".*\bmtp_(block|linear_proj)\.")
 """Parts of layers whose outputs go through the target's own final norm."""
 WRAPPERS = r"(?:model\.|language_model\.|backbone\.)*"
@@ -75,6 +75,7 @@ class MtpFields(TargetSizes):
 
     mtp_layers_block_type: Texts
     mtp_hybrid_override_pattern: Text = ""
+    speculators_model_type: Text = ""
 
 
 class MtpLayers(NamedTuple):
@@ -132,9 +133,9 @@ def parse(
         *_expert_flaws(own),
         *(flaw for name in own for flaw in unusable(name, own[name])),
     ]
-    heads = MtpLayers(found, any(map(STATES_FIRST.match, found_at)))
+    states_first = not fields.speculators_model_type and any(map(STATES_FIRST.match, found_at))
     details: dict[str, object] = {"layers": len(found), "embedding and output layer": "the target's"}
-    return Checkpoint(heads, dict(tensors), made_for, tuple(problems), details)
+    return Checkpoint(MtpLayers(found, states_first), dict(tensors), made_for, tuple(problems), details)
 
 
 def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
