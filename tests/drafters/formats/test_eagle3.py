@@ -96,6 +96,15 @@ def test_depth_follows_from_the_default_layers():
     assert "hidden states 3, 18, 33 of a target, which has 4 layers" in told(head_format.tensors(), config)
 
 
+def test_layers_numbered_by_specforge_say_nothing_of_the_depth(tmp_path):
+    """Those of its heads for gpt-oss, 1, 11 and 21 of 24, would be the default layers of a target of 25."""
+    folder = FORMATS["SpecForge, names as TensorRT-LLM's"].write(
+        tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    )
+    decoder = drafttree.load(checkpoints.target(depth=6), folder, "chain", device="cpu", dtype="float32")
+    assert decoder.drafter.hidden_layers == (2, 3, 4)
+
+
 def test_narrow_heads_need_their_own_embedding():
     head_format = FORMATS["vLLM speculators"]
     tensors = head_format.tensors()

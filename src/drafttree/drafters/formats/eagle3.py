@@ -179,8 +179,9 @@ def parse(
             f"supported; {ADVICE}"
         )
     depth = given.target_num_hidden_layers or given.num_target_layers
-    if layers and depth is None and layers[:2] == (2, (layers[-1] + 3) // 2):
-        depth = layers[-1] + 3  # the default layers of a target of this depth
+    named = given.eagle_aux_hidden_state_layer_ids  # as vLLM numbers them, which spreads them so by default
+    if named and depth is None and named[:2] == [2, (named[-1] + 3) // 2]:
+        depth = named[-1] + 3
     told = {"format": given.format(first), "width": config.hidden}
     return with_layers(head, tensors, spelled, config.target_hidden, lent, layers, depth, **told)
 
