@@ -68,6 +68,31 @@ def test_what_is_wrong_is_told_by_name(tmp_path):
     lost = {key: each for key, each in FORMATS["DSpark"].tensors().items() if key != "markov_head.markov_w2.weight"}
     assert "missing markov_head.markov_w2.weight" in refusal(tensors=lost)
     assert "number of layers of 4, this target's is 6" in refusal(target=checkpoints.target(depth=6))
+    for field, value in {"is_neox_style": False, "rope_is_neox_style": False, "use_gemma_norm": True}.items():
+        assert f"gives {field} as {value}, which is not run" in refusal("DFlash", **{field: value})
+
+
+def test_an_embedding_of_the_mask_token_may_lie_in_a_file_of_its_own(tmp_path):
+    tensors, target = FORMATS["DFlash, MiMo's"].tensors(), checkpoints.target()
+    mask = tensors.pop("mask_embedding")
+
+    def root(folder) -> torch.Tensor:
+        session = drafttree.load(target, folder, "chain", dtype="float32", device="cpu").drafter.start(TEXT, 32)
+        session.prefill(tuple(torch.randn(2, 1, 5, checkpoints.HIDDEN, generator=torch.manual_seed(0))), 5)
+        return session.root()
+
+    expected = root(FORMATS["DFlash, MiMo's"].write(tmp_path / "one"))
+    folder = FORMATS["DFlash, MiMo's"].write(tmp_path / "two", tensors)
+    side = folder / "mask_embedding.pt"
+    for saved in (mask, {"embedding": mask[None], "mask_token_id": MASK, "per_position": False}):
+        torch.save(saved, side)
+        torch.testing.assert_close(root(folder), expected, atol=0, rtol=0)
+    torch.save({"embedding": mask, "mask_token_id": 7}, side)
+    assert f"{side} is for the mask token 7; config.json gives {MASK}" in told(ModelError, root, folder)
+    torch.save({"embedding": mask.expand(5, -1), "mask_token_id": MASK, "per_position": True}, side)
+    assert f"{side} holds an embedding for every place of a block, which is not run" in told(ModelError, root, folder)
+    torch.save({"other": mask}, side)
+    assert f"{side} holds no embedding" in told(ModelError, root, folder)
 
 
 @pytest.mark.parametrize(

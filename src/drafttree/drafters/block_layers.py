@@ -41,6 +41,7 @@ class BlockConfig:
         from_root: the root's row predicts the first level ("sample_from_anchor"); else the first mask's row does.
         causal: for each layer, whether rows attend to those before them in the block only.
         sinks: attention has a score per head that takes weight from all rows and has no value.
+        value_scale: what the weights of values are multiplied by when they are loaded.
         own_mask: an embedding of its own stands for the mask token.
         transition: kind of the transition, None for logits that do not depend on the path.
         rank: width of the transition.
@@ -63,6 +64,7 @@ class BlockConfig:
     from_root: bool = False
     causal: tuple[bool, ...] = ()
     sinks: bool = False
+    value_scale: float = 1.0
     own_mask: bool = False
     transition: str | None = None
     rank: int = 0

@@ -468,6 +468,10 @@ FORMATS: dict[str, Format] = {
         config={**WINDOWED, "dflash_config": {**TWO_READ, "causal": False}},
         facts={**ONE_WINDOW, "causal": (False, False)},
     ),
+    "DFlash, windows, told twice": DFLASH.but(
+        config={**WINDOWED, "is_causal": True, "dflash_config": {**TWO_READ, "causal": False}},
+        facts={**ONE_WINDOW, "causal": (True, True)},
+    ),
     "DFlash, a window everywhere": DFLASH.but(
         config={"dflash_config": {**TWO_READ, "use_swa": True, "swa_window_size": 4}}, facts={"windows": (4, 4)}
     ),
@@ -476,9 +480,10 @@ FORMATS: dict[str, Format] = {
         facts={**ONE_WINDOW, "windows": (3, None)},
     ),
     "DFlash, MiMo's": DFLASH.but(
-        config={"sliding_window": 4, "dflash_config": {**TWO_READ, "use_swa": True, "attention_sink_bias": True}},
+        config={"sliding_window": 4}
+        | {"dflash_config": {**TWO_READ, "use_swa": True, "attention_sink_bias": True, "attention_value_scale": 0.6}},
         shapes={f"layers.{layer}.self_attn.attention_sink_bias": "A" for layer in range(2)} | {"mask_embedding": "H"},
-        facts={"windows": (4, 4)},
+        facts={"windows": (4, 4), "values": 0.6},
     ),
     "JetFlow": DFLASH.but(config={"dflash_config": {**TWO_READ, "causal": True}}, facts={"causal": (True, True)}),
     "DSpark": DSPARK,

@@ -39,7 +39,9 @@ class Parts:
             f"{name}down_proj", silu(self.linear(f"{name}gate_proj", x)) * self.linear(f"{name}up_proj", x)
         )
 
-    def attention(self, name: str, x: Tensor, before: Tensor | None = None, causal=True, window=None) -> Tensor:
+    def attention(
+        self, name: str, x: Tensor, before: Tensor | None = None, causal=True, window=None, values=1.0
+    ) -> Tensor:
         """Attention of rows to themselves and to the rows before them."""
         rows = x if before is None else torch.cat((before, x))
         q, k, v = (
@@ -50,7 +52,7 @@ class Parts:
             q, k = self.norm(f"{name}q_norm", q), self.norm(f"{name}k_norm", k)
         places = torch.arange(len(rows), dtype=torch.float64)
         own = places[len(rows) - len(x) :]
-        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (self.rotate(k, places), v))
+        k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (self.rotate(k, places), v * values))
         scores = torch.einsum("qhd,khd->hqk", self.rotate(q, own), k) / self.width**0.5
         away = own[:, None] - places
         hidden = (away < 0) & causal | (away >= (window or torch.inf))
@@ -167,11 +169,12 @@ def block(
     causal: tuple[bool, ...] = (False, False),
     windows: tuple[int | None, ...] = (None, None),
     scales: tuple[float, float] = (1.0, 1.0),
+    values: float = 1.0,
     transition: Callable | None = None,
 ) -> Tensor:
     """DFlash and its kin: one pass over the root and masks, of which the first rows may predict nothing.
 
-    `scales` are those of the embeddings and the logits.
+    `scales` are those of the embeddings and the logits, `values` that of what is attended to.
     """
     context = parts.norm("hidden_norm", parts.linear("fc", torch.cat([*states], -1).double()))
     given = [tokens[-1], *[mask] * (size - 1)]
@@ -186,7 +189,7 @@ def block(
             f"{name}attention_conv.",
             attended,
             lambda rows, name=name, at=index: parts.attention(
-                f"{name}self_attn.", rows, context, causal=causal[at], window=windows[at]
+                f"{name}self_attn.", rows, context, causal=causal[at], window=windows[at], values=values
             ),
         )
         normed = parts.norm(f"{name}post_attention_layernorm", x)

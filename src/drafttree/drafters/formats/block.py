@@ -32,6 +32,7 @@ from drafttree.drafters.formats.config import (
     written_layers,
 )
 from drafttree.drafters.formats.format import (
+    ADVICE,
     EMBEDDING,
     HEAD,
     Checkpoint,
@@ -59,6 +60,8 @@ RENAMED = {
 """What SpecForge's DSpark, transformers' assistants and DFlash2 call otherwise."""
 LEFT_OUT = r"verifier_norm\.|confidence_head\.|rotary_emb\."
 """What is only trained with, or, as the confidence head, not used."""
+USUAL = {"is_neox_style": True, "rope_is_neox_style": True, "use_gemma_norm": False}
+"""Fields that SGLang and vLLM know, with the only values that are run."""
 ASSISTANTS = ("muse_glimmer_assistant",)
 """Model types of transformers that are block drafters."""
 
@@ -94,6 +97,10 @@ class BlockFields(Labels):
     swa_window_size: Size | None = None
     attention_sink_bias: Flag = False
     add_swa_attention_sink_bias: Flag = False
+    attention_value_scale: Number = 1.0
+    is_neox_style: Flag = True
+    rope_is_neox_style: Flag = True
+    use_gemma_norm: Flag = False
     conv_kernel_size: Count = 0
     conv_group_size: Size = 1
     input_embedding_scale: Number = 1.0
@@ -186,15 +193,16 @@ class BlockFields(Labels):
     def causal_layers(self, layer: Qwen3Config) -> tuple[bool, ...]:
         """Whether each layer is causal within a block.
 
-        What a file says of all layers holds (`causal`, as JetFlow's do). Where nothing is said, layers without a window
-        are not, and those with one depend on who has written the file, as the masks they were trained with do:
+        What a file says of all layers holds: vLLM's `is_causal` first, then `causal`, as JetFlow's do. Where nothing is
+        said, layers without a window are not, and those with one depend on who has written the file, as the masks they
+        were trained with do:
 
         - transformers' assistants and those of `use_swa` (MiMo): not causal;
         - speculators: causal but for `sliding_window_non_causal`, which DFlash2 has unless it says otherwise;
         - z-lab, SpecForge and DeepSpec, as vLLM reads them: causal.
         """
         sliding = tuple(kind == SLIDING for kind in layer.layer_types or ())
-        for told in (self.causal, self.causal_head, self.is_causal):
+        for told in (self.is_causal, self.causal, self.causal_head):
             if told is not None:
                 return (told,) * len(sliding)
         whole = self.sliding_window_non_causal
@@ -254,6 +262,8 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         raise ModelError(
             "the decoder layers have no q and k norms; drafttree runs block drafters with layers of Qwen 3"
         )
+    if unusual := next((name for name, value in USUAL.items() if getattr(fields, name) is not value), None):
+        raise ModelError(f"config.json gives {unusual} as {not USUAL[unusual]}, which is not run; {ADVICE}")
     vocab, hidden = described.vocab_size, described.hidden_size
     block, mask = fields.block_size, fields.mask_token_id
     if mask is None or mask >= vocab:
@@ -283,6 +293,7 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         from_root=from_root or fields.draft_shift,
         causal=fields.causal_layers(layer),
         sinks=fields.attention_sink_bias or fields.add_swa_attention_sink_bias,
+        value_scale=float(fields.attention_value_scale),
         own_mask=OWN_MASK in tensors,
         transition=kind,
         rank=rank,
@@ -305,6 +316,10 @@ def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
         scale, bound = logits_scaling(target)
         block.config = replace(block.config, output_scale=scale, softcap=bound)
     found.filled(target)
+    if block.config.value_scale != 1:
+        for layer in block.layers:
+            for each in layer.self_attn.v_proj.parameters():
+                each.data = each.data * block.config.value_scale
     return BlockDrafter(block, found.hidden_layers(target), own_bytes(block, target))
 
 

@@ -21,13 +21,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.config import Fields, Size, must_be
+from drafttree.drafters.formats.config import Fields, Object, Size, must_be
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 NAMES = ("model.safetensors", "pytorch_model.bin")
 HEAD_NAMES = ("*_lm_head.safetensors", "*_lm_head.pt")
 """Files of heads alone, such as medusa_lm_head.pt, as patterns."""
 SUFFIXES = (".safetensors", ".bin", ".pt")
+MASK_FILE = "mask_embedding.pt"
+"""What MiMo has beside the weights of a block drafter: the embedding of its mask token."""
 STATE_OF_A_RUN = re.compile(r"training_args|optimizer|scheduler|rng_state|scaler")
 FP8 = torch.float8_e4m3fn
 SCALES = ("_scale_inv", "_scale")
@@ -35,6 +37,13 @@ SCALES = ("_scale_inv", "_scale")
 BlockSize = Annotated[list[Size], Field(min_length=2, max_length=2), must_be("two positive integers")]
 PACKED = re.compile(r".*\.(qweight|qzeros|g_idx|weight_packed|weight\.absmax)$")
 """Parts of weights that GPTQ, AWQ, compressed-tensors and bitsandbytes pack."""
+
+
+class MaskFields(Fields):
+    """Where the mask token of a block drafter is named."""
+
+    dflash_config: Object
+    mask_token_id: Any = None
 
 
 class Quantization(Fields):
@@ -89,6 +98,8 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
         if wanted is None or not index or path.name in files:
             with _opened(path) as (names, read):
                 tensors |= {name: read(name) for name in names if wanted is None or name in wanted}
+    if wanted is None and (beside := Path(folder) / MASK_FILE).is_file():
+        tensors["mask_embedding"] = _mask_embedding(beside, read_config(folder))
     if index and (lost := sorted(listed.keys() & {*(wanted or listed)} - tensors.keys())):
         raise ModelError(f"{index} lists {few(lost)}, which no file holds; download or copy the folder again")
     return tensors
@@ -170,17 +181,36 @@ def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tenso
         yield file.keys(), file.get_tensor
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled dictionary, mapped from the file where it is in torch's present format."""
+def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
+    """The embedding in a file that holds it alone, or beside the id of its token."""
+    found = _unpickled(path)
+    saved = found if isinstance(found, dict) else {"embedding": found}
+    if saved.get("per_position"):
+        raise ModelError(f"{path} holds an embedding for every place of a block, which is not run; use another drafter")
+    if not isinstance(embedding := saved.get("embedding"), Tensor):
+        raise ModelError(f"{path} holds no embedding; download or copy it again")
+    token = MaskFields.read({**config, **MaskFields.read(config).dflash_config}).mask_token_id
+    if (own := saved.get("mask_token_id", token)) != token:
+        raise ModelError(f"{path} is for the mask token {own}; config.json gives {token}; take both from one drafter")
+    return embedding.flatten()
+
+
+def _unpickled(path: Path) -> Any:
+    """What is in a pickle, its tensors mapped from the file where it is in torch's present format."""
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"PK"
         with warnings.catch_warnings(action="ignore"):
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise _foreign(path, "code or objects, which are not run") from error
     except (RuntimeError, EOFError, OSError, LookupError, ValueError, struct.error) as error:
         raise _damaged(path, error) from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a pickled dictionary."""
+    found = _unpickled(path)
     if not isinstance(found, dict):
         raise _foreign(path, f"a {type(found).__name__}")
     strange = [key for key, value in found.items() if not isinstance(key, str) or not isinstance(value, Tensor)]

@@ -16,8 +16,9 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 
 from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.checkpoints import MASK_FILE
 
-DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"), ("*.bin", "*.pt"))
+DOWNLOADS = (("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", MASK_FILE), ("*.bin", "*.pt"))
 NOT_DOWNLOADED = ("*/*", "consolidated*")
 SECONDS = 8.0
 """Time in which the hub has to answer anything, where `HF_HUB_ETAG_TIMEOUT` does not set another."""
