@@ -81,6 +81,15 @@ class BlockConfig:
         first = 0 if self.from_root else 1
         return slice(first, first + self.levels)
 
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """For each layer, how many rows behind its own in the block a row attends to; a window reaches both ways."""
+        windows = (kind == "sliding_attention" and self.layer.sliding_window for kind in self.layer.layer_types or ())
+        return tuple(
+            0 if causal else min(window or self.block, self.block) - 1
+            for causal, window in zip(self.causal, windows, strict=True)
+        )
+
 
 class BlockLayers(nn.Module):
     """The weights and the forward pass; `state_dict` has the names of z-lab's and DeepSpec's checkpoints.
@@ -137,11 +146,15 @@ class BlockLayers(nn.Module):
         if self.mask_embedding is not None:
             states = torch.where((tokens == self.config.mask_token)[..., None], self.mask_embedding, states)
         states = states * self.config.input_scale
-        causal = [segment._replace(visible=segment.visible.tril()) for segment in segments]
-        ways = {way: ModuleInputs.of(causal if way else segments, states.dtype) for way in {*self.config.causal}}
-        rotary = self.rotary(states, next(iter(ways.values())).positions)
-        for layer, way in zip(self.layers, self.config.causal, strict=True):
-            given: Any = {"tree_plan": ways[way].plan, **as_cache(layer, ways[way].cache)}
+        seen = {
+            ahead: ModuleInputs.of(
+                [segment._replace(visible=segment.visible.tril(ahead)) for segment in segments], states.dtype
+            )
+            for ahead in {*self.config.ahead}
+        }
+        rotary = self.rotary(states, next(iter(seen.values())).positions)
+        for layer, ahead in zip(self.layers, self.config.ahead, strict=True):
+            given: Any = {"tree_plan": seen[ahead].plan, **as_cache(layer, seen[ahead].cache)}
             if self.config.sinks:
                 attention: Any = layer.self_attn
                 given["s_aux"] = attention.attention_sink_bias

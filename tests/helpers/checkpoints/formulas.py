@@ -55,7 +55,7 @@ class Parts:
         k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (self.rotate(k, places), v * values))
         scores = torch.einsum("qhd,khd->hqk", self.rotate(q, own), k) / self.width**0.5
         away = own[:, None] - places
-        hidden = (away < 0) & causal | (away >= (window or torch.inf))
+        hidden = (away < 0) & causal | (away.abs() >= (window or torch.inf))
         scores = scores.masked_fill(hidden, -torch.inf)
         if (sinks := self.w.get(f"{name}attention_sink_bias")) is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(x), 1)), -1)
