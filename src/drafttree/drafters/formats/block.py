@@ -317,8 +317,8 @@ def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
         block.config = replace(block.config, output_scale=scale, softcap=bound)
     found.filled(target)
     if block.config.value_scale != 1:
-        for layer in block.layers:
-            for each in layer.self_attn.v_proj.parameters():
+        for name, each in block.named_parameters():
+            if ".v_proj." in name:
                 each.data = each.data * block.config.value_scale
     return BlockDrafter(block, found.hidden_layers(target), own_bytes(block, target))
 
