@@ -180,7 +180,7 @@ class Decoder:
 
     def with_costs(self, costs: CostCurve) -> "Decoder":
         """Return the same decoder with a given cost curve instead of a measured one."""
-        return self._with(learned=LearnedState(costs))
+        return self._with(learned=LearnedState(costs, self.learned.head_watch))
 
     def with_verifier(self, verifier: str | type[Verifier] | None) -> "Decoder":
         """Return the same decoder with another verifier: a class, a name such as "traversal", or None or "auto".
@@ -213,6 +213,7 @@ class Decoder:
         """Rounds with another drafter and policy, as `measure_costs` needs them."""
         decoder = self._with(drafter=drafter, policy=policy, verifier=None, learned=LearnedState(TRIAL_COSTS))
         request = decoder.new_request(prompt, temperature=temperature, ignore_eos=True, max_new_tokens=length, seed=0)
+        request.drafting.head_watch = None  # its prompt is no text, and a head may be wrong about it
         while not request.finish_reason:
             decoder.step(request)
             yield request.metrics.rounds[-1]
@@ -380,6 +381,7 @@ class Decoder:
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity = limit + min(policy.budget, TREE_HEADROOM)
+        judges_heads = not processors and state is None and sampling.temperature <= 1 and sampling.typical_p == 1
         prompt_logprobs = Logprobs.asked_for(options.get("prompt_logprobs"))
         reuses = is_conversation(prompt) and repeats and prompt_logprobs is None
         reuses = reuses and not compatibility.hides_state(self.target)
@@ -398,7 +400,11 @@ class Decoder:
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             fidelity=self.fidelity,
-            drafting=TextDrafting(options.get("speculate", True), float(options.get("draft_temperature", 1.0))),
+            drafting=TextDrafting(
+                wanted=options.get("speculate", True),
+                temperature=float(options.get("draft_temperature", 1.0)),
+                head_watch=self.learned.head_watch if judges_heads else None,
+            ),
             reuse_prefix=options.get("reuse_prefix", reuses),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )

@@ -24,6 +24,7 @@ class LogitsAdjustment:
         randomness: the randomness of this round.
         temperature: divides the drafter's logits.
         constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
+        take_first: is given the drafter's own logits `[1, vocab]` of the first level; None where nobody wants them.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class LogitsAdjustment:
         randomness: RoundRandomness,
         temperature: float = 1.0,
         constrain: Constrain | None = None,
+        take_first: Callable[[Tensor], None] | None = None,
     ) -> None:
         self._verifier, self._randomness = verifier, randomness
-        self._temperature, self._constrain = temperature, constrain
+        self._temperature, self._constrain, self._take_first = temperature, constrain, take_first
         self._depth, self._paths = 0, [()]
 
     def begin(self) -> None:
@@ -50,6 +52,8 @@ class LogitsAdjustment:
     def apply(self, logits: Tensor) -> Tensor:
         """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust."""
         self._depth += 1
+        if self._take_first and self._depth == 1:
+            self._take_first(logits)
         if self._constrain:
             logits = self._constrain(self._paths, logits)
         if self._temperature != 1:

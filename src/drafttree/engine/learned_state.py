@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import derived_seed
 from drafttree.drafters.base import Drafter
+from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.costs.cost_measurement import Rounds
 from drafttree.engine.costs.measured_costs import MeasuredCosts
@@ -25,15 +26,18 @@ class LearnedState:
     Args:
         costs: the cost curve of all texts, which stays as it is; None to measure one of greedy texts and one of others,
             each when it is needed, and to mend it between texts when it is found wrong.
+        head_watch: tests whether the drafter, if it is a head, is read as it should be; None starts anew.
 
     Attributes:
         given: as given.
         measured: what was needed of the others, by whether it is of greedy texts.
+        head_watch: as given.
     """
 
-    def __init__(self, costs: CostCurve | None = None) -> None:
+    def __init__(self, costs: CostCurve | None = None, head_watch: HeadWatch | None = None) -> None:
         self.given = costs
         self.measured: dict[bool, MeasuredCosts] = {}
+        self.head_watch = head_watch or HeadWatch()
         self._learned: dict[Any, Any] = {}
         self._batches: dict[Any, Any] = {}
         self._texts = itertools.count()

@@ -13,11 +13,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.drafters.base import Drafter, Session, accepted_rows
-from drafttree.engine.acceptance_watch import AcceptanceWatch
+from drafttree.drafters.base import Drafter, Session, accepted_rows, sources_of
+from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.metrics import Round
@@ -94,6 +95,7 @@ class RoundLoop:
         self.target, self.drafter, self.prefixes = target, drafter, prefixes
         self._context = context
         self._hidden_layers = drafter.hidden_layers if drafter else ()
+        self._sources = sources_of(drafter) if drafter else ()
         self._failure = ""
 
     @property
@@ -266,7 +268,10 @@ class RoundLoop:
         first = group.requests[0]
         randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
         adjustments = [
-            LogitsAdjustment(request.verifier, own, request.drafting.temperature, self._constrain(request))
+            LogitsAdjustment(
+                *(request.verifier, own, request.drafting.temperature),
+                *(self._constrain(request), self._takes_claim(request, group.source)),
+            )
             for request, own in zip(group.requests, randomness, strict=True)
         ]
         proposal = first.verifier.proposal
@@ -313,6 +318,18 @@ class RoundLoop:
             return None
         tokens, vocab = list(request.tokens), self.target.vocab_size
         return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+
+    def _takes_claim(self, request: Request, source: int) -> Callable[[Tensor], None] | None:
+        """Notes what a head says of the next token, while heads are tested; see `HeadWatch`."""
+        drafting = request.drafting
+        if not (drafting.head_watch and drafting.head_watch.is_open and self._sources[source].hidden_layers):
+            return None
+        position, vocab = len(request.tokens), self.target.vocab_size
+
+        def take(logits: Tensor) -> None:
+            drafting.claim = position, logits[0].float().log_softmax(-1)[:vocab]
+
+        return take
 
     def score(
         self,
@@ -385,6 +402,8 @@ class RoundLoop:
             clock.lap("commit")
             watch = drafting.watch if drafting.session else None
             collapsed = watch is not None and self._watch(watch, request, tree, path)
+            if drafting.claim:
+                self._watch_head(request, tokens[0])
             committed = request.commit(tokens, len(path) - 1)
             clock.lap("text")
             if request.recorder:
@@ -418,6 +437,23 @@ class RoundLoop:
         request.drafting.watch = None
         logger.warning("%s: %s", told, advice)
         return True
+
+    def _watch_head(self, request: Request, token: int) -> None:
+        """Say in the log, once for a target and a drafter, where a head claims far more than its tokens are worth."""
+        watch, claim = request.drafting.head_watch, request.drafting.claim
+        request.drafting.claim = None
+        if not (watch and claim and watch.is_open) or claim[0] != len(request.tokens):
+            return
+        watch.observe(request.tokens, claim[1], token)
+        if watch.is_misread:
+            logger.warning(
+                "the drafter %s may be misread: the target's token was among the %d likeliest of its head in %s "
+                "rounds, and should have been in %.0f by the head's own probabilities. The head may be made for "
+                "another target or another version of it, be in a variant of its format that is read in a wrong way, "
+                "or know no such texts. Compare what drafttree inspect tells of it with the target; if they agree, "
+                "report that with this line",
+                *(getattr(self.drafter, "name", "") or repr(self.drafter), BEST, watch.found, watch.claimed),
+            )
 
 
 def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int]) -> Verdict:

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.session import LateReader
-from drafttree.engine.acceptance_watch import AcceptanceWatch
+from drafttree.engine.acceptance_watch import AcceptanceWatch, HeadWatch
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
 
@@ -28,6 +30,8 @@ class TextDrafting:
             failed. What becomes of the text it is told by `prefill` and `commit` here.
         watch: compares the text's drafts with its earlier ones; None after it has found them far worse, and for lookup,
             which drafts only where the text repeats itself.
+        head_watch: tests heads by this text and others; None where its tokens are less likely than in the target's law.
+        claim: a position and the log-probabilities `[vocab]` that a head has given there; None where none is tested.
         reads_prompt: whether the drafter reads the prompt too.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.
@@ -39,6 +43,8 @@ class TextDrafting:
     temperature: float = 1.0
     session: Session | None = None
     watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
+    head_watch: HeadWatch | None = None
+    claim: tuple[int, Tensor] | None = None
     reads_prompt: bool = False
     context: TextContext | None = None
     state: Any = None
