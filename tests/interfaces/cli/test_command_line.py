@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from safetensors.torch import load_file, save_file
 
 import drafttree
 from drafttree.drafters import LOOKUPS
@@ -209,6 +211,25 @@ def test_inspect(tmp_path, capsys):
     assert result.exit_code == 1
     assert "missing norm.weight" in result.stdout
     assert "does not exist" in complaint(capsys, "inspect", "./nowhere")
+
+
+def test_inspect_tries_a_head_with_a_target(capsys, tmp_path):
+    shown = json.loads(run("inspect", "embedded-eagle3", "--target", "embedded", "--json").stdout)
+    rounds, found, claimed = [*shown["details"].values()][-3:]
+    assert rounds >= 32
+    assert 0.7 * claimed < found < 1.5 * claimed
+    assert shown["problems"] == []
+    folder = tmp_path / "eagle3"
+    shutil.copytree(zoo.folder("embedded-eagle3"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = tensors[key := f"midlayer.self_attn.{name}.weight"]
+        tensors[key] = weight.roll(weight.shape[1] // 2, 1).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    result = run("inspect", folder, "--target", "embedded")
+    assert result.exit_code == 1
+    assert "it may be misread: it claims far more than its tokens are worth" in result.stdout
+    assert "omit --target" in complaint(capsys, "inspect", "embedded-draft", "--target", "embedded")
 
 
 def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):

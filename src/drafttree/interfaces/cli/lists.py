@@ -56,16 +56,24 @@ def drafters(json_: AsJson = False) -> None:
 
 def inspect(
     path: Annotated[str, typer.Argument(help="A folder, a hub name, or a name from drafttree drafters.")],
+    target: Annotated[
+        str | None, typer.Option(help="A target to try a head with, by some texts: is it read as it should be?")
+    ] = None,
     json_: AsJson = False,
 ) -> None:
     """Tell what a drafter is and which target it fits.
 
-    Prints its kind, its target, its sizes, and what is missing.
+    Prints its kind, its target, its sizes, and what is missing. With a target, also how a head drafts for it.
     """
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect
 
     found = inspect(path)
+    if target and not found.problems:
+        from drafttree.evaluation.head_trial import try_head
+        from drafttree.interfaces.cli.decoders import load_named
+
+        found = try_head(found, load_named(target, path))
     if json_:
         print_json(asdict(found))
     else:

@@ -1,0 +1,42 @@
+"""Whether a head is read as it should be, by texts of its target."""
+
+from dataclasses import replace
+
+from drafttree.core.errors import ConfigError
+from drafttree.engine.acceptance_watch import BEST
+from drafttree.engine.decoder import Decoder
+from drafttree.evaluation.prompt_sets import shipped_prompts
+from drafttree.loading.inspect import Inspection
+from drafttree.policies import Chain
+
+TOKENS = 64
+
+
+def try_head(found: Inspection, decoder: Decoder) -> Inspection:
+    """Add how often the target's token is among a head's likeliest, and how often that is by the head itself.
+
+    The texts are drawn at temperature 1, where the two should be equal: a head of which only the last norm is left out
+    finds greedy tokens as well as ever.
+
+    Args:
+        found: what its files tell.
+        decoder: the head and its target.
+
+    Raises:
+        ConfigError: the drafter is no head.
+        InputError: the target has no tokenizer.
+    """
+    if decoder.drafter is None or not decoder.drafter.hidden_layers:
+        raise ConfigError(f"a {found.kind} reads nothing of the target, so it is not tried with one; omit --target")
+    decoder = Decoder(decoder.target, decoder.drafter, Chain(depth=1), tokenizer=decoder.tokenizer)
+    watch = decoder.learned.head_watch
+    for prompt in shipped_prompts():
+        if watch.is_open:
+            decoder.generate(prompt, temperature=1.0, seed=0, max_new_tokens=TOKENS, ignore_eos=True)
+    tried: dict[str, object] = {
+        "rounds tried": watch.found.rounds,
+        f"target's token among its {BEST} likeliest": watch.found.accepted,
+        "the same by its own probabilities": round(watch.claimed, 1),
+    }
+    misread = ("it may be misread: it claims far more than its tokens are worth",) if watch.is_misread else ()
+    return replace(found, details=found.details | tried, problems=misread)
