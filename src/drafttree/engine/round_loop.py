@@ -95,7 +95,8 @@ class RoundLoop:
         self.target, self.drafter, self.prefixes = target, drafter, prefixes
         self._context = context
         self._hidden_layers = drafter.hidden_layers if drafter else ()
-        self._sources = sources_of(drafter) if drafter else ()
+        sources = sources_of(drafter) if drafter else ()
+        self._heads = {source for source, each in enumerate(sources) if each.hidden_layers}
         self._failure = ""
 
     @property
@@ -322,7 +323,7 @@ class RoundLoop:
     def _takes_claim(self, request: Request, source: int) -> Callable[[Tensor], None] | None:
         """Notes what a head says of the next token, while heads are tested; see `HeadWatch`."""
         drafting = request.drafting
-        if not (drafting.head_watch and drafting.head_watch.is_open and self._sources[source].hidden_layers):
+        if not (drafting.head_watch and drafting.head_watch.is_open and source in self._heads):
             return None
         position, vocab = len(request.tokens), self.target.vocab_size
 
