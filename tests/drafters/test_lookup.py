@@ -132,6 +132,12 @@ def test_expected_tokens_are_the_path_probabilities_of_the_likeliest_path(kind):
     assert drafter.start([0, 1, 2], 64).expect(3) == 0
 
 
+@pytest.mark.parametrize("given", [1.5, "x", True, None])
+def test_max_ngram_that_is_no_whole_number_is_refused(given):
+    with pytest.raises(ConfigError, match="it must be a whole number"):
+        PromptLookupDrafter(VOCAB, max_ngram=given)
+
+
 def test_max_ngram_below_one_is_refused():
     with pytest.raises(ConfigError, match="max_ngram is 0"):
         PromptLookupDrafter(8, max_ngram=0)

@@ -105,11 +105,13 @@ class PromptLookupDrafter(LookupDrafter):
         max_ngram: length of the longest n-gram that is matched.
 
     Raises:
-        ConfigError: `max_ngram` is below 1.
+        ConfigError: `max_ngram` is no whole number, or below 1.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu", max_ngram: int = 8) -> None:
         super().__init__(vocab_size, device)
+        if not isinstance(max_ngram, int) or isinstance(max_ngram, bool):
+            raise ConfigError(f"max_ngram is {max_ngram!r}; it must be a whole number")
         if max_ngram < 1:
             raise ConfigError(f"max_ngram is {max_ngram}; it must be at least 1")
         self.max_ngram = max_ngram
