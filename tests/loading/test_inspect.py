@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
@@ -118,3 +119,13 @@ def test_what_is_not_there(tmp_path):
         inspect("./nowhere")
     with pytest.raises(ModelError, match="holds no weights"):
         inspect(str(tmp_path))
+
+
+def test_most_of_a_model_lost_is_told_without_making_it(tmp_path, monkeypatch):
+    """A default Llama has 7 B parameters; none of them is made of random numbers to be compared."""
+    LlamaConfig(architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    save_file({"model.norm.weight": torch.ones(4096)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", None)
+    (problem,) = inspect(str(tmp_path)).problems
+    assert problem.startswith("missing ")
+    assert "model.embed_tokens.weight" in problem

@@ -1,4 +1,4 @@
-"""A suffix automaton over prompt and generated text: where its end occurred before, in constant time per token."""
+"""A suffix automaton over prompt and generated text: where its end occurred before."""
 
 import sys
 from dataclasses import dataclass, field
@@ -53,8 +53,8 @@ class SuffixAutomaton:
 
     A cursor stands for the text, or for the text continued by a drafted path: the state of its longest suffix that
     occurs in the text and is not longer than matches may be, and the length of that suffix. Appending a token takes
-    amortised constant time: there are fewer states than twice the tokens and fewer transitions than three times the
-    tokens.
+    amortised constant time, and with a bound as many steps more as the bound at most, in a text that repeats itself.
+    There are fewer states than twice the tokens and fewer transitions than three times the tokens.
 
     Args:
         max_ngram: length of the longest match, None for no bound.

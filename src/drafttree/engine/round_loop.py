@@ -451,8 +451,8 @@ class RoundLoop:
                 "the drafter %s may be misread: the target's token was among the %d likeliest of its head in %s "
                 "rounds, and should have been in %.0f by the head's own probabilities. The head may be made for "
                 "another target or another version of it, be in a variant of its format that is read in a wrong way, "
-                "or know no such texts. Compare what drafttree inspect tells of it with the target; if they agree, "
-                "report that with this line",
+                "or know no such texts. Try it with drafttree inspect HEAD --target MODEL; if it is made for this "
+                "target, report what that prints",
                 *(getattr(self.drafter, "name", "") or repr(self.drafter), BEST, watch.found, watch.claimed),
             )
 

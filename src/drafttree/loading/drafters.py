@@ -356,6 +356,8 @@ def _construct(
     except TypeError as error:
         takes = [*inspect.signature(make).parameters][len(arguments) :]
         advice = f"its parameters: {', '.join(takes)}" if takes else "pass an object of the class"
+        if options and not takes:
+            advice = "it has no parameters"
         raise ConfigError(f"drafter {drafter.__name__} cannot be made by its class: {error}; {advice}") from None
     try:
         made = make(*arguments, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters import Drafter
@@ -161,6 +161,8 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
         model: Any = class_of(config)
         if model is None:
             return [f"{config.model_type} is not a decoder-only language model"]
+        if not config.to_dict().get("quantization_config") and (missing := _mostly_missing(model, config, tensors)):
+            return missing
         with quiet():
             _, found = model.from_pretrained(
                 None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
@@ -169,6 +171,16 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
         return [" ".join(str(error).split()) or type(error).__name__]
     wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))
     return [*listed("missing", found["missing_keys"]), *wrong]
+
+
+def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is missing where that is most of a model, which would be made of random numbers to compare it whole."""
+    with quiet(), torch.device("meta"):
+        parameters = dict(model(config).named_parameters())
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if 2 * held >= sum(each.numel() for each in parameters.values()):
+        return []
+    return [*listed("missing", [name for name in parameters if name not in tensors])]
 
 
 def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:

@@ -80,7 +80,7 @@ def incompatibility(module: PreTrainedModel) -> str | None:
         reason = "need transformers 5.21 or later" if old else "keep their states where no tree can branch"
         return f"recurrent layers ({foreign or config.model_type}) that {reason}; use the module's own generate"
     if foreign:
-        return f"{foreign} layers"
+        return f"{foreign} layers, whose states cannot be kept by node; use the module's own generate"
     if has_alibi(config) and config.model_type not in BUILDERS:
         return f"ALiBi biases that {config.model_type} adds by the order of the cache; use the module's own generate"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
