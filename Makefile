@@ -9,10 +9,10 @@ CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.or
 
 .PHONY: demo test test-lowest test-slow test-clients gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs release recording clean
 
-demo: .venv/.installed
+demo: .venv/.installed .venv/.native
 	$(BIN)/drafttree demo
 
-test: .venv/.developing
+test: .venv/.developing .venv/.native
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
 
 # The lowest versions that pyproject.toml allows, in an environment of their own. Packages that are lent to it may name
@@ -22,7 +22,7 @@ test-lowest: .venv/.installed
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/interfaces/server \
 		tests/loading tests/test_api.py
 
-test-slow: .venv/.developing
+test-slow: .venv/.developing .venv/.native
 	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
 
 # The clients that people use against a server. instructor asks for a rich and a jiter older than ours and openai's; it
@@ -110,7 +110,7 @@ check: .venv/.developing
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: .venv/.installed
+bench: .venv/.installed .venv/.native
 	$(BIN)/drafttree bench policies
 	$(BIN)/drafttree bench overhead
 
@@ -128,6 +128,7 @@ docs: .venv/.documenting
 release: .venv/.releasing
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --wheel --outdir dist native
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python .ci/release.py
 
@@ -143,6 +144,12 @@ recording: .venv/.installed
 .venv/.installed: .venv/bin/python pyproject.toml lab/pyproject.toml constraints.txt
 	$(if $(TORCH),,$(PIP) $(CPU_TORCH))
 	$(PIP) --editable . --editable ./lab
+	touch $@
+
+# drafttree-native is built where there is a compiler; a compiler's error fails. Without it layers run on torch.
+.venv/.native: .venv/.installed $(wildcard native/*.* native/*/*.*)
+	@if command -v $${CXX:-c++} >/dev/null; then $(PIP) ./native; \
+		else echo "no C++ compiler here: drafttree-native is not built, and passes run on torch"; fi
 	touch $@
 
 .venv/.developing: .venv/.installed

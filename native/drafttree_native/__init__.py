@@ -1,0 +1,47 @@
+"""CPU kernels for drafttree: a whole pass over trees of tokens in one call.
+
+`Model` is that of the fastest build that this CPU runs; `variant` is its name. `use_openmp(path)` lets passes run on
+the threads of an OpenMP library that is loaded already, as torch's is.
+"""
+
+import importlib
+import platform
+from pathlib import Path
+from types import ModuleType
+
+CALLS = 1
+"""The version of what drafttree calls here; raised when it changes."""
+VARIANTS = {
+    "_avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
+    "_avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "_avx2": {"avx2", "fma", "f16c", "bmi2"},
+    "_portable": set[str](),
+}
+"""Builds, the fastest first, each with the flags of Linux for what a CPU must have."""
+
+
+def _flags() -> set[str]:
+    """What this CPU has, as Linux says it; nothing is known elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+
+
+def load(flags: set[str]) -> ModuleType:
+    """The fastest build for a CPU with these flags."""
+    for name, needed in VARIANTS.items():
+        if needed <= flags:
+            try:
+                return importlib.import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError:
+                continue
+    raise ImportError(f"drafttree-native was built for another kind of CPU than this {platform.machine()}")
+
+
+_module = load(_flags())
+Model = _module.Model
+panel: int = _module.panel
+use_openmp = _module.use_openmp
+variant = _module.__name__.rpartition(".")[2].removeprefix("_")

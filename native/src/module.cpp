@@ -1,0 +1,163 @@
+// The bindings. Arrays are handed over as they lie in memory; nothing of torch is needed to build this.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "pass.h"
+
+namespace nb = nanobind;
+using namespace drafttree;
+using namespace nb::literals;
+
+namespace {
+
+typedef nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig> Array;
+typedef nb::ndarray<const float, nb::ndim<1>, nb::device::cpu, nb::c_contig> Vector;
+
+Format format_of(const std::string& name) {
+  if (name == "float32") return Format::float32;
+  if (name == "bfloat16") return Format::bfloat16;
+  if (name == "int8") return Format::int8;
+  throw std::invalid_argument("a format is '" + name + "'; it may be float32, bfloat16 or int8");
+}
+
+Format format_of(const Array& array) {
+  const auto dtype = array.dtype();
+  if (dtype == nb::dtype<float>()) return Format::float32;
+  if (dtype.code == (uint8_t)nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return Format::bfloat16;
+  throw std::invalid_argument("an array of weights is neither float32 nor bfloat16");
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "relu") return Activation::relu;
+  throw std::invalid_argument("an activation is '" + name + "'; it may be silu, gelu, gelu_tanh or relu");
+}
+
+// Weights behind each other as one product, and its bias: `(weights, bias or None)`.
+Panels packed(int threads, Format format, const nb::tuple& given) {
+  int64_t outputs = 0, inputs = 0;
+  std::vector<std::pair<const char*, Format>> rows;
+  const auto parts = nb::cast<std::vector<Array>>(given[0]);
+  for (const Array& part : parts) {
+    if (part.ndim() != 2 || (inputs && (int64_t)part.shape(1) != inputs))
+      throw std::invalid_argument("the weights of a product are not matrices with the same number of inputs");
+    inputs = part.shape(1);
+    const Format own = format_of(part);
+    for (size_t row = 0; row < part.shape(0); row++)
+      rows.push_back({(const char*)part.data() + row * inputs * (own == Format::float32 ? 4 : 2), own});
+    outputs += part.shape(0);
+  }
+  Panels made = Panels::pack(threads, format, outputs, inputs, [&](int64_t output, int64_t input) {
+    const auto& [row, own] = rows[output];
+    return own == Format::float32 ? ((const float*)row)[input] : widened(((const uint16_t*)row)[input]);
+  });
+  if (!given[1].is_none()) {
+    const auto bias = nb::cast<Vector>(given[1]);
+    if ((int64_t)bias.shape(0) != outputs) throw std::invalid_argument("a bias has another length than its product");
+    memcpy(made.biases.as<float>(), bias.data(), outputs * 4);
+  }
+  return made;
+}
+
+// `(scale, shift or None, epsilon, whether the mean is taken off)`.
+Norm norm_of(const nb::tuple& given) {
+  Norm made;
+  const auto scale = nb::cast<Vector>(given[0]);
+  made.scale.assign(scale.data(), scale.data() + scale.shape(0));
+  made.shift.assign(scale.shape(0), 0);
+  if (!given[1].is_none()) {
+    const auto shift = nb::cast<Vector>(given[1]);
+    made.shift.assign(shift.data(), shift.data() + std::min(shift.shape(0), scale.shape(0)));
+  }
+  made.epsilon = nb::cast<float>(given[2]), made.centred = nb::cast<bool>(given[3]);
+  return made;
+}
+
+struct Held : Model {
+  int threads;
+  Array embeddings;  // read where they lie
+
+  Held(int threads, const Array& embeddings, float scale, const std::string& cached)
+      : threads(threads), embeddings(embeddings) {
+    if (embeddings.ndim() != 2) throw std::invalid_argument("embeddings are no matrix");
+    vocabulary = embeddings.shape(0), hidden = embeddings.shape(1);
+    embedding = (const char*)embeddings.data(), embedded = format_of(embeddings);
+    embedding_scale = scale, this->cached = format_of(cached);
+  }
+
+  void add_layer(const nb::dict& norms, const nb::dict& weights, const std::string& format, const nb::dict& shape) {
+    Layer layer;
+    for (auto [name, norm] :
+         std::initializer_list<std::pair<const char*, Norm*>>{{"before_attention", &layer.before_attention},
+                                                              {"after_attention", &layer.after_attention},
+                                                              {"before_mlp", &layer.before_mlp},
+                                                              {"after_mlp", &layer.after_mlp},
+                                                              {"query", &layer.query},
+                                                              {"key", &layer.key}})
+      if (norms.contains(name)) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
+    for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
+             {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
+      if (weights.contains(name)) *weight = packed(threads, format_of(format), nb::cast<nb::tuple>(weights[name]));
+    layer.key_heads = nb::cast<int64_t>(shape["key_heads"]), layer.groups = nb::cast<int64_t>(shape["groups"]);
+    layer.width = nb::cast<int64_t>(shape["width"]), layer.rotary = nb::cast<int64_t>(shape["rotary"]);
+    if (!shape["window"].is_none()) layer.window = nb::cast<int64_t>(shape["window"]);
+    layer.scale = nb::cast<float>(shape["scale"]), layer.multiplier = nb::cast<float>(shape["multiplier"]);
+    layer.parallel = nb::cast<bool>(shape["parallel"]);
+    layer.activation = activation_of(nb::cast<std::string>(shape["activation"]));
+    const int64_t heads = (layer.groups + 2) * layer.key_heads * layer.width;
+    if (layer.qkv.outputs != heads || layer.qkv.inputs != hidden || layer.out.outputs != hidden ||
+        layer.out.inputs != layer.query_heads() * layer.width || layer.up.inputs != hidden ||
+        layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
+        (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < 0 ||
+        layer.rotary >= (int64_t)rotaries.size())
+      throw std::invalid_argument("the sizes of a layer do not fit together");
+    layers.push_back(std::move(layer));
+  }
+};
+
+}  // namespace
+
+NB_MODULE(NATIVE_VARIANT, module) {
+  module.attr("panel") = PANEL;
+  module.def("use_openmp", &OpenMP::use, "path"_a);
+  nb::class_<Held>(module, "Model")
+      .def(nb::init<int, const Array&, float, const std::string&>(), "threads"_a, "embeddings"_a, "embedding_scale"_a,
+           "cached"_a)
+      .def(
+          "add_rotary",
+          [](Held& model, const Vector& frequencies, float scaling) {
+            model.rotaries.push_back({{frequencies.data(), frequencies.data() + frequencies.shape(0)}, scaling, {}});
+          },
+          "frequencies"_a, "scaling"_a)
+      .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "format"_a, "shape"_a)
+      .def(
+          "add_head",
+          [](Held& model, const nb::tuple& norm, const nb::tuple& weight, const std::string& format, float divisor) {
+            model.norm = norm_of(norm), model.head = packed(model.threads, format_of(format), weight),
+            model.logits_divisor = divisor;
+          },
+          "norm"_a, "weight"_a, "format"_a, "divisor"_a)
+      .def_ro("hidden", &Held::hidden)
+      .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
+      // texts: of each the addresses of tokens, positions, visibility and cache, then nodes, drafted rows, bytes of a
+      // slot and of a head, committed rows, and the first and the last of the nodes whose logits are wanted
+      .def(
+          "forward",
+          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t logits, int64_t stride,
+             const std::vector<std::pair<int64_t, intptr_t>>& states) {
+            std::vector<Text> read;
+            for (const auto& t : texts)
+              read.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
+                              (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10)});
+            Results results{(float*)logits, stride, {}};
+            for (const auto& [layer, to] : states) results.states.push_back({layer, (float*)to});
+            nb::gil_scoped_release released;
+            model.forward(threads, read, results);
+          },
+          "threads"_a, "texts"_a, "logits"_a, "stride"_a, "states"_a);
+}

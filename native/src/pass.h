@@ -1,0 +1,393 @@
+// A whole pass of a decoder-only model over trees of tokens: Llama and the families like it, and GPT-NeoX.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+#include "attention.h"
+#include "team.h"
+
+namespace drafttree {
+
+constexpr int64_t EVERYTHING = std::numeric_limits<int64_t>::max() / 2;
+
+enum class Activation { silu, gelu, gelu_tanh, relu };
+
+INLINE Floats activate(Activation kind, Floats x) {
+  switch (kind) {
+    case Activation::silu:
+      return x * sigmoid(x);
+    case Activation::gelu:
+      return .5f * x * (1.f + error_function(x * .70710678f));
+    case Activation::gelu_tanh:
+      return x * sigmoid(1.5957691f * fused(splat(.044715f), x * x * x, x));
+    default:
+      return larger(x, Floats{});
+  }
+}
+
+// An RMS norm, or a layer norm where `centred`; nothing where there is no scale.
+struct Norm {
+  std::vector<float> scale, shift;
+  float epsilon = 0;
+  bool centred = false;
+
+  explicit operator bool() const { return !scale.empty(); }
+  void apply(const float* x, float* out) const {
+    const int64_t width = scale.size();
+    float mean = 0;
+    if (centred) mean = total(x, width, [](Floats number) { return number; }) / width;
+    const float square = total(
+        x, width, [mean](Floats number) { return (number - mean) * (number - mean); },
+        [mean](float number) { return (number - mean) * (number - mean); });
+    const float by = 1 / std::sqrt(square / width + epsilon);
+    for (int64_t i = 0; i < width; i++) out[i] = (x[i] - mean) * by * scale[i] + shift[i];
+  }
+
+ private:
+  // Sums in lanes, in order; the last numbers, fewer than lanes, one by one.
+  template <class Of, class OfOne>
+  static float total(const float* x, int64_t width, Of of, OfOne of_one) {
+    Floats all{};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) all += of(load(x + i));
+    float rest = sum(all);
+    for (; i < width; i++) rest += of_one(x[i]);
+    return rest;
+  }
+  template <class Of>
+  static float total(const float* x, int64_t width, Of of) {
+    return total(x, width, of, [](float number) { return number; });
+  }
+};
+
+// Cosines and sines by position, which are computed as far as positions were asked for.
+struct Rotary {
+  std::vector<float> frequencies;  // of the rotated pairs
+  float scaling = 1;
+  std::vector<float> table;  // [position][cosines, sines]
+
+  void reach(int64_t position) {
+    const int64_t pairs = frequencies.size();
+    int64_t at = pairs ? table.size() / (2 * pairs) : position + 1;
+    if (at > position) return;
+    const int64_t end = std::max(position + 1, 2 * at);
+    table.resize(end * 2 * pairs);
+    for (; at < end; at++)
+      for (int64_t i = 0; i < pairs; i++) {
+        const float angle = at * frequencies[i];
+        table[(at * 2) * pairs + i] = std::cos(angle) * scaling,
+                                 table[(at * 2 + 1) * pairs + i] = std::sin(angle) * scaling;
+      }
+  }
+  // Turns the pairs (i, i + pairs) of a head.
+  void turn(float* head, int64_t position) const {
+    const int64_t pairs = frequencies.size();
+    const float *cosine = table.data() + position * 2 * pairs, *sine = cosine + pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+      const float a = head[i], b = head[i + pairs];
+      head[i] = a * cosine[i] - b * sine[i], head[i + pairs] = b * cosine[i] + a * sine[i];
+    }
+  }
+};
+
+struct Layer {
+  Panels qkv, out, gate, up, down;  // qkv: query heads, key heads, value heads; no gate in an MLP without one
+  Norm before_attention, after_attention, before_mlp, after_mlp, query, key;
+  int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING, rotary = 0;
+  float scale = 1, multiplier = 1;  // of scores; of what is added to the residual stream
+  bool parallel = false;            // attention and MLP read the same states
+  Activation activation = Activation::silu;
+
+  int64_t query_heads() const { return key_heads * groups; }
+};
+
+// One text of a pass.
+struct Text {
+  const int64_t *tokens, *positions;
+  const bool* visible;     // [nodes][drafted], the last `nodes` of them the tokens themselves
+  int64_t nodes, drafted;  // drafted rows, those of this pass included
+  char* cache;             // [2 * layers][key heads][rows][width]
+  int64_t slot_bytes, head_bytes, length;
+  int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
+};
+
+// What a pass gives. Rows of logits have room for whole panels; states are those that go into a layer, or the last
+// norm's where the layer is behind the last.
+struct Results {
+  float* logits;
+  int64_t stride;
+  std::vector<std::pair<int64_t, float*>> states;  // by layer
+};
+
+class Model {
+ public:
+  int64_t hidden = 0, vocabulary = 0;
+  float embedding_scale = 1, logits_divisor = 1;
+  Format cached = Format::float32;  // of keys and values
+  const char* embedding = nullptr;  // [vocabulary][hidden], as they lie in the module
+  Format embedded = Format::float32;
+  std::vector<Layer> layers;
+  std::vector<Rotary> rotaries;
+  Norm norm;
+  Panels head;
+
+  size_t bytes() const {
+    size_t all = head.bytes();
+    for (const Layer& each : layers)
+      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down}) all += part->bytes();
+    return all;
+  }
+
+  // Runs a pass on so many threads; each text's new rows join its cache.
+  void forward(int threads, const std::vector<Text>& texts, const Results& results) {
+    std::lock_guard<std::mutex> lock(*busy_);
+    prepare(threads, texts);
+    Team::run(threads, [&](Team& team, int thread) { run(team, thread, texts, results); });
+  }
+
+ private:
+  // Nodes that attend together at most: their scores stay in the second cache.
+  static constexpr int64_t PIECE = 16;
+
+  std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>();  // callers share what a pass keeps
+  int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<int32_t> own_, starts_;
+  std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
+  Buffer x_, qkv_, attended_, gate_, up_, scratch_;
+  Rows rows_, mlp_rows_;
+  struct Worker {
+    Attention attention;
+    Buffer row, head;
+  };
+  std::vector<Worker> workers_;
+
+  void prepare(int threads, const std::vector<Text>& texts) {
+    nodes_ = 0;
+    own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear();
+    int64_t furthest = 0;
+    for (size_t t = 0; t < texts.size(); t++) {
+      const Text& text = texts[t];
+      for (int64_t node = 0; node < text.nodes; node++) {
+        text_of_.push_back(t), node_of_.push_back(node);
+        furthest = std::max(furthest, text.positions[node]);
+        if (text.tokens[node] < 0 || text.tokens[node] >= vocabulary)
+          throw std::invalid_argument("token " + std::to_string(text.tokens[node]) + " is not in a vocabulary of " +
+                                      std::to_string(vocabulary));
+      }
+      cut(texts, t);
+      nodes_ += text.nodes;
+    }
+    for (Piece& piece : pieces_) piece.own = own_.data(), piece.starts = starts_.data() + (int64_t)piece.starts;
+    for (Rotary& rotary : rotaries) rotary.reach(furthest);
+    int64_t heads = 0, inner = 0, widest = hidden;
+    for (const Layer& each : layers) {
+      heads = std::max(heads, each.qkv.count * PANEL), inner = std::max(inner, each.up.count * PANEL);
+      widest = std::max({widest, each.out.inputs, each.down.inputs});
+    }
+    hidden_stride_ = rounded_up(hidden, PANEL), heads_stride_ = heads, inner_stride_ = inner;
+    x_.reserve<float>(nodes_ * hidden_stride_), scratch_.reserve<float>(nodes_ * hidden_stride_);
+    qkv_.reserve<float>(nodes_ * heads_stride_), attended_.reserve<float>(nodes_ * heads_stride_);
+    gate_.reserve<float>(nodes_ * inner_stride_), up_.reserve<float>(nodes_ * inner_stride_);
+    rows_.reserve(nodes_, widest), mlp_rows_.reserve(nodes_, hidden);
+    if ((int)workers_.size() < threads) workers_.resize(threads);
+    for (Worker& worker : workers_)
+      worker.row.reserve<float>(hidden_stride_), worker.head.reserve<float>(heads_stride_);
+  }
+
+  // A text's pieces. Where every node sees all drafted rows before it, as in a prompt, those before a piece are shared.
+  void cut(const std::vector<Text>& texts, int64_t t) {
+    const Text& text = texts[t];
+    const int64_t before = text.drafted - text.nodes;
+    bool chain = true;
+    for (int64_t node = 0; node < text.nodes && chain; node++) {
+      const bool* row = text.visible + node * text.drafted;
+      chain = memchr(row, 0, before + node + 1) == nullptr &&
+              memchr(row + before + node + 1, 1, text.nodes - node - 1) == nullptr;
+    }
+    for (int64_t first = 0; first < text.nodes; first += PIECE) {
+      const int64_t nodes = std::min(PIECE, text.nodes - first), from = chain ? before + first : 0;
+      const int64_t start = starts_.size();
+      int64_t least = text.drafted;
+      for (int64_t node = first; node < first + nodes; node++) {
+        starts_.push_back(own_.size());
+        const bool* row = text.visible + node * text.drafted;
+        for (int64_t drafted = from; drafted <= before + node; drafted++)
+          if (row[drafted]) own_.push_back(text.length + drafted), least = std::min(least, drafted);
+        const int64_t position = text.length + from + (int64_t)own_.size() - starts_.back() - 1;
+        if (position != text.positions[node])
+          throw std::invalid_argument("node " + std::to_string(node) + " is at position " +
+                                      std::to_string(text.positions[node]) + " and sees the rows of position " +
+                                      std::to_string(position));
+      }
+      starts_.push_back(own_.size());
+      pieces_.push_back({t, first, nodes, text.length + from, text.length + least, text.length + before + first + nodes,
+                         nullptr, (const int32_t*)start});
+    }
+  }
+
+  // Rows ready for a product, each thread some of them.
+  void ready(Team& team, int thread, Rows& rows, const Norm& norm, Format format, int64_t inputs, const float* from,
+             int64_t stride) {
+    for (int64_t row = thread; row < nodes_; row += team.size()) {
+      const float* x = from + row * stride;
+      if (norm) {
+        float* normed = workers_[thread].row.as<float>();
+        norm.apply(x, normed);
+        x = normed;
+      }
+      rows.take(row, format, inputs, x);
+    }
+  }
+
+  void run(Team& team, int thread, const std::vector<Text>& texts, const Results& results) {
+    float* x = x_.as<float>();
+    for (int64_t row = thread; row < nodes_; row += team.size())
+      embed(texts[text_of_[row]].tokens[node_of_[row]], x + row * hidden_stride_);
+    for (size_t index = 0; index < layers.size(); index++) {
+      const Panels& next = index + 1 < layers.size() ? layers[index + 1].qkv : head;
+      keep(team, thread, results, index, x);
+      layer(team, thread, texts, index, next.panel(Share(next, thread, team.size()).first));
+    }
+    // the last norm, in place
+    for (int64_t row = thread; row < nodes_; row += team.size())
+      norm.apply(x + row * hidden_stride_, x + row * hidden_stride_);
+    keep(team, thread, results, layers.size(), x);
+    team.barrier();
+    if (thread == 0) {
+      rows_.count = 0;
+      int64_t first = 0;
+      for (const Text& text : texts) {
+        for (int64_t node = text.wanted_first; node < text.wanted_end; node++)
+          rows_.take(rows_.count++, head.format, hidden, x + (first + node) * hidden_stride_);
+        first += text.nodes;
+      }
+    }
+    team.barrier();
+    const Share share(head, thread, team.size());
+    multiply(head, rows_, share, {results.logits, results.stride}, nullptr);
+    if (logits_divisor != 1)
+      for (int64_t row = 0; row < rows_.count; row++)
+        for (int64_t i = share.first * PANEL; i < share.end * PANEL; i++)
+          results.logits[row * results.stride + i] /= logits_divisor;
+    team.barrier();
+    if (thread == 0) rows_.count = nodes_;
+  }
+
+  void embed(int64_t token, float* to) const {
+    for (int64_t i = 0; i < hidden; i++) {
+      const float number = embedded == Format::float32 ? ((const float*)embedding)[token * hidden + i]
+                                                       : widened(((const uint16_t*)embedding)[token * hidden + i]);
+      to[i] = number * embedding_scale;
+    }
+  }
+
+  // States of a layer that were asked for.
+  void keep(Team& team, int thread, const Results& results, int64_t layer, const float* x) const {
+    for (const auto& [wanted, to] : results.states)
+      if (wanted == layer)
+        for (int64_t row = thread; row < nodes_; row += team.size())
+          memcpy(to + row * hidden, x + row * hidden_stride_, hidden * 4);
+  }
+
+  void layer(Team& team, int thread, const std::vector<Text>& texts, int64_t index, const char* next) {
+    const Layer& l = layers[index];
+    const int threads = team.size();
+    float *x = x_.as<float>(), *qkv = qkv_.as<float>(), *attended = attended_.as<float>();
+    float *gate = gate_.as<float>(), *up = up_.as<float>();
+    const auto first_of = [&](const Panels& weight) { return weight.panel(Share(weight, thread, threads).first); };
+
+    ready(team, thread, rows_, l.before_attention, l.qkv.format, hidden, x, hidden_stride_);
+    if (l.parallel) ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
+    team.barrier();
+    multiply(l.qkv, rows_, Share(l.qkv, thread, threads), {qkv, heads_stride_}, first_of(l.out));
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += threads)
+      place(l, index, texts[text_of_[row]], node_of_[row], qkv + row * heads_stride_);
+    team.barrier();
+    for (int64_t item = thread; item < (int64_t)pieces_.size() * l.key_heads; item += threads)
+      attend(l, index, texts, pieces_[item / l.key_heads], item % l.key_heads, workers_[thread].attention);
+    team.barrier();
+    ready(team, thread, rows_, Norm(), l.out.format, l.out.inputs, attended, heads_stride_);
+    team.barrier();
+    add(team, thread, l.out, rows_, l.after_attention, l.multiplier, first_of(l.gate.count ? l.gate : l.up));
+
+    if (!l.parallel) {
+      ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
+      team.barrier();
+    }
+    const Share share(l.up, thread, threads);
+    if (l.gate.count) multiply(l.gate, mlp_rows_, share, {gate, inner_stride_}, first_of(l.up));
+    multiply(l.up, mlp_rows_, share, {up, inner_stride_}, first_of(l.down));
+    for (int64_t row = 0; row < nodes_; row++)
+      for (int64_t i = share.first * PANEL; i < share.end * PANEL; i += LANES) {
+        float *of = up + row * inner_stride_ + i, *gated = gate + row * inner_stride_ + i;
+        store(of, l.gate.count ? activate(l.activation, load(gated)) * load(of) : activate(l.activation, load(of)));
+      }
+    team.barrier();
+    ready(team, thread, rows_, Norm(), l.down.format, l.down.inputs, up, inner_stride_);
+    team.barrier();
+    add(team, thread, l.down, rows_, l.after_mlp, l.multiplier, next);
+  }
+
+  // Adds a product to the residual stream, normed first where there is a norm behind it.
+  void add(Team& team, int thread, const Panels& weight, const Rows& rows, const Norm& norm, float multiplier,
+           const char* next) {
+    float* x = x_.as<float>();
+    const Share share(weight, thread, team.size());
+    if (!norm) {
+      multiply(weight, rows, share, {x, hidden_stride_, true, multiplier}, next);
+      team.barrier();
+      return;
+    }
+    float *out = scratch_.as<float>(), *normed = workers_[thread].row.as<float>();
+    multiply(weight, rows, share, {out, hidden_stride_}, next);
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += team.size()) {
+      norm.apply(out + row * hidden_stride_, normed);
+      for (int64_t i = 0; i < hidden; i++) x[row * hidden_stride_ + i] += multiplier * normed[i];
+    }
+    team.barrier();
+  }
+
+  // Norms and turns the heads of a node, scales its queries, and writes its keys and values into the cache.
+  void place(const Layer& l, int64_t index, const Text& text, int64_t node, float* heads) {
+    const int64_t queries = l.query_heads(), width = l.width, row = text.length + text.drafted - text.nodes + node;
+    float* key = heads + queries * width;
+    const auto normed = [&](const Norm& norm, float* from, int64_t count) {
+      if (!norm) return;
+      const int64_t step = norm.scale.size();  // a head, or all of them
+      for (int64_t at = 0; at < count * width; at += step) norm.apply(from + at, from + at);
+    };
+    normed(l.query, heads, queries);
+    normed(l.key, key, l.key_heads);
+    const Rotary& rotary = rotaries[l.rotary];
+    for (int64_t head = 0; head < queries + l.key_heads; head++)
+      rotary.turn(heads + head * width, text.positions[node]);
+    for (int64_t i = 0; i < queries * width; i++) heads[i] *= l.scale;
+    for (int64_t head = 0; head < l.key_heads; head++) {
+      rows_of(l, 2 * index, text, head).write(row, key + head * width);
+      rows_of(l, 2 * index + 1, text, head).write(row, key + (l.key_heads + head) * width);
+    }
+  }
+
+  HeadRows rows_of(const Layer& l, int64_t slot, const Text& text, int64_t head) const {
+    return {text.cache + slot * text.slot_bytes + head * text.head_bytes, cached, l.width};
+  }
+
+  void attend(const Layer& l, int64_t index, const std::vector<Text>& texts, const Piece& piece, int64_t head,
+              Attention& attention) {
+    const Text& text = texts[piece.text];
+    int64_t first = piece.first;
+    for (int64_t t = 0; t < piece.text; t++) first += texts[t].nodes;
+    const auto at = [&](float* of, int64_t node, int64_t group) {
+      return of + (first + node) * heads_stride_ + (head * l.groups + group) * l.width;
+    };
+    attention.attend(
+        {l.width, l.groups, l.window}, piece, rows_of(l, 2 * index, text, head), rows_of(l, 2 * index + 1, text, head),
+        [&](int64_t node, int64_t group) { return at(qkv_.as<float>(), node, group); },
+        [&](int64_t node, int64_t group) { return at(attended_.as<float>(), node, group); });
+  }
+};
+
+}  // namespace drafttree

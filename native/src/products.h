@@ -1,0 +1,234 @@
+// Products of rows with a packed weight.
+//
+// A tile is some rows by some vectors of outputs, with all its sums in registers. While a tile is summed it calls the
+// weights of the next chunk from memory into the second cache; where several blocks of rows pass over one chunk the
+// calls are spread over them, so that memory never idles.
+#pragma once
+#include "panels.h"
+
+namespace drafttree {
+
+// Rows of a tile. With 32 registers, 6 rows by 4 vectors leave room for the weights; with 16, fewer vectors at once.
+constexpr int64_t BLOCK = 6;
+// Rows whose sums of a panel are kept at once: 16 KB.
+constexpr int64_t GROUP = 64;
+constexpr int LINES = PANEL * 4 / 64;  // cache lines of a step
+
+inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+inline int64_t block_start(int64_t rows, int64_t block) { return rows * block / blocks_of(rows); }
+
+// One word of weights times one word of a row, added to the sum in each lane.
+template <Format format>
+struct Word;
+
+template <>
+struct Word<Format::float32> {
+  typedef Floats Sum;
+  INLINE Sum add(Sum sum, Ints weights, int32_t row) { return fused((Floats)weights, (Floats)splat(row), sum); }
+};
+template <>
+struct Word<Format::bfloat16> {
+  typedef Floats Sum;
+  INLINE Sum add(Sum sum, Ints weights, int32_t row) {
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)splat(row));
+#else
+    sum = fused((Floats)(weights << 16), (Floats)splat(row << 16), sum);
+    return fused((Floats)(weights & (int32_t)0xffff0000), (Floats)splat(row & (int32_t)0xffff0000), sum);
+#endif
+  }
+};
+template <>
+struct Word<Format::int8> {
+  typedef Ints Sum;
+  INLINE Sum add(Sum sum, Ints weights, int32_t row) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)splat(row));
+#else
+    // pairs of 16 bits: of bytes at once, two products could be more than 16 bits hold
+    const Ints even = weights & 0x00ff00ff, odd = (Ints)((Unsigned)weights >> 8) & 0x00ff00ff;
+    const int32_t a = (int8_t)row, b = (int8_t)(row >> 8), c = (int8_t)(row >> 16), d = (int8_t)(row >> 24);
+    return sum + pairs(even, splat((a & 0xffff) | (int32_t)((uint32_t)c << 16))) +
+           pairs(odd, splat((b & 0xffff) | (int32_t)((uint32_t)d << 16)));
+#endif
+  }
+
+ private:
+  typedef uint32_t Unsigned __attribute__((vector_size(WIDTH)));
+  INLINE Ints pairs(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+  }
+};
+
+// A tile's part of a chunk. All strides are in bytes.
+struct Tile {
+  const char* weights;
+  int64_t apart;  // from one word of the weights to the next
+  const char* rows;
+  int64_t stride, words;
+  const char* ahead;      // weights that are called from memory meanwhile, as many lines a word as `called`
+  const int32_t* starts;  // what the sums of integers begin with
+  char* sums;             // [rows][64 outputs]
+  bool first;             // whether the sums begin here, else they go on
+};
+
+// ROWS rows by VECTORS vectors of outputs; CALLED cache lines are called at each word.
+// Not inlined: the compiler then keeps some of the sums in memory (int8, 64 rows, GCC 12: 70 ms instead of 46).
+template <Format format, int ROWS, int VECTORS, int CALLED>
+static __attribute__((noinline)) void tile(const Tile& at) {
+  typedef typename Word<format>::Sum Sum;
+  constexpr bool whole = format == Format::int8;  // sums of integers are exact: one runs over all chunks
+  Sum sum[ROWS][VECTORS];
+  UNROLL
+  for (int row = 0; row < ROWS; row++) UNROLL
+  for (int v = 0; v < VECTORS; v++) {
+    if constexpr (whole)
+      sum[row][v] = at.first ? splat(at.starts[row]) : load<Sum>(at.sums + row * PANEL * 4 + v * WIDTH);
+    else sum[row][v] = Sum{};
+  }
+  const char *weights = at.weights, *rows = at.rows, *ahead = at.ahead;
+  const int64_t apart = at.apart, stride = at.stride;
+  for (int64_t word = 0; word < at.words; word++, weights += apart, ahead += apart, rows += 4) {
+    Ints weight[VECTORS];
+    UNROLL
+    for (int v = 0; v < VECTORS; v++) weight[v] = load<Ints>(weights + v * WIDTH);
+    UNROLL
+    for (int line = 0; line < CALLED; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
+    UNROLL
+    for (int row = 0; row < ROWS; row++) {
+      int32_t own;
+      memcpy(&own, rows + row * stride, 4);
+      UNROLL
+      for (int v = 0; v < VECTORS; v++) sum[row][v] = Word<format>::add(sum[row][v], weight[v], own);
+    }
+  }
+  UNROLL
+  for (int row = 0; row < ROWS; row++) UNROLL
+  for (int v = 0; v < VECTORS; v++) {
+    char* to = at.sums + row * PANEL * 4 + v * WIDTH;
+    if constexpr (whole) store(to, sum[row][v]);
+    else store(to, at.first ? sum[row][v] : load<Sum>(to) + sum[row][v]);
+  }
+}
+
+// A tile of all 64 outputs.
+template <Format format, int ROWS, int CALLED>
+static void panel_tile(Tile at) {
+  constexpr bool many = WIDTH == 64;  // registers: 32, else 16
+  constexpr bool splits = format == Format::bfloat16 && !HAS_BFLOAT16;
+  constexpr int VECTORS = many ? (splits ? 2 : 4) : (format == Format::float32 && ROWS > 1) || ROWS <= 3 ? 2 : 1;
+  tile<format, ROWS, VECTORS, CALLED>(at);
+  for (int v = VECTORS; v < PANEL * 4 / WIDTH; v += VECTORS) {
+    at.weights += VECTORS * WIDTH, at.sums += VECTORS * WIDTH;
+    tile<format, ROWS, VECTORS, 0>(at);
+  }
+}
+
+template <Format format, int ROWS>
+static void calling_tile(int called, const Tile& at) {
+  switch (called) {
+    case 0:
+      return panel_tile<format, ROWS, 0>(at);
+    case 1:
+      return panel_tile<format, ROWS, 1>(at);
+    case 2:
+      return panel_tile<format, ROWS, 2>(at);
+    default:
+      return panel_tile<format, ROWS, LINES>(at);
+  }
+}
+
+template <Format format>
+static void block_tile(int64_t rows, int called, const Tile& at) {
+  switch (rows) {
+    case 1:
+      return calling_tile<format, 1>(called, at);
+    case 2:
+      return calling_tile<format, 2>(called, at);
+    case 3:
+      return calling_tile<format, 3>(called, at);
+    case 4:
+      return calling_tile<format, 4>(called, at);
+    case 5:
+      return calling_tile<format, 5>(called, at);
+    default:
+      return calling_tile<format, 6>(called, at);
+  }
+}
+
+// Where a product goes: `out[row * stride + output] = by * (product + bias)`, or added to what is there.
+struct Destination {
+  float* out;
+  int64_t stride;
+  bool adds = false;
+  float by = 1;
+};
+
+// The panels of a weight that a thread computes.
+struct Share {
+  int64_t first, end;
+  Share(const Panels& weight, int thread, int threads)
+      : first(weight.count * thread / threads), end(weight.count * (thread + 1) / threads) {}
+};
+
+template <Format format>
+static void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
+  alignas(64) char sums[GROUP * PANEL * 4];
+  const char* stop = weight.panel(share.end);
+  for (int64_t group = 0; group < rows.count; group += GROUP) {
+    const int64_t count = std::min(GROUP, rows.count - group), blocks = blocks_of(count);
+    for (int64_t panel = share.first; panel < share.end; panel++) {
+      for (int64_t word = 0; word < weight.words; word += CHUNK) {
+        const char* weights = weight.panel(panel) + word * PANEL * 4;
+        const char* ahead = weights + CHUNK * PANEL * 4;
+        if (ahead >= stop) ahead = next && group + count == rows.count ? next + (ahead - stop) : weights;
+        for (int64_t block = 0; block < blocks; block++) {
+          const int64_t start = block_start(count, block), end = block_start(count, block + 1), row = group + start;
+          const int64_t shares = std::min<int64_t>(blocks, LINES);  // blocks among which the lines of a word are dealt
+          const int64_t from = LINES * std::min(block, shares) / shares,
+                        until = LINES * std::min(block + 1, shares) / shares;
+          block_tile<format>(
+              end - start, until - from,
+              {weights, PANEL * 4, rows.row(row) + word * 4, rows.stride, std::min(CHUNK, weight.words - word),
+               ahead + from * 64, rows.starts.template as<int32_t>() + row, sums + start * PANEL * 4, word == 0});
+        }
+      }
+      for (int64_t row = 0; row < count; row++) {
+        float* out = to.out + (group + row) * to.stride + panel * PANEL;
+        const float unit = format == Format::int8 ? rows.units.template as<float>()[group + row] : 1;
+        for (int v = 0; v < PANEL; v += LANES) {
+          const char* from = sums + (row * PANEL + v) * 4;
+          Floats product = load(from);
+          if constexpr (format == Format::int8)
+            product = __builtin_convertvector(load<Ints>(from), Floats) *
+                      (unit * load(weight.scales.as<float>() + panel * PANEL + v));
+          product = to.by * (product + load(weight.biases.as<float>() + panel * PANEL + v));
+          store(out + v, to.adds ? load(out + v) + product : product);
+        }
+      }
+    }
+  }
+}
+
+// Computes a share of a product. `next`: the weights that this thread reads afterwards, null if there are none. Rows of
+// `to` have room for whole panels.
+inline void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
+  switch (weight.format) {
+    case Format::float32:
+      return multiply<Format::float32>(weight, rows, share, to, next);
+    case Format::bfloat16:
+      return multiply<Format::bfloat16>(weight, rows, share, to, next);
+    case Format::int8:
+      return multiply<Format::int8>(weight, rows, share, to, next);
+  }
+}
+
+}  // namespace drafttree
