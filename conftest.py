@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.native import native_backend
 from testing.fixed_costs import fixed_costs
 
 __all__ = ["fixed_costs"]
@@ -55,3 +57,20 @@ def pytest_runtest_makereport(
         slow = "-m slow " * bool(item.get_closest_marker("slow"))
         report.sections.append(("repeat", f"{''.join(known)}{sys.executable} -m pytest {slow}'{item.nodeid}'"))
     return report
+
+
+@pytest.fixture
+def on_torch(monkeypatch):
+    """Passes run on torch, as where drafttree-native is not installed."""
+    monkeypatch.setattr(native_backend, "native", None)
+
+
+@pytest.fixture(params=[FusedBackend, native_backend.NativeBackend], ids=["fused", "native"])
+def fast(request, monkeypatch):
+    """The fastest backend of a Llama where drafttree-native is installed, and where it is not."""
+    if request.param is FusedBackend:
+        monkeypatch.setattr(native_backend, "native", None)
+    elif native_backend.native is None:
+        pytest.skip("drafttree-native is not installed")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # where bfloat16 is left to torch
+    return request.param

@@ -121,6 +121,7 @@ def test_models_whose_sums_are_their_own_are_refused_by_name(name):
         TargetModel(tiny.from_config(config(name)), select_exact_text)
 
 
+@pytest.mark.usefixtures("on_torch")
 def test_a_device_on_which_rows_depend_on_their_pass_is_refused(monkeypatch):
     monkeypatch.setattr("drafttree.models.validation.has_uniform_rows", lambda *_: False)
     with pytest.raises(ModelError, match="exact_text cannot hold for LlamaForCausalLM in float32 on this cpu"):

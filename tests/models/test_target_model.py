@@ -105,7 +105,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_weights_are_the_ones_that_answer(change):
+def test_changed_weights_are_the_ones_that_answer(change, fast):
     module = wide()
     clone, decoder = deepcopy(module), speculative(module)
     before = untouched_text(clone)
@@ -113,20 +113,20 @@ def test_changed_weights_are_the_ones_that_answer(change):
     change(module)
     change(clone)
     assert untouched_text(clone) != before
-    assert isinstance(decoder.target.backend, FusedBackend)
+    assert isinstance(decoder.target.backend, fast)
     assert PROMPT + decoder.generate(PROMPT, max_new_tokens=16).tokens == untouched_text(clone)
-    assert isinstance(decoder.target.backend, FusedBackend)
+    assert isinstance(decoder.target.backend, fast)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_logits_of_changed_weights_are_the_modules(change):
+def test_logits_of_changed_weights_are_the_modules(change, fast):
     module, tree = wide(), tiny.random_tree((3, 4, 2), 2)
     clone, model = deepcopy(module), TargetModel(module, select_backend)
     change(module)
     change(clone)
     cache, prefix = model.new_cache(24), tiny.random_tokens(7, 1)
     prefill(model, cache, prefix)
-    assert isinstance(model.backend, FusedBackend)
+    assert isinstance(model.backend, fast)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-3
 
 
@@ -191,14 +191,14 @@ def test_a_hook_that_changes_the_output_changes_the_text():
     assert PROMPT + decoder.generate(PROMPT, max_new_tokens=16).tokens == untouched_text(clone)
 
 
-def test_fused_layers_return_when_the_hook_is_gone():
+def test_fast_passes_return_when_the_hook_is_gone(fast):
     model = TargetModel(tiny.build("llama"), select_backend)
     handle = model.module.lm_head.register_forward_hook(lambda *_: None)
     model.new_cache(8)
     assert isinstance(model.backend, ModuleBackend)
     handle.remove()
     model.new_cache(8)
-    assert isinstance(model.backend, FusedBackend)
+    assert isinstance(model.backend, fast)
 
 
 def test_a_global_hook_is_called():
@@ -211,11 +211,11 @@ def test_a_global_hook_is_called():
     assert called
 
 
-def test_hooks_that_transformers_leaves_behind_are_no_obstacle():
+def test_hooks_that_transformers_leaves_behind_are_no_obstacle(fast):
     module = tiny.build("llama")
     module(torch.tensor([[1, 2]]), output_hidden_states=True)
     assert any(part._forward_hooks for part in module.modules())
-    assert isinstance(select_backend(module), FusedBackend)
+    assert isinstance(select_backend(module), fast)
 
 
 class Negated(nn.Module):
@@ -244,11 +244,11 @@ UNUSUAL = *product((parametrize_layer, change_class, own_forward), ("before", "a
 
 
 @pytest.mark.parametrize(("change", "when"), UNUSUAL)
-def test_modules_that_are_not_plain_run_as_they_are(change, when):
+def test_modules_that_are_not_plain_run_as_they_are(change, when, fast):
     module = tiny.build("llama")
     if when == "after":
         model = TargetModel(module, select_backend)
-        assert isinstance(model.backend, FusedBackend)
+        assert isinstance(model.backend, fast)
     change(module)
     clone = deepcopy(module)
     if when == "before":

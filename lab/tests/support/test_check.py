@@ -40,6 +40,7 @@ def test_a_refusal_is_one_line():
     assert finding.passed
 
 
+@pytest.mark.usefixtures("on_torch")
 @pytest.mark.parametrize("change", [-1, 1, 100])
 def test_a_wrong_window_fails(monkeypatch, change):
     """One that is wrong only behind more tokens than the probe of `load` has."""

@@ -20,6 +20,7 @@ from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
 from drafttree.models.module.module_checks import check_module, logits_width, recurrent_layers, takes_mask
 from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
+from drafttree.models.native.native_backend import NativeBackend, is_native
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
@@ -57,6 +58,8 @@ def select_backend(module: PreTrainedModel) -> Backend:
     if tensor_parallel_size(module) > 1:
         return ShardedBackend(backend)
     allowed = _allowed_for_fused(module, backend, own)
+    if native := _trusted_native(module, own, allowed):
+        return native
     fused = _trusted_fused(module, own, allowed)
     if fused is None:
         return backend
@@ -77,13 +80,15 @@ def select_unrecorded(module: PreTrainedModel) -> Backend:
     return _trusted_fused(module, own, _allowed_for_fused(module, backend, own)) or backend
 
 
-def select_exact_text(module: PreTrainedModel) -> ExactTextBackend:
+def select_exact_text(module: PreTrainedModel) -> Backend:
     """Select a backend for `exact_text`: one that computes a row the same whatever stands beside it, which is tried.
 
     Raises:
         ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
     backend, own = _verify(module)
+    if native := _trusted_native(module, own, _allowed_for_fused(module, backend, own)):
+        return native
     kind = type(module).__name__
     if has := _own_sums(module):
         restore_attention(module)
@@ -110,7 +115,7 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
     if recurrent_layers(module):
         kind = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
-    return WindowedBackend(select_backend(module), window)
+    return WindowedBackend(select_unrecorded(module) if is_native(module) else select_backend(module), window)
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:
@@ -122,6 +127,17 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     if recurrent_layers(module):
         return "recurrent layers, which read a prompt by other sums than they decode with"
     return None
+
+
+def _trusted_native(module: PreTrainedModel, own: Reference, allowed: float) -> NativeBackend | None:
+    """A module's passes in one call if that supports it and gives its own logits."""
+    if not is_native(module):
+        return None
+    try:
+        native = NativeBackend(module)
+        return native if _gap(native, own) <= allowed else None
+    except (AttributeError, ValueError):  # a layer was replaced by one of another kind or size
+        return None
 
 
 @unrounded_activations()

@@ -40,6 +40,7 @@ def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
     assert "bfloat16 with int8 weights, reference: transformers generate." in " ".join(result.stdout.split())
 
 
+@pytest.mark.usefixtures("on_torch")
 def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
     """A tie that falls the other way changes the text, not the law; with exact_text it may not happen."""
     monkeypatch.setattr("drafttree.evaluation.certify.find_difference", tie)

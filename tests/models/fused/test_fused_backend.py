@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from drafttree.models import (
@@ -21,20 +20,8 @@ from drafttree.models.fused import fused_layers, fused_linear
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from testing import tiny
+from testing.fused_families import CONFIGS
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
-LLAMA3["original_max_position_embeddings"] = 32
-CONFIGS = {name: tiny.CONFIGS[name] for name in ("gpt_neox", "llama", "qwen2", "qwen3", "mistral")} | {
-    **{name: tiny.CONFIGS[name] for name in ("gemma3", "mistral_sliding")},
-    "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
-    "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
-    "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
-    "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, use_parallel_residual=False, rotary_pct=1.0),
-    "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),
-    "llama_tied": lambda: LlamaConfig(**tiny.GROUPED, tie_word_embeddings=True),
-    "llama3_rope": lambda: LlamaConfig(**tiny.GROUPED, rope_parameters=LLAMA3),
-}
-GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 6.0, "attention_multiplier": 0.2}
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 

@@ -144,6 +144,11 @@ class TreeCache(Cache):
             for (key, at), (value, to) in self.layout.slots.values()
         ]
 
+    @property
+    def buffers(self) -> Sequence[Tensor]:
+        """`[slots, 1, heads, capacity, width]` of each shape; see `CacheLayout`."""
+        return self._buffers
+
     def grow(self, positions: Tensor) -> None:
         """Count the rows of a finished pass, whose positions are `[1, nodes]`."""
         self.drafted += positions.shape[1]

@@ -64,7 +64,7 @@ def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
     a copy there, which does not follow changes of the weight.
     """
     weight, epsilon = norm.weight.detach(), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    offset = _offset(norm, weight)
+    offset = norm_offset(norm, weight)
     if epsilon is None or offset is None:
         return norm
     if weight.is_cuda or weight.dtype != torch.float32:
@@ -75,7 +75,7 @@ def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
 
 
 @torch.inference_mode()
-def _offset(norm: Any, weight: Tensor) -> int | None:
+def norm_offset(norm: Any, weight: Tensor) -> int | None:
     """The number an RMS norm adds to its weight (1 in Gemma), None if it does something else."""
     scale = norm(torch.full_like(weight, 64.0))  # so long that epsilon does not show
     return next((offset for offset in (0, 1) if torch.allclose(scale, weight + offset, rtol=1e-2, atol=1e-3)), None)

@@ -1,0 +1,30 @@
+"""Small configs of every family that fused layers and drafttree-native know."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config, PreTrainedConfig
+
+from testing import tiny
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+LLAMA3["original_max_position_embeddings"] = 32
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    name: tiny.CONFIGS[name] for name in ("gpt_neox", "llama", "qwen2", "qwen3", "mistral")
+} | {
+    **{name: tiny.CONFIGS[name] for name in ("gemma3", "mistral_sliding")},
+    "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
+    "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
+    "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
+    "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, **IN_TURN),
+    "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),
+    "llama_tied": lambda: LlamaConfig(**tiny.GROUPED, tie_word_embeddings=True),
+    "llama3_rope": lambda: LlamaConfig(**tiny.GROUPED, rope_parameters=LLAMA3),
+}
+IN_TURN: Any = {"use_parallel_residual": False, "rotary_pct": 1.0}
+GRANITE: Any = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 6.0,
+    "attention_multiplier": 0.2,
+}

@@ -1,0 +1,291 @@
+"""Passes of drafttree-native: the module's function, in sums that do not depend on what else is in a pass."""
+
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+import drafttree
+from drafttree.models import Segment, TargetModel, append, prefill, select_backend, select_exact_text
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.native import native_backend
+from drafttree.models.native.native_backend import NativeBackend
+from testing import tiny
+from testing.fused_families import CONFIGS
+
+pytestmark = pytest.mark.skipif(native_backend.native is None, reason="drafttree-native is not installed")
+every_family = pytest.mark.parametrize("name", CONFIGS)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_amx():
+    """With it, bfloat16 is left to torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        yield
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> TargetModel:
+    module: Any = tiny.from_config(CONFIGS[name]())
+    model = TargetModel(module.to(dtype), select_backend)
+    assert isinstance(model.backend, NativeBackend)
+    return model
+
+
+@st.composite
+def configs(draw) -> PreTrainedConfig:
+    """Models whose sizes are no multiples of anything a kernel would like."""
+    heads, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sizes = {
+        "vocab_size": draw(st.integers(20, 200)),
+        "hidden_size": draw(st.integers(2, 30)) * heads * groups,
+        "intermediate_size": draw(st.integers(10, 150)),
+        "num_hidden_layers": draw(st.integers(1, 2)),
+        "num_attention_heads": heads * groups,
+        "num_key_value_heads": heads,
+        "head_dim": 2 * draw(st.integers(2, 50)),
+        "max_position_embeddings": 512,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+    kind = draw(st.sampled_from([LlamaConfig, Qwen3Config, Gemma3TextConfig, GPTNeoXConfig]))
+    if kind is GPTNeoXConfig:
+        sizes["hidden_size"] = sizes["num_attention_heads"] * sizes["head_dim"]
+    if kind is Gemma3TextConfig:
+        sizes |= {"sliding_window": draw(st.integers(1, 90)), "query_pre_attn_scalar": 8}
+    return kind(**sizes)
+
+
+@st.composite
+def trees(draw) -> list[int]:
+    """The parents of a tree's nodes."""
+    return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, draw(st.integers(1, 40))))]
+
+
+def seen(parents: list[int]) -> torch.Tensor:
+    visible = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        visible[node] |= visible[parent]
+    return visible
+
+
+@every_dtype
+@settings(max_examples=20)
+@given(config=configs(), prefixes=st.lists(st.integers(1, 150), min_size=1, max_size=3), shapes=st.data())
+@torch.inference_mode()
+def test_a_row_is_the_same_in_every_pass(dtype, config, prefixes, shapes):
+    """Every node of trees that share a pass has the logits and states of its path read token by token."""
+    backend = NativeBackend(tiny.from_config(config).to(dtype))
+    segments, alone, layers = [], [], tuple(range(config.num_hidden_layers + 1))
+    for seed, length in enumerate(prefixes):
+        prefix = (torch.tensor(tiny.random_tokens(length, seed)) % config.vocab_size).tolist()
+        parents = shapes.draw(trees())
+        visible = seen(parents)
+        tokens = torch.randint(config.vocab_size, (1, len(parents)), generator=torch.Generator().manual_seed(seed))
+        whole = backend.new_cache(8)
+        append(backend, whole, prefix)
+        segments.append(Segment(whole, tokens, visible.sum(1)[None] - 1 + length, visible[None]))
+        path = visible[shapes.draw(st.integers(0, len(parents) - 1))].nonzero().flatten().tolist()
+        single = backend.new_cache(8)
+        for token in prefix:
+            append(backend, single, [token])
+        alone.append((path, [append(backend, single, [int(tokens[0, node])], layers) for node in path]))
+    for together, (path, outputs) in zip(backend.forward(segments, hidden_layers=layers), alone, strict=True):
+        assert torch.equal(together.logits[0, path], torch.cat([each.logits[0] for each in outputs]))
+        for layer, states in enumerate(together.hidden):
+            assert torch.equal(states[0, path], torch.cat([each.hidden[layer][0] for each in outputs]))
+
+
+@every_dtype
+@every_family
+@torch.inference_mode()
+def test_logits_are_as_near_to_exact_ones_as_the_modules(name, dtype):
+    model = build(name, dtype)
+    prompt = tiny.random_tokens(40, 1)
+    module = deepcopy(model.module)
+    TargetModel(module).release()
+    exact = deepcopy(module).double()(torch.tensor([prompt])).logits[0]
+    theirs = module(torch.tensor([prompt])).logits[0]
+    cache, ours = model.new_cache(40), []
+    prefill(model, cache, prompt[:6], read=lambda rows: ours.append(rows))
+    prefill(model, cache, prompt[6:], chunk=17, read=lambda rows: ours.append(rows))
+    gaps = [float((each.double() - exact).abs().max()) for each in (torch.cat(ours), theirs)]
+    assert gaps[0] <= 1.5 * gaps[1] + 1e-6
+
+
+@every_dtype
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
+def test_texts_are_those_of_plain_decoding_in_every_dtype(dtype, sampled):
+    decoder = drafttree.load("embedded", "embedded-draft", "talon:budget=12", dtype=dtype)
+    target: Any = decoder.target
+    assert isinstance(target.backend, NativeBackend)
+    assert target.exact_text
+    prompts = ["The old man looked at the sea", "def add(a, b):", "It was", "In the beginning there was"]
+    options = {"max_new_tokens": 24, "ignore_eos": True, **sampled}
+    expected = [decoder.plain().generate(prompt, **options).tokens for prompt in prompts]
+    assert [decoder.generate(prompt, **options).tokens for prompt in prompts] == expected
+    assert [text.tokens for text in decoder.generate(prompts, **options)] == expected
+
+
+def test_exact_text_needs_no_padding():
+    module: Any = tiny.build("llama")
+    assert isinstance(select_exact_text(module.to(torch.bfloat16)), NativeBackend)
+
+
+@torch.inference_mode()
+def test_changed_weights_are_packed_anew():
+    model = build("llama")
+    tokens = tiny.random_tokens(9, 1)
+    before = append(model, model.new_cache(9), tokens).logits
+    with torch.no_grad():
+        model.module.model.layers[1].mlp.up_proj.weight.mul_(-1)
+    after = append(model, model.new_cache(9), tokens).logits
+    assert not torch.equal(before, after)
+    model.release()
+    torch.testing.assert_close(after[0], model.module(torch.tensor([tokens])).logits[0, -1:], atol=1e-4, rtol=1e-4)
+
+
+def test_weights_are_packed_once():
+    module = tiny.build("llama")
+    first, second = NativeBackend(module), NativeBackend(module)
+    assert first._model is second._model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module.model.layers[0].mlp, "act_fn", nn.Mish()),
+        lambda module: setattr(module.model.layers[0].self_attn, "o_proj", nn.Identity()),
+        lambda module: module.half(),
+    ],
+    ids=["activation", "projection", "dtype"],
+)
+def test_what_is_not_known_is_left_to_the_module(change):
+    module = tiny.build("llama")
+    change(module)
+    assert not isinstance(select_backend(module), NativeBackend)
+
+
+def test_a_pass_that_gives_other_logits_is_not_trusted(monkeypatch):
+    def wrong(block):
+        return {place: (scale * 1.1, *rest) for place, (scale, *rest) in right(block).items()}
+
+    right = native_backend._block_norms
+    monkeypatch.setattr(native_backend, "_block_norms", wrong)
+    assert isinstance(select_backend(tiny.build("llama")), FusedBackend | ModuleBackend)
+
+
+def test_bfloat16_is_left_to_torch_where_it_multiplies_tiles(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    module: Any = tiny.build("llama")
+    assert isinstance(select_backend(module), NativeBackend)
+    assert isinstance(select_backend(module.to(torch.bfloat16)), FusedBackend)
+
+
+def test_without_the_package_layers_are_fused(monkeypatch):
+    monkeypatch.setattr(native_backend, "native", None)
+    assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
+
+
+@pytest.mark.parametrize(("calls", "said"), [(0, "a newer one"), (2, "an older one")])
+def test_a_package_of_another_version_is_left_alone(monkeypatch, caplog, calls, said):
+    monkeypatch.setattr(native_backend.native, "CALLS", calls)
+    assert native_backend.find_native() is None
+    assert f"this drafttree needs {said} of drafttree-native; install both anew" in caplog.text
+
+
+def test_a_package_that_does_not_load_is_told(monkeypatch, caplog):
+    def broken(name):
+        raise ImportError("GLIBC_2.99 not found")
+
+    monkeypatch.setattr(native_backend.importlib, "import_module", broken)
+    assert native_backend.find_native() is None
+    assert "drafttree-native does not load (GLIBC_2.99 not found), so passes run on torch" in caplog.text
+
+
+def test_where_memory_is_short_nothing_is_packed(monkeypatch):
+    short = type("Memory", (), {"free": 1000, "total": 10000})()
+    monkeypatch.setattr(native_backend, "machine_memory", lambda: short)
+    assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
+
+
+@torch.inference_mode()
+def test_bad_tokens_are_named():
+    model = build("llama")
+    with pytest.raises(ValueError, match=f"token {tiny.VOCAB} is not in a vocabulary of {tiny.VOCAB}"):
+        append(model, model.new_cache(4), [tiny.VOCAB])
+
+
+@every_dtype
+@torch.inference_mode()
+def test_what_is_no_number_is_not_hidden(dtype):
+    model = build("llama", dtype)
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[3] = torch.nan
+    logits = append(model, model.new_cache(4), [1, 2]).logits
+    assert logits.isfinite().all()
+    assert append(model, model.new_cache(4), [1, 3, 2]).logits.isnan().all()
+
+
+@pytest.mark.skipif(not native_backend._openmp(), reason="no OpenMP library is known here")
+@torch.inference_mode()
+def test_passes_run_on_torchs_threads():
+    """Threads of their own would share the cores with torch's, which spin after each operation."""
+    model, tasks, threads = build("llama"), Path("/proc/self/task"), torch.get_num_threads()
+    expected = append(model, model.new_cache(9), tiny.random_tokens(9, 1)).logits
+    torch.set_num_threads(2)
+    try:
+        torch.randn(400, 400) @ torch.randn(400, 400)
+        before = len([*tasks.iterdir()])
+        assert torch.equal(append(model, model.new_cache(9), tiny.random_tokens(9, 1)).logits, expected)
+        assert len([*tasks.iterdir()]) == before
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@torch.inference_mode()
+def test_it_goes_on_in_a_forked_process():
+    model = build("llama")
+    expected = append(model, model.new_cache(9), tiny.random_tokens(9, 1)).logits
+    child = os.fork()
+    if not child:
+        own = append(model, model.new_cache(9), tiny.random_tokens(9, 1)).logits
+        os._exit(0 if torch.equal(own, expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("variant", ["_avx512", "_avx2", "_portable"])
+@every_dtype
+@torch.inference_mode()
+def test_builds_for_other_processors_agree(dtype, variant, monkeypatch):
+    """Those whose instructions this one has too; a build's own rows agree with each other to the last bit."""
+    try:
+        other = native_backend.native.load(native_backend.native.VARIANTS[variant])
+    except ImportError:
+        pytest.skip("not built here")
+    module = tiny.build("llama").to(dtype)
+    prompt, tree = tiny.random_tokens(70, 1), tiny.random_tree((3, 5, 4), 2)
+    expected = append(NativeBackend(module), NativeBackend(module).new_cache(70), prompt).logits
+    monkeypatch.setattr(native_backend, "native", other)
+    native_backend._packed.clear()
+    model = TargetModel(module, NativeBackend)
+    cache = model.new_cache(90)
+    found = append(model, cache, prompt).logits
+    torch.testing.assert_close(found, expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-4, rtol=0)
+    logits = tiny.score(model, cache, tree)[0]
+    cache.commit([])
+    for path in tiny.leaf_paths(tree):
+        single = model.new_cache(90)
+        append(model, single, prompt)
+        rows = [append(model, single, [int(tree.tokens[0, node])]).logits[0] for node in path]
+        assert torch.equal(torch.cat(rows), logits[path])
+    native_backend._packed.clear()
