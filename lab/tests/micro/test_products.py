@@ -2,6 +2,8 @@
 
 import pytest
 
+from drafttree.evaluation.shapes import SHAPES, Shape
+from drafttree.models.native import native_backend
 from drafttree_lab.micro import products
 from testing.command_line import complaint
 
@@ -13,6 +15,14 @@ def small(monkeypatch):
         monkeypatch.setattr(products, name, value)
 
 
+@pytest.fixture
+def embedded_shape(monkeypatch):
+    """A shape little larger than the embedded target's."""
+    sizes = Shape(hidden=320, layers=13, intermediate=800, heads=8, key_value_heads=4)
+    monkeypatch.setitem(SHAPES, "slightly-larger", sizes)
+    return "slightly-larger"
+
+
 def test_every_kind_is_timed_by_rows():
     seen = []
     found = products.bench_products(shape=None, rows=(1, 3), repeats=2, progress=seen.append)
@@ -21,6 +31,14 @@ def test_every_kind_is_timed_by_rows():
     assert all(set(row.product) == {1, 3} and min(row.product.values()) > 0 for row in found.rows)
     assert sorted(seen) == sorted(["float32", "bfloat16", "int8"] * 3)
     assert found.summary()["bandwidth"]["int8"] == pytest.approx(64 * 96 / found.rows[2].product[1])
+
+
+def test_passes_are_timed_on_torch_and_in_one_call(embedded_shape):
+    found = products.bench_products(shape=embedded_shape, rows=(1, 3), repeats=1)
+    assert all(set(row.passes) == {1, 3} for row in found.rows)
+    by_kind = {row.kind: row.native and set(row.native) for row in found.rows}
+    assert by_kind["float32"] == ({1, 3} if native_backend.native else None)
+    assert by_kind["int8"] is None
 
 
 def test_an_unknown_size_is_named(capsys):

@@ -21,9 +21,10 @@ def show_products(result: ProductBench) -> None:
         table = make_table(f"{result.shape}, nodes", *map(str, sizes), right=len(sizes))
         table.title = "ms of a pass, and v, its cost in passes over one node"
         for row in result.rows:
-            passes = row.passes or {}
-            table.add_row(row.kind, *(f"{seconds * 1e3:.1f}" for seconds in passes.values()))
-            table.add_row("  v", *(f"{seconds / passes[sizes[0]]:.2f}" for seconds in passes.values()))
+            for name, passes in ((row.kind, row.passes), (f"{row.kind}, native", row.native)):
+                if passes:
+                    table.add_row(name, *(f"{seconds * 1e3:.1f}" for seconds in passes.values()))
+                    table.add_row("  v", *(f"{seconds / passes[sizes[0]]:.2f}" for seconds in passes.values()))
         make_console().print(table, "")
     has = {"bfloat16": result.multiplies_bfloat16, "bytes": result.multiplies_bytes}
     print("; ".join(f"this CPU {'has' if own else 'lacks'} instructions for {kind}" for kind, own in has.items()))

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from torch import Tensor, nn
 from drafttree.engine.costs.pass_times import time_passes
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.inflation import load_inflated
+from drafttree.models import TargetModel
+from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.fused_linear import FusedProduct, fuse, multiplies_bfloat16_fast
 from drafttree.models.fused.int8_linear import Int8Linear, multiplies_bytes
+from drafttree.models.native.native_backend import NativeBackend, is_native
 from drafttree_lab.experiment.law import copy_bandwidth
 
 INPUTS, OUTPUTS = 1024, 5888
@@ -34,13 +38,15 @@ class ProductTimes:
         kind: "float32", "bfloat16" or "int8".
         weight_bytes: the bytes of a product's weight.
         product: the seconds of a product.
-        passes: the seconds of a pass over the whole model, None where it was not asked for.
+        passes: the seconds of a pass over the whole model on torch, None where it was not asked for.
+        native: the same in one call of drafttree-native, None where that is not installed or does not know the kind.
     """
 
     kind: str
     weight_bytes: int
     product: dict[int, float]
     passes: dict[int, float] | None
+    native: dict[int, float] | None
 
     @property
     def bandwidth(self) -> float:
@@ -103,7 +109,7 @@ def bench_products(
                 kind,
                 sizes[kind],
                 {count: statistics.median(own[1:]) for count, own in times[kind].items()},
-                _passes(kind, shape, rows, repeats) if shape else None,
+                *(_passes(kind, shape, rows, repeats) if shape else (None, None)),
             )
             for kind in KINDS
         ],
@@ -128,7 +134,13 @@ def _seconds(layers: Sequence[FusedProduct], x: Tensor) -> float:
     return (time.perf_counter() - begun) / len(layers)
 
 
-def _passes(kind: str, shape: str, rows: Sequence[int], repeats: int) -> dict[int, float]:
+def _passes(
+    kind: str, shape: str, rows: Sequence[int], repeats: int
+) -> tuple[dict[int, float], dict[int, float] | None]:
+    """The times of passes on torch, and of those in one call; each alone, since torch's threads spin between passes."""
     quantize, dtype = ("int8", "float32") if kind == "int8" else (None, kind)
-    decoder = load_inflated("embedded", "none", shape, dtype, "cpu", quantize)
-    return time_passes(decoder.target, rows, CONTEXT, repeats)
+    target: Any = load_inflated("embedded", "none", shape, dtype, "cpu", quantize).target
+    module = target.module
+    on_torch = time_passes(TargetModel(module, FusedBackend), rows, CONTEXT, repeats)
+    native = time_passes(TargetModel(module, NativeBackend), rows, CONTEXT, repeats) if is_native(module) else None
+    return on_torch, native
