@@ -26,13 +26,13 @@ class Buffer {
     size_t bytes = count * sizeof(T);
     if (bytes > size_) {
       free(data_);
+      data_ = nullptr;  // whatever happens before there is new memory, a fork included
       const size_t page = bytes >= LARGE ? LARGE : 64;
-      size_ = (bytes + page - 1) / page * page;
-      data_ = aligned_alloc(page, size_);
-      if (data_ == nullptr) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
+      size_ = 0;
+      bytes = (bytes + page - 1) / page * page;
+      data_ = aligned_alloc(page, bytes);
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = bytes;
 #if defined(__linux__)
       if (page == LARGE) madvise(data_, size_, MADV_HUGEPAGE);
 #endif

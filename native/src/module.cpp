@@ -72,11 +72,17 @@ Norm norm_of(const nb::tuple& given) {
   made.shift.assign(scale.shape(0), 0);
   if (!given[1].is_none()) {
     const auto shift = nb::cast<Vector>(given[1]);
-    made.shift.assign(shift.data(), shift.data() + std::min(shift.shape(0), scale.shape(0)));
+    if (shift.shape(0) != scale.shape(0)) throw std::invalid_argument("a norm's scale and shift have two lengths");
+    made.shift.assign(shift.data(), shift.data() + shift.shape(0));
   }
   made.epsilon = nb::cast<float>(given[2]), made.centred = nb::cast<bool>(given[3]);
   return made;
 }
+
+// Whether a norm is one of so many numbers, if it is one.
+bool fits(const Norm& norm, int64_t width) { return !norm || (int64_t)norm.scale.size() == width; }
+// Whether it is one of a head, or of all heads.
+bool divides(const Norm& norm, int64_t width) { return !norm || width % (int64_t)norm.scale.size() == 0; }
 
 struct Held : Model {
   int threads;
@@ -114,7 +120,9 @@ struct Held : Model {
         layer.out.inputs != layer.query_heads() * layer.width || layer.up.inputs != hidden ||
         layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < 0 ||
-        layer.rotary >= (int64_t)rotaries.size())
+        layer.rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
+        !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
+        !divides(layer.query, layer.query_heads() * layer.width) || !divides(layer.key, layer.key_heads * layer.width))
       throw std::invalid_argument("the sizes of a layer do not fit together");
     layers.push_back(std::move(layer));
   }
@@ -140,6 +148,8 @@ NB_MODULE(NATIVE_VARIANT, module) {
           [](Held& model, const nb::tuple& norm, const nb::tuple& weight, const std::string& format, float divisor) {
             model.norm = norm_of(norm), model.head = packed(model.threads, format_of(format), weight),
             model.logits_divisor = divisor;
+            if (model.head.inputs != model.hidden || !model.norm || !fits(model.norm, model.hidden))
+              throw std::invalid_argument("the sizes of the head do not fit those of the model");
           },
           "norm"_a, "weight"_a, "format"_a, "divisor"_a)
       .def_ro("hidden", &Held::hidden)
@@ -150,6 +160,8 @@ NB_MODULE(NATIVE_VARIANT, module) {
           "forward",
           [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t logits, int64_t stride,
              const std::vector<std::pair<int64_t, intptr_t>>& states) {
+            if (stride < model.head.count * PANEL)
+              throw std::invalid_argument("rows of logits have no room for whole panels");
             std::vector<Text> read;
             for (const auto& t : texts)
               read.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),

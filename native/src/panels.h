@@ -47,24 +47,26 @@ struct Panels {
     char* data = made.data.reserve<char>(made.count * made.panel_bytes() + CHUNK * PANEL * 4);
     float* scales = made.scales.reserve<float>(made.count * PANEL);
     memset(made.biases.reserve<float>(made.count * PANEL), 0, made.count * PANEL * 4);
-    Team::run(threads, [&](Team& team, int thread) {
-      for (int64_t output = made.count * thread / team.size() * PANEL;
-           output < made.count * (thread + 1) / team.size() * PANEL; output++) {
-        const bool exists = output < outputs;
-        float most = 0;
-        if (exists && format == Format::int8)
-          for (int64_t input = 0; input < inputs; input++) most = std::max(most, std::fabs(at(output, input)));
-        scales[output] = most / 127;
-        char* lane = data + output / PANEL * made.panel_bytes() + output % PANEL * 4;
-        for (int64_t input = 0; input < made.words * per; input++) {
-          char* place = lane + input / per * PANEL * 4;
-          const float number = exists && input < inputs ? at(output, input) : 0;
-          if (format == Format::float32) ((float*)place)[0] = number;
-          else if (format == Format::bfloat16) ((uint16_t*)place)[input % 2] = rounded(number);
-          else ((uint8_t*)place)[input % 4] = 128 + (int)std::nearbyint(most > 0 ? number / scales[output] : 0);
-        }
-      }
-    });
+    Team::run(
+        threads, [] {},
+        [&](Team& team, int thread) {
+          for (int64_t output = made.count * thread / team.size() * PANEL;
+               output < made.count * (thread + 1) / team.size() * PANEL; output++) {
+            const bool exists = output < outputs;
+            float most = 0;
+            if (exists && format == Format::int8)
+              for (int64_t input = 0; input < inputs; input++) most = std::max(most, std::fabs(at(output, input)));
+            scales[output] = most / 127;
+            char* lane = data + output / PANEL * made.panel_bytes() + output % PANEL * 4;
+            for (int64_t input = 0; input < made.words * per; input++) {
+              char* place = lane + input / per * PANEL * 4;
+              const float number = exists && input < inputs ? at(output, input) : 0;
+              if (format == Format::float32) ((float*)place)[0] = number;
+              else if (format == Format::bfloat16) ((uint16_t*)place)[input % 2] = rounded(number);
+              else ((uint8_t*)place)[input % 4] = 128 + (int)std::nearbyint(most > 0 ? number / scales[output] : 0);
+            }
+          }
+        });
     return made;
   }
 };

@@ -140,16 +140,14 @@ class Model {
 
   // Runs a pass on so many threads; each text's new rows join its cache.
   void forward(int threads, const std::vector<Text>& texts, const Results& results) {
-    std::lock_guard<std::mutex> lock(*busy_);
-    prepare(threads, texts);
-    Team::run(threads, [&](Team& team, int thread) { run(team, thread, texts, results); });
+    Team::run(
+        threads, [&] { prepare(threads, texts); }, [&](Team& team, int thread) { run(team, thread, texts, results); });
   }
 
  private:
   // Nodes that attend together at most: their scores stay in the second cache.
   static constexpr int64_t PIECE = 16;
 
-  std::unique_ptr<std::mutex> busy_ = std::make_unique<std::mutex>();  // callers share what a pass keeps
   int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0;
   std::vector<Piece> pieces_;
   std::vector<int32_t> own_, starts_;

@@ -33,7 +33,7 @@ struct Word<Format::bfloat16> {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)splat(row));
 #else
-    sum = fused((Floats)(weights << 16), (Floats)splat(row << 16), sum);
+    sum = fused((Floats)(weights << 16), (Floats)splat((int32_t)((uint32_t)row << 16)), sum);
     return fused((Floats)(weights & (int32_t)0xffff0000), (Floats)splat(row & (int32_t)0xffff0000), sum);
 #endif
   }

@@ -56,15 +56,17 @@ struct OpenMP {
 
 class Team {
  public:
-  // The team of this process, of so many threads. Passes of several callers take turns: each wants all cores.
-  template <class Part>
-  static void run(int threads, Part&& part) {
+  // The team of this process, of so many threads. Passes of several callers take turns: each wants all cores. What is
+  // prepared is so in the caller's turn.
+  template <class Prepare, class Part>
+  static void run(int threads, Prepare&& prepare, Part&& part) {
     Shared& shared = Shared::here();
     std::lock_guard<std::mutex> turn(shared.passes);
     if (!shared.team || shared.team->most_ != threads) {
       shared.team.reset();
       shared.team.reset(new Team(threads));
     }
+    prepare();
     shared.team->pass(part);
   }
 

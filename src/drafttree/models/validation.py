@@ -136,7 +136,7 @@ def _trusted_native(module: PreTrainedModel, own: Reference, allowed: float) -> 
     try:
         native = NativeBackend(module)
         return native if _gap(native, own) <= allowed else None
-    except (AttributeError, ValueError):  # a layer was replaced by one of another kind or size
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # a layer was replaced by one of another kind or size
         return None
 
 

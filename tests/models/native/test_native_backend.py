@@ -1,6 +1,8 @@
 """Passes of drafttree-native: the module's function, in sums that do not depend on what else is in a pass."""
 
 import os
+import signal
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,49 @@ def test_texts_are_those_of_plain_decoding_in_every_dtype(dtype, sampled):
     assert [text.tokens for text in decoder.generate(prompts, **options)] == expected
 
 
+@every_dtype
+@pytest.mark.parametrize("biased", ["q_proj", "k_proj", "v_proj"])
+@torch.inference_mode()
+def test_some_of_the_joined_products_may_have_a_bias(dtype, biased):
+    module: Any = tiny.build("llama")
+    for block in module.model.layers:
+        layer = block.self_attn.get_submodule(biased)
+        layer.bias = nn.Parameter(torch.randn(len(layer.weight), generator=torch.Generator().manual_seed(1)))
+    module.to(dtype)
+    clone, model = deepcopy(module), TargetModel(module, NativeBackend)
+    tokens = tiny.random_tokens(9, 1)
+    ours = append(model, model.new_cache(9), tokens).logits[0, -1]
+    exact = clone.double()(torch.tensor([tokens])).logits[0, -1]
+    assert (ours - exact).abs().max() < (1e-4 if dtype == torch.float32 else 0.1) * exact.abs().max()
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+@torch.inference_mode()
+def test_another_default_dtype_changes_nothing(default):
+    """transformers sets it for the whole process while it loads a model."""
+    module = tiny.build("llama")
+    backend = NativeBackend(module)
+    expected = append(backend, backend.new_cache(9), tiny.random_tokens(9, 1)).logits
+    torch.set_default_dtype(default)
+    try:
+        native_backend._rows_agree.cache_clear()
+        assert native_backend.is_native(module)
+        assert torch.equal(append(backend, backend.new_cache(9), tiny.random_tokens(9, 1)).logits, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    module: Any = tiny.build("llama")
+    module.model.norm.weight = nn.Parameter(torch.ones(16))
+    with pytest.raises(ValueError, match="sizes of the head do not fit"):
+        NativeBackend(module)
+    module = tiny.build("llama")
+    module.model.layers[1].mlp.up_proj = nn.Linear(32, 40, bias=False)
+    with pytest.raises(ValueError, match="sizes of a layer do not fit together"):
+        NativeBackend(module)
+
+
 def test_exact_text_needs_no_padding():
     module: Any = tiny.build("llama")
     assert isinstance(select_exact_text(module.to(torch.bfloat16)), NativeBackend)
@@ -261,6 +306,33 @@ def test_it_goes_on_in_a_forked_process():
         own = append(model, model.new_cache(9), tiny.random_tokens(9, 1)).logits
         os._exit(0 if torch.equal(own, expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_may_be_forked_while_another_thread_is_in_a_pass():
+    model, tokens, stop = build("llama"), tiny.random_tokens(60, 1), threading.Event()
+
+    def read() -> None:
+        with torch.inference_mode():
+            append(model, model.new_cache(60), tokens)
+
+    def go_on() -> None:
+        while not stop.is_set():
+            read()
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    try:
+        for _ in range(12):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                read()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        other.join()
 
 
 @pytest.mark.parametrize("variant", ["_avx512", "_avx2", "_portable"])

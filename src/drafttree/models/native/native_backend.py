@@ -106,7 +106,8 @@ class NativeBackend:
         self._empty: Tensor = embedding.weight.new_empty(0)
         layers = describe(module)
         self._layout = CacheLayout.uniform(len(layers), layers[0].shape["key_heads"], layers[0].shape["width"])
-        self._vocab = len(embedding.weight)
+        head: Any = module.get_output_embeddings()
+        self._vocab = len(head.weight)
         self._room = -(-self._vocab // native.panel) * native.panel
         stamp = hash(
             tuple(
@@ -152,8 +153,10 @@ def _run(
         rows = segment.nodes, cache.drafted + segment.nodes, slot, head, cache.length, scored.start, scored.stop
         texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
         nodes, wanted = nodes + segment.nodes, wanted + len(scored)
-    logits = torch.empty(wanted, room)
-    states = [torch.empty(1, nodes, model.hidden) for _ in hidden_layers]
+    # named, since the default dtype and device are the process's, and others change them while they load a model
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}
+    logits = torch.empty(wanted, room, **kind)
+    states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
     asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
     model.forward(torch.get_num_threads(), texts, logits.data_ptr(), room, asked)
     return logits, [own.to(like.dtype) for own in states]
@@ -186,10 +189,11 @@ def pack(module: PreTrainedModel, layers: Sequence["NativeLayer"]) -> Any:
 @lru_cache
 def _rows_agree(form: str) -> bool:
     """Whether this build computes rows on this processor alike in a pass over all of them and in one over each."""
-    weight = torch.randn(96, 96, generator=torch.Generator().manual_seed(0)) / 10
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}
+    weight = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), **kind) / 10
     model = native.Model(torch.get_num_threads(), weight, 1.0, form)
-    norm = torch.ones(96), None, 1e-6, False
-    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16), 1.0)
+    norm = torch.ones(96, **kind), None, 1e-6, False
+    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
     sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
     weights = {"qkv": ([weight], None), "out": ([weight[:, :32].contiguous()], None)}
     weights |= dict.fromkeys(("gate", "up", "down"), ([weight], None))
@@ -197,7 +201,7 @@ def _rows_agree(form: str) -> bool:
     model.add_layer(norms, weights, form, {**sizes, "parallel": False, "activation": "silu"})
     model.add_head(norm, ([weight], None), form, 1.0)
     layout, rows = CacheLayout.uniform(1, 1, 32), 19
-    like = torch.empty(0, dtype={name: dtype for dtype, name in FORMATS.items()}[form])
+    like = torch.empty(0, dtype={name: dtype for dtype, name in FORMATS.items()}[form], device="cpu")
     found = []
     for step in (rows, 1):
         cache = TreeCache(layout, rows)
@@ -321,7 +325,11 @@ def _joined(part: Any, joined: str, *names: str) -> tuple[list[Tensor], Tensor |
     """Linear layers of one input, which some families (Phi-3) have as one."""
     layers = [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
     weights, biases = zip(*(_weight(layer) for layer in layers), strict=True)
-    return [weight for own in weights for weight in own], None if biases[0] is None else torch.cat(biases)
+    if all(bias is None for bias in biases):
+        return [weight for own in weights for weight in own], None
+    parts = zip(biases, layers, strict=True)  # some have one and others none
+    filled = [layer.weight.new_zeros(len(layer.weight)).float() if bias is None else bias for bias, layer in parts]
+    return [weight for own in weights for weight in own], torch.cat(filled)
 
 
 def _block_norms(block: Any) -> dict[str, tuple]:
