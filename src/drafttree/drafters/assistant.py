@@ -94,12 +94,12 @@ class AssistantDrafter(ShownBySize):
         return AssistantSession(self, prompt[-1])
 
     def root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [session.root_token for session in sessions]
         return self._draft(sessions, tokens, [session.hidden for session in sessions])
 
     def expand(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [token for frontier in frontiers for token in frontier.tokens]
         states = [session.drafted[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
         return self._draft(sessions, tokens, states)

@@ -47,7 +47,7 @@ class BlockDrafter(ShownBySize):
 
     @torch.inference_mode()
     def root(self, sessions: "Sequence[BlockSession]") -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             for session in sessions:
                 session.read_context()
@@ -60,7 +60,7 @@ class BlockDrafter(ShownBySize):
 
     @torch.inference_mode()
     def expand(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         for session in sessions:
             session.level += 1
         return self._level(sessions, frontiers)

@@ -100,7 +100,7 @@ class HeadDrafter(ShownBySize):
 
     @torch.inference_mode()
     def root(self, sessions: "Sequence[HeadSession]") -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             logits = self.read(sessions, [session.unread_rows() for session in sessions], LAST)
         for session in sessions:
@@ -109,7 +109,7 @@ class HeadDrafter(ShownBySize):
 
     @torch.inference_mode()
     def expand(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         heads: tuple[Head, ...] = sessions[0].shared
         level = sessions[0].level + 1
         with count_pass(sessions):

@@ -252,7 +252,7 @@ class MedusaDrafter(HeadsDrafter):
 
     @torch.inference_mode()
     def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             contexts = torch.cat([session.context() for session in sessions])
             logits = self.project(self.heads(contexts))[:, 0]
@@ -282,7 +282,7 @@ class HydraDrafter(HeadsDrafter):
 
     @torch.inference_mode()
     def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`.
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
         The prefix layer of Hydra++ runs for each of them.
         """
@@ -292,7 +292,7 @@ class HydraDrafter(HeadsDrafter):
 
     @torch.inference_mode()
     def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             inherited = [session.drafted[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
             tokens = [token for own in frontiers for token in own.tokens]

@@ -33,7 +33,7 @@ class LanguageModelDrafter(ShownBySize):
         return LanguageModelSession(self, prompt, capacity)
 
     def root(self, sessions: "Sequence[LanguageModelSession]") -> Tensor:
-        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.session.SharedDrafter`.
+        """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
         A second call before the next commit begins other trees at the same roots.
         """
@@ -49,7 +49,7 @@ class LanguageModelDrafter(ShownBySize):
         return sessions[0].logits[None] if len(sessions) == 1 else torch.stack([each.logits for each in sessions])
 
     def expand(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             outputs = self.model.forward(level_segments(sessions, frontiers, self.model.device))
             return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([each.logits[0] for each in outputs])

@@ -42,7 +42,7 @@ class OtherTokenizerDrafter(ShownBySize):
         return self.vocabulary.spread(self._reader.root(sessions))
 
     def expand(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
-        """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.session.SharedDrafter`."""
+        """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         own = [Frontier([*map(self.vocabulary.twin, each.tokens)], each.origins) for each in frontiers]
         return self.vocabulary.spread(self._reader.expand(sessions, own))
 
