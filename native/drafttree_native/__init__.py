@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from types import ModuleType
 
-CALLS = 1
+CALLS = 2
 """The version of what drafttree calls here; raised when it changes."""
 VARIANTS = {
     "_avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
@@ -44,4 +44,5 @@ _module = load(_flags())
 Model = _module.Model
 panel: int = _module.panel
 use_openmp = _module.use_openmp
+best_tokens = _module.best_tokens
 variant = _module.__name__.rpartition(".")[2].removeprefix("_")

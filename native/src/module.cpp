@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "candidates.h"
 #include "pass.h"
 
 namespace nb = nanobind;
@@ -105,7 +106,7 @@ struct Held : Model {
                                                               {"after_mlp", &layer.after_mlp},
                                                               {"query", &layer.query},
                                                               {"key", &layer.key}})
-      if (norms.contains(name)) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
+      if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
              {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
       if (weights.contains(name)) *weight = packed(threads, format_of(format), nb::cast<nb::tuple>(weights[name]));
@@ -116,9 +117,10 @@ struct Held : Model {
     layer.parallel = nb::cast<bool>(shape["parallel"]);
     layer.activation = activation_of(nb::cast<std::string>(shape["activation"]));
     const int64_t heads = (layer.groups + 2) * layer.key_heads * layer.width;
-    if (layer.qkv.outputs != heads || layer.qkv.inputs != hidden || layer.out.outputs != hidden ||
-        layer.out.inputs != layer.query_heads() * layer.width || layer.up.inputs != hidden ||
-        layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
+    const bool reads_pair = layers.empty() && entry && !entry->projection.count;
+    if (layer.qkv.outputs != heads || layer.qkv.inputs != (reads_pair ? 2 : 1) * hidden ||
+        layer.out.outputs != hidden || layer.out.inputs != layer.query_heads() * layer.width ||
+        layer.up.inputs != hidden || layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < 0 ||
         layer.rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
         !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
@@ -126,13 +128,47 @@ struct Held : Model {
       throw std::invalid_argument("the sizes of a layer do not fit together");
     layers.push_back(std::move(layer));
   }
+
+  void add_entry(const nb::object& token, const nb::object& state, const nb::object& projection,
+                 const std::string& format, bool states_first, bool residual_normed) {
+    entry = std::make_unique<Entry>();
+    if (!token.is_none()) entry->token = norm_of(nb::cast<nb::tuple>(token));
+    if (!state.is_none()) entry->state = norm_of(nb::cast<nb::tuple>(state));
+    if (!projection.is_none()) entry->projection = packed(threads, format_of(format), nb::cast<nb::tuple>(projection));
+    entry->states_first = states_first, entry->residual_normed = residual_normed;
+    const Panels& own = entry->projection;
+    if (!fits(entry->token, hidden) || !fits(entry->state, hidden) ||
+        (own.count && (own.inputs != 2 * hidden || own.outputs != hidden)))
+      throw std::invalid_argument("the sizes of what a draft head begins with do not fit those of the head");
+  }
+
+  void add_head(const nb::object& norm, std::shared_ptr<const Panels> weight, float divisor) {
+    if (!norm.is_none()) this->norm = norm_of(nb::cast<nb::tuple>(norm));
+    head = std::move(weight), logits_divisor = divisor;
+    if (head->inputs != hidden || !fits(this->norm, hidden))
+      throw std::invalid_argument("the sizes of the head do not fit those of the model");
+  }
 };
 
 }  // namespace
 
 NB_MODULE(NATIVE_VARIANT, module) {
+  nb::set_leak_warnings(false);  // models that live until the end of the process, in caches of Python, are no leaks
   module.attr("panel") = PANEL;
   module.def("use_openmp", &OpenMP::use, "path"_a);
+  // addresses of logits [rows][stride], of log-probabilities and of tokens [rows][count]
+  module.def(
+      "best_tokens",
+      [](int threads, intptr_t logits, int64_t rows, int64_t stride, int64_t columns, int64_t allowed, int64_t count,
+         intptr_t logprobs, intptr_t tokens) {
+        if (count < 1 || count > allowed || allowed > columns || columns > stride)
+          throw std::invalid_argument("there are not as many candidates as are asked for");
+        const Candidates candidates{(const float*)logits, stride,          columns, allowed, count,
+                                    (float*)logprobs,     (int64_t*)tokens};
+        nb::gil_scoped_release released;
+        candidates.find_all(threads, rows);
+      },
+      "threads"_a, "logits"_a, "rows"_a, "stride"_a, "columns"_a, "allowed"_a, "count"_a, "logprobs"_a, "tokens"_a);
   nb::class_<Held>(module, "Model")
       .def(nb::init<int, const Array&, float, const std::string&>(), "threads"_a, "embeddings"_a, "embedding_scale"_a,
            "cached"_a)
@@ -143,25 +179,35 @@ NB_MODULE(NATIVE_VARIANT, module) {
           },
           "frequencies"_a, "scaling"_a)
       .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "format"_a, "shape"_a)
+      // what a draft head begins with; before its layers
+      .def("add_entry", &Held::add_entry, "token_norm"_a.none(), "state_norm"_a.none(), "projection"_a.none(),
+           "format"_a, "states_first"_a, "residual_normed"_a)
       .def(
           "add_head",
-          [](Held& model, const nb::tuple& norm, const nb::tuple& weight, const std::string& format, float divisor) {
-            model.norm = norm_of(norm), model.head = packed(model.threads, format_of(format), weight),
-            model.logits_divisor = divisor;
-            if (model.head.inputs != model.hidden || !model.norm || !fits(model.norm, model.hidden))
-              throw std::invalid_argument("the sizes of the head do not fit those of the model");
+          [](Held& model, const nb::object& norm, const nb::tuple& weight, const std::string& format, float divisor) {
+            model.add_head(norm, std::make_shared<Panels>(packed(model.threads, format_of(format), weight)), divisor);
           },
-          "norm"_a, "weight"_a, "format"_a, "divisor"_a)
+          "norm"_a.none(), "weight"_a, "format"_a, "divisor"_a)
+      .def(
+          "share_head",
+          [](Held& model, const nb::object& norm, const Held& other, float divisor) {
+            model.add_head(norm, other.head, divisor);
+          },
+          "norm"_a.none(), "other"_a, "divisor"_a)
       .def_ro("hidden", &Held::hidden)
+      .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
       // texts: of each the addresses of tokens, positions, visibility and cache, then nodes, drafted rows, bytes of a
-      // slot and of a head, committed rows, and the first and the last of the nodes whose logits are wanted
+      // slot and of a head, committed rows, and the first and the last of the nodes whose logits are wanted; inputs:
+      // the address of the states that a draft head reads, else 0
       .def(
           "forward",
-          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t logits, int64_t stride,
-             const std::vector<std::pair<int64_t, intptr_t>>& states) {
-            if (stride < model.head.count * PANEL)
+          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t inputs, intptr_t logits,
+             int64_t stride, const std::vector<std::pair<int64_t, intptr_t>>& states) {
+            if (!model.head || stride < model.head->count * PANEL)
               throw std::invalid_argument("rows of logits have no room for whole panels");
+            if ((inputs == 0) != (model.entry == nullptr))
+              throw std::invalid_argument("a draft head reads states, and nothing else does");
             std::vector<Text> read;
             for (const auto& t : texts)
               read.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
@@ -169,7 +215,7 @@ NB_MODULE(NATIVE_VARIANT, module) {
             Results results{(float*)logits, stride, {}};
             for (const auto& [layer, to] : states) results.states.push_back({layer, (float*)to});
             nb::gil_scoped_release released;
-            model.forward(threads, read, results);
+            model.forward(threads, read, (const float*)inputs, results);
           },
-          "threads"_a, "texts"_a, "logits"_a, "stride"_a, "states"_a);
+          "threads"_a, "texts"_a, "inputs"_a, "logits"_a, "stride"_a, "states"_a);
 }

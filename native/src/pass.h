@@ -1,5 +1,6 @@
 // A whole pass of a decoder-only model over trees of tokens: Llama and the families like it, and GPT-NeoX.
 #pragma once
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -101,6 +102,15 @@ struct Layer {
   int64_t query_heads() const { return key_heads * groups; }
 };
 
+// How a draft head begins, which reads a token beside a state of the target or of its own: the two side by side, each
+// normed, are projected to the residual stream (EAGLE, MTP), or the first layer's attention reads them, and what is
+// added to begins with the state (EAGLE-3).
+struct Entry {
+  Norm token, state;
+  bool states_first = false, residual_normed = false;
+  Panels projection;  // none where attention reads the pair
+};
+
 // One text of a pass.
 struct Text {
   const int64_t *tokens, *positions;
@@ -111,13 +121,14 @@ struct Text {
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
 };
 
-// What a pass gives. Rows of logits have room for whole panels; states are those that go into a layer, or the last
-// norm's where the layer is behind the last.
+// What a pass gives. Rows of logits have room for whole panels; states are those that go into a layer, the last norm's
+// where the layer is behind the last, and those that go into that norm for `BEFORE_NORM`.
 struct Results {
   float* logits;
   int64_t stride;
   std::vector<std::pair<int64_t, float*>> states;  // by layer
 };
+constexpr int64_t BEFORE_NORM = -1;
 
 class Model {
  public:
@@ -129,19 +140,22 @@ class Model {
   std::vector<Layer> layers;
   std::vector<Rotary> rotaries;
   Norm norm;
-  Panels head;
+  std::shared_ptr<const Panels> head;  // of a draft head often the target's
+  std::unique_ptr<Entry> entry;        // of a draft head
 
   size_t bytes() const {
-    size_t all = head.bytes();
+    size_t all = (head.use_count() == 1 ? head->bytes() : 0) + (entry ? entry->projection.bytes() : 0);
     for (const Layer& each : layers)
       for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down}) all += part->bytes();
     return all;
   }
 
-  // Runs a pass on so many threads; each text's new rows join its cache.
-  void forward(int threads, const std::vector<Text>& texts, const Results& results) {
+  // Runs a pass on so many threads; each text's new rows join its cache. A draft head reads states
+  // `[nodes of all texts][hidden]`.
+  void forward(int threads, const std::vector<Text>& texts, const float* states, const Results& results) {
     Team::run(
-        threads, [&] { prepare(threads, texts); }, [&](Team& team, int thread) { run(team, thread, texts, results); });
+        threads, [&] { prepare(threads, texts); },
+        [&](Team& team, int thread) { run(team, thread, texts, states, results); });
   }
 
  private:
@@ -152,7 +166,7 @@ class Model {
   std::vector<Piece> pieces_;
   std::vector<int32_t> own_, starts_;
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
-  Buffer x_, qkv_, attended_, gate_, up_, scratch_;
+  Buffer x_, pairs_, qkv_, attended_, gate_, up_, scratch_;
   Rows rows_, mlp_rows_;
   struct Worker {
     Attention attention;
@@ -187,6 +201,10 @@ class Model {
     x_.reserve<float>(nodes_ * hidden_stride_), scratch_.reserve<float>(nodes_ * hidden_stride_);
     qkv_.reserve<float>(nodes_ * heads_stride_), attended_.reserve<float>(nodes_ * heads_stride_);
     gate_.reserve<float>(nodes_ * inner_stride_), up_.reserve<float>(nodes_ * inner_stride_);
+    if (entry) {
+      widest = std::max(widest, 2 * hidden);
+      pairs_.reserve<float>(nodes_ * rounded_up(2 * hidden, PANEL));
+    }
     rows_.reserve(nodes_, widest), mlp_rows_.reserve(nodes_, hidden);
     if ((int)workers_.size() < threads) workers_.resize(threads);
     for (Worker& worker : workers_)
@@ -238,17 +256,20 @@ class Model {
     }
   }
 
-  void run(Team& team, int thread, const std::vector<Text>& texts, const Results& results) {
+  void run(Team& team, int thread, const std::vector<Text>& texts, const float* states, const Results& results) {
     float* x = x_.as<float>();
     for (int64_t row = thread; row < nodes_; row += team.size())
       embed(texts[text_of_[row]].tokens[node_of_[row]], x + row * hidden_stride_);
+    if (entry) enter(team, thread, states);
+    const Panels& head = *this->head;
     for (size_t index = 0; index < layers.size(); index++) {
       const Panels& next = index + 1 < layers.size() ? layers[index + 1].qkv : head;
       keep(team, thread, results, index, x);
       layer(team, thread, texts, index, next.panel(Share(next, thread, team.size()).first));
     }
+    keep(team, thread, results, BEFORE_NORM, x);
     // the last norm, in place
-    for (int64_t row = thread; row < nodes_; row += team.size())
+    for (int64_t row = thread; row < nodes_ && norm; row += team.size())
       norm.apply(x + row * hidden_stride_, x + row * hidden_stride_);
     keep(team, thread, results, layers.size(), x);
     team.barrier();
@@ -280,6 +301,30 @@ class Model {
     }
   }
 
+  // Tokens beside states, and what the residual stream begins with.
+  void enter(Team& team, int thread, const float* states) {
+    float *x = x_.as<float>(), *pairs = pairs_.as<float>();
+    const int64_t stride = rounded_up(2 * hidden, PANEL);
+    const auto side = [&](const Norm& norm, const float* from, float* to) {
+      if (norm) norm.apply(from, to);
+      else memcpy(to, from, hidden * 4);
+    };
+    for (int64_t row = thread; row < nodes_; row += team.size()) {
+      float *own = x + row * hidden_stride_, *pair = pairs + row * stride;
+      float *state = pair + (entry->states_first ? 0 : hidden), *token = pair + (entry->states_first ? hidden : 0);
+      side(entry->token, own, token), side(entry->state, states + row * hidden, state);
+      memcpy(own, entry->residual_normed ? state : states + row * hidden, hidden * 4);
+    }
+    const Panels& projection = entry->projection;
+    if (!projection.count) return;
+    ready(team, thread, rows_, Norm(), projection.format, 2 * hidden, pairs, stride);
+    team.barrier();
+    const Panels& next = layers[0].qkv;
+    multiply(projection, rows_, Share(projection, thread, team.size()), {x, hidden_stride_},
+             next.panel(Share(next, thread, team.size()).first));
+    team.barrier();
+  }
+
   // States of a layer that were asked for.
   void keep(Team& team, int thread, const Results& results, int64_t layer, const float* x) const {
     for (const auto& [wanted, to] : results.states)
@@ -295,7 +340,9 @@ class Model {
     float *gate = gate_.as<float>(), *up = up_.as<float>();
     const auto first_of = [&](const Panels& weight) { return weight.panel(Share(weight, thread, threads).first); };
 
-    ready(team, thread, rows_, l.before_attention, l.qkv.format, hidden, x, hidden_stride_);
+    if (l.qkv.inputs == hidden) ready(team, thread, rows_, l.before_attention, l.qkv.format, hidden, x, hidden_stride_);
+    else
+      ready(team, thread, rows_, Norm(), l.qkv.format, 2 * hidden, pairs_.as<float>(), rounded_up(2 * hidden, PANEL));
     if (l.parallel) ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
     team.barrier();
     multiply(l.qkv, rows_, Share(l.qkv, thread, threads), {qkv, heads_stride_}, first_of(l.out));

@@ -12,8 +12,10 @@ from drafttree.drafters.eagle import Eagle3Head, eagle_drafter
 from drafttree.drafters.formats.eagle3 import FORMAT
 from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.drafters.head import Head
+from drafttree.drafters.native_eagle import NativeEagle
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
+from drafttree.models.native import native_backend
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import checkpoints
@@ -25,6 +27,16 @@ TOLERANCE = 1e-5
 NAMES = checkpoints.names("eagle3")
 WINDOWED = [name for name in NAMES if any(FORMATS[name].facts.get("windows", ()))]
 every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if name not in WINDOWED])
+
+
+@pytest.fixture(params=[FusedEagle3, NativeEagle], ids=["fused", "native"])
+def fast(request, monkeypatch) -> type:
+    """The fastest backend of a head, where drafttree-native is installed and where it is not."""
+    if request.param is FusedEagle3:
+        monkeypatch.setattr(native_backend, "native", None)
+    elif native_backend.native is None:
+        pytest.skip("drafttree-native is not installed")
+    return request.param
 
 
 def loaded(name: str = "SafeAILab", target: PreTrainedModel | None = None) -> Any:
@@ -66,7 +78,6 @@ class Session:
     def __init__(self, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
         self.format, self.tensors, self.target = FORMATS[name], FORMATS[name].tensors(), checkpoints.target()
         drafter = loaded(name, self.target)
-        assert isinstance(drafter.heads[0], FusedEagle3) == (name not in WINDOWED)
         self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
@@ -132,6 +143,16 @@ def test_a_window_moves_with_the_drafted_rows(name):
     session.expand([4], [0])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_in_one_call_are_the_formulas_over_rounds(name):
+    if native_backend.native is None:
+        pytest.skip("drafttree-native is not installed")
+    session = Session(name)
+    assert isinstance(session.drafter.heads[0].inner, NativeEagle)
+    for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
+        session.round(committed)
+
+
 @every_fused_format
 def test_recorded_passes_are_the_formulas_over_rounds(name):
     recorder = Replays()
@@ -141,7 +162,7 @@ def test_recorded_passes_are_the_formulas_over_rounds(name):
     assert recorder.recorded == len({1 << (rows - 1).bit_length() for rows in session.forwarded})
 
 
-def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped():
+def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped(fast):
     session = Session(prompt=7)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11]):
         session.round(committed)
@@ -152,7 +173,7 @@ def test_every_committed_row_is_read_once_and_drafted_rows_are_dropped():
     assert session.draft.seconds > 0
 
 
-def test_long_prompts_are_read_in_chunks(monkeypatch):
+def test_long_prompts_are_read_in_chunks(fast, monkeypatch):
     monkeypatch.setattr("drafttree.drafters.head.PREFILL_CHUNK", 4)
     session = Session(prompt=11)
     assert session.forwarded == [4, 4, 1]
@@ -160,7 +181,7 @@ def test_long_prompts_are_read_in_chunks(monkeypatch):
     session.root()
 
 
-def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row():
+def test_the_first_draft_after_a_prompt_of_one_token_keeps_no_row(fast):
     session = Session(prompt=1)
     assert session.draft.root().isfinite().any()
     session.draft.expand(torch.tensor([[1, 2]]), torch.tensor([[0, 0]]))
@@ -251,7 +272,7 @@ def _levels(backend: Head, head: Eagle3Head, seed: int):
         visible = torch.cat((visible, added.bool()[None]), 2)
         tokens = torch.randint(VOCAB, (1, rows), generator=generator)
         states = tuple(torch.randn(1, rows, HIDDEN, generator=generator).to(device) for _ in range(head.config.states))
-        positions = torch.full((1, rows), cache.get_seq_length())
+        positions = cache.next_position + visible.sum(2) - 1
         segment = Segment(cache, tokens.to(device), positions.to(device), visible.to(device))
         yield backend([segment], backend.fuse(states))
         if kept:
@@ -292,25 +313,32 @@ def test_a_head_recorded_as_something_else_is_not_trusted():
 
 
 @torch.inference_mode()
-def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(monkeypatch):
+def test_a_head_whose_packed_form_says_something_else_is_not_trusted(monkeypatch):
+    monkeypatch.setattr("drafttree.drafters.native_eagle.norm_of", lambda norm: (torch.ones(HIDDEN), None, 1e-6, False))
+    drafter = loaded()
+    assert isinstance(drafter.heads[0], FusedEagle3)
+
+
+@torch.inference_mode()
+def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(on_torch, monkeypatch):
     monkeypatch.setattr(fused_eagle3, "rms_norm", lambda norm: lambda x: x)
     drafter = loaded()
     assert drafter.heads[0] is drafter.modules[0]
 
 
-def test_a_hook_on_the_head_is_called():
+def test_a_hook_on_the_head_is_called(fast):
     decoder, called = small(), []
-    assert isinstance(decoder.drafter.heads[0], FusedEagle3)
+    assert isinstance(decoder.drafter.heads[0], fast)
     handle = decoder.drafter.modules[0].layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
     rounds = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=8).metrics.rounds
     assert len(called) >= len(rounds) > 0
     handle.remove()
     decoder.generate([3, 1], max_new_tokens=2)
-    assert isinstance(decoder.drafter.heads[0], FusedEagle3)
+    assert isinstance(decoder.drafter.heads[0], fast)
 
 
 @pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
-def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(packed_from, monkeypatch):
+def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(fast, packed_from, monkeypatch):
     monkeypatch.setattr("drafttree.models.fused.fused_linear.PACKED_FROM", packed_from)
     drafter = loaded()
     with torch.no_grad():

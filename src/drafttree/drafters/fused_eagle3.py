@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates
-from drafttree.drafters.eagle import Eagle3Head, read_out
+from drafttree.drafters.eagle import Eagle3Head, EagleHead, read_out
 from drafttree.drafters.head import Head
+from drafttree.drafters.native_eagle import NativeEagle
 from drafttree.models import Segment, TreeCache
 from drafttree.models.attention.varlen_attention import VarlenAttention, find_varlen_attention
 from drafttree.models.cache.buffer_pool import Recorder
@@ -20,6 +21,7 @@ from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, RotaryA
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.module.fingerprint import is_plain_module
+from drafttree.models.native.native_backend import knows
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedPasses
 from drafttree.models.windows import EVERYTHING
@@ -121,16 +123,20 @@ class RecordedEagle3:
         return read_out(fused, segments, self._passes.replay(segments, run, hidden=states)[0])
 
 
-def select_backend(head: Eagle3Head) -> Head:
+def select_backend(head: EagleHead) -> Head:
     """Select the fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded.
 
-    Heads with a sliding window run as modules: the mask of a fused pass is the same for all layers and has no window.
+    Without drafttree-native, EAGLE-1 heads run as modules, and so do heads with a sliding window: the mask of a fused
+    pass is the same for all layers and has no window.
     """
     rope = (head.config.layer.rope_parameters or {}).get("rope_type")
-    windowed = getattr(head.config.layer, "sliding_window", None) is not None
-    if windowed or rope not in STATIC_ROPES or not is_plain_module(head):
+    if rope not in STATIC_ROPES or not is_plain_module(head):
         return head
     own = _probe(head, head)
+    if native := _native(head, own):
+        return native
+    if not isinstance(head, Eagle3Head) or getattr(head.config.layer, "sliding_window", None) is not None:
+        return head
     fused = FusedEagle3(head)
     if not _agrees(fused, head, own):
         return head
@@ -141,19 +147,29 @@ def select_backend(head: Eagle3Head) -> Head:
     return recorded if _repeats(recorded, head, own) else fused
 
 
+def _native(head: EagleHead, own: Tensor) -> NativeEagle | None:
+    if not knows(own.dtype, own.device):
+        return None
+    try:
+        native = NativeEagle(head)
+        return native if _agrees(native, head, own) else None
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # a layer was replaced by one of another kind or size
+        return None
+
+
 def _repeats(recorded: RecordedEagle3, head: Eagle3Head, own: Tensor) -> bool:
     """Whether passes that were recorded on other tokens give the head's own logits when they are replayed."""
     _probe(recorded, head, shift=1)
     return _agrees(recorded, head, own)
 
 
-def _agrees(backend: Head, head: Eagle3Head, own: Tensor) -> bool:
+def _agrees(backend: Head, head: EagleHead, own: Tensor) -> bool:
     gap = float((_probe(backend, head) - own).abs().max()) / max(float(own.abs().max()), 1.0)
     return gap <= TOLERANCE.get(own.dtype, REDUCED_TOLERANCE)
 
 
 @torch.inference_mode()
-def _probe(backend: Head, head: Eagle3Head, shift: int = 0) -> Tensor:
+def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
     """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)

@@ -9,7 +9,6 @@ model of one layer whose embedding reads a state.
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -19,41 +18,6 @@ from drafttree.drafters.heads import last_layer, own_bytes, zero_hidden
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.segment import join, split
 from drafttree.models.validation import select_unrecorded
-
-
-class MtpEmbedding(nn.Module):
-    """What an MTP layer reads in place of the embeddings of tokens.
-
-    Args:
-        embed_tokens: the target's embedding.
-        enorm: norm of embeddings.
-        hnorm: norm of states.
-        eh_proj: projects both, side by side, to the width of the layer.
-        states_first: whether states stand before embeddings in the pair.
-
-    Attributes:
-        states: `[1, rows, hidden]` states that the next pass reads; zeros stand for None.
-    """
-
-    def __init__(
-        self, embed_tokens: nn.Module, enorm: nn.Module, hnorm: nn.Module, eh_proj: nn.Linear, states_first: bool
-    ) -> None:
-        super().__init__()
-        self.embed_tokens, self.enorm, self.hnorm, self.eh_proj = embed_tokens, enorm, hnorm, eh_proj
-        self.states_first = states_first
-        self.states: Tensor | None = None
-
-    @property
-    def weight(self) -> Tensor:
-        """A weight, of the layer's dtype and device."""
-        return self.eh_proj.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map token ids `[1, rows]` to what the layer reads, `[1, rows, hidden]`."""
-        embedded = self.embed_tokens(tokens)
-        states = torch.zeros_like(embedded) if self.states is None else self.states
-        pair = self.enorm(embedded), self.hnorm(states)
-        return self.eh_proj(torch.cat(pair[::-1] if self.states_first else pair, -1))
 
 
 class MtpLayer:

@@ -9,6 +9,7 @@ reads twice: counts are decided on the host, then children are drawn.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -27,6 +28,7 @@ from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.policy_answers import checked_answer
+from drafttree.models.native.native_backend import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -154,9 +156,7 @@ class Growth:
         for text, width in zip(self._texts, widths, strict=True):
             if width:
                 text.widths.append(width)
-        rows = logits.log_softmax(-1)
-        rows = rows if vocab is None or vocab >= rows.shape[-1] else rows[..., :vocab]
-        layer, tokens, keep = self._choose(rows, widths, depth)
+        layer, tokens, keep = self._choose(logits, widths, depth, vocab)
         policy, shape = self._policy, keep.shape
         if (expand := policy.expand(layer)) is not None:
             expand = checked_answer(policy, "expand", expand, "b", shape)
@@ -187,10 +187,12 @@ class Growth:
             above = [place - offset for place in columns[1][part]] if offset else columns[1][part]
             text.add(columns[0][part], above, columns[2][part], scores[part])
 
-    def _choose(self, rows: Tensor, widths: Sequence[int], depth: int) -> tuple[Layer, Array, Array]:
+    def _choose(
+        self, logits: Tensor, widths: Sequence[int], depth: int, vocab: int | None
+    ) -> tuple[Layer, Array, Array]:
         """The candidates of a level, their tokens, and which of them join the trees, within the budget."""
         policy = self._policy
-        logprobs, tokens = read_candidates(rows, min(policy.candidates(depth), rows.shape[-1]))
+        logprobs, tokens = best_candidates(logits, policy.candidates(depth), vocab)
         layer = Layer(
             logprobs=read_only(padded(logprobs, widths, -math.inf)),
             parent_logprobs=read_only(self._paths),
@@ -207,7 +209,7 @@ class Growth:
             keep = checked_answer(policy, "keep", keep, "b", layer.logprobs.shape) & layer.possible
         room = [policy.budget - text.size for text in self._texts]
         if self._sampler:
-            return self._draw(self._sampler, layer, keep, rows, widths, room)
+            return self._draw(self._sampler, layer, keep, logits.log_softmax(-1)[..., :vocab], widths, room)
         may_exceed = not policy.reranks and keep.size > min(room) * len(room)
         if may_exceed and any(np.count_nonzero(own) > left for own, left in zip(keep, room, strict=True)):
             keep = best_mask(layer.scores, keep, room)
@@ -322,21 +324,32 @@ class _Level(NamedTuple):
     width: int
 
 
-def best_candidates(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The log-probabilities and token ids `[..., width]` of the best tokens of rows `[..., vocab]`, best first."""
+def best_candidates(logits: Tensor, width: int, vocab: int | None = None) -> tuple[Array, Array]:
+    """The log-probabilities and token ids of the best tokens of rows of logits, on the host.
+
+    Args:
+        logits: `[nodes, columns]`.
+        width: how many are wanted of a row.
+        vocab: columns of tokens that may be drafted, None for all; the others count among the probabilities.
+
+    Returns:
+        Log-probabilities and ids `[nodes, width]`, or as many columns as there are; the best first.
+    """
+    allowed = min(logits.shape[-1], vocab or sys.maxsize)
+    width = min(width, allowed)
+    if (found := native_candidates(logits, width, allowed)) is not None:
+        return found
+    rows = logits.log_softmax(-1)[..., :allowed]
     if width > 1:
-        return rows.topk(width)
-    tokens = argmax(rows)[..., None]
-    return rows.gather(-1, tokens), tokens
-
-
-def read_candidates(rows: Tensor, width: int) -> tuple[Array, Array]:
-    """The same on the host, in one copy from a device; numpy knows no numbers narrower than float32."""
-    logprobs, tokens = best_candidates(rows, width)
-    logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()
+        logprobs, tokens = rows.topk(width)
+    else:
+        tokens = argmax(rows)[..., None]
+        logprobs = rows.gather(-1, tokens)
+    logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()  # numpy knows no narrower numbers
     if rows.is_cpu:
         return logprobs.numpy(), tokens.numpy()
-    both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()  # float64 holds every token id
+    # in one copy; float64 holds every token id
+    both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()
     return both[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), both[1].astype(np.int64)
 
 

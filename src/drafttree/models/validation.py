@@ -70,14 +70,20 @@ def select_backend(module: PreTrainedModel) -> Backend:
     return recorded if _repeats(recorded, own, allowed) else fused
 
 
-def select_unrecorded(module: PreTrainedModel) -> Backend:
+def select_unrecorded(module: PreTrainedModel, native: bool = True) -> Backend:
     """Select as `select_backend` does, without recorded passes, for modules whose layers read more than is recorded.
+
+    Args:
+        module: the module.
+        native: whether passes in one call will do.
 
     Raises:
         ModelError: as of `select_backend`.
     """
     backend, own = _verify(module)
-    return _trusted_fused(module, own, _allowed_for_fused(module, backend, own)) or backend
+    allowed = _allowed_for_fused(module, backend, own)
+    found = _trusted_native(module, own, allowed) if native else None
+    return found or _trusted_fused(module, own, allowed) or backend
 
 
 def select_exact_text(module: PreTrainedModel) -> Backend:
@@ -115,7 +121,8 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
     if recurrent_layers(module):
         kind = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
-    return WindowedBackend(select_unrecorded(module) if is_native(module) else select_backend(module), window)
+    inner = select_unrecorded(module, native=False) if is_native(module) else select_backend(module)
+    return WindowedBackend(inner, window)
 
 
 def _own_sums(module: PreTrainedModel) -> str | None:

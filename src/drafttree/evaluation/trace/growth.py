@@ -84,9 +84,9 @@ class LevelTable:
         """The table of a level that a policy has decided on."""
         layer, keep = level.decided
         seen = level.guided.log_softmax(-1)[..., :vocab]
-        _, tokens = best_candidates(seen, layer.logprobs.shape[2])
+        _, tokens = best_candidates(level.guided, layer.logprobs.shape[2], vocab)
         draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
-        tokens, draft, seen = (tensor.cpu() for tensor in (tokens, draft, seen))
+        draft, seen = draft.cpu(), seen.cpu()
         arrays = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs)
         possible, keep, logprobs, paths = (array[0] for array in arrays)
         stopped = level.stopped is not None and bool(level.stopped.item())

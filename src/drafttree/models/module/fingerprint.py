@@ -47,7 +47,7 @@ CLASSES = (
     "transformers.models.",
     "transformers.activations",
     "drafttree.drafters.",
-    "drafttree.models.fused.",
+    "drafttree.models.",
 )
 """Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
 INERT_HOOKS = "transformers.utils.output_capturing"

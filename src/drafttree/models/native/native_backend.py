@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -24,10 +25,11 @@ from drafttree.models.fused.fused_backend import LLAMAS, is_supported
 from drafttree.models.fused.fused_layers import LayerKind, norm_offset
 from drafttree.models.fused.fused_linear import LEFT_FREE
 from drafttree.models.module.fingerprint import samples, version
+from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 logger = logging.getLogger("drafttree")
-CALLS = 1
+CALLS = 2
 """The version of what is called of drafttree-native."""
 
 
@@ -61,6 +63,9 @@ def _openmp() -> str | None:
 
 native: Any = find_native()
 
+MOST_CANDIDATES = 64
+"""Tokens of a row for which keeping them sorted is faster than sorting the row."""
+
 ACTIVATIONS = {
     **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
     **{"NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"},
@@ -68,21 +73,46 @@ ACTIVATIONS = {
 """Names of activations in drafttree-native by those of transformers' and torch's classes."""
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
-_packed = WeakKeyDictionary[PreTrainedModel, tuple[int, Any]]()
-"""The packed model of a module, and a hash of what its weights were."""
+BEFORE_NORM = -1
+"""Stands for the layer whose states are what the last norm reads."""
+
+
+class Packed(NamedTuple):
+    """A packed model.
+
+    Attributes:
+        model: of drafttree-native.
+        stamp: a hash of what the module's weights were.
+        head: what its output projection was, by `_identity`.
+    """
+
+    model: Any
+    stamp: int
+    head: tuple
+
+
+_packed = WeakKeyDictionary[PreTrainedModel, Packed]()
+"""The packed models of modules."""
 
 
 def is_native(module: PreTrainedModel) -> bool:
     """Whether passes of a module can be run in one call: the package is here, and knows the family and its dtype."""
-    if native is None or module.device.type != "cpu" or module.dtype not in FORMATS or not is_supported(module):
+    if not knows(module.dtype, module.device) or not is_supported(module):
         return False
-    if module.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        return False  # torch's products of several rows use it; nothing here does yet
-    if not all(isinstance(part, nn.Linear) for part in _products(module)) or not _rows_agree(FORMATS[module.dtype]):
+    if not all(isinstance(part, nn.Linear) for part in _products(module)):
         return False
     memory = machine_memory()
     copied = sum(weight.nbytes for weight in module.parameters())
     return module in _packed or memory is None or memory.free - copied > LEFT_FREE * memory.total
+
+
+def knows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of a dtype on a device can be packed."""
+    if native is None or device.type != "cpu" or dtype not in FORMATS:
+        return False
+    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        return False  # torch's products of several rows use it; nothing here does yet
+    return _rows_agree(FORMATS[dtype])
 
 
 class NativeBackend:
@@ -102,23 +132,22 @@ class NativeBackend:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.device = module.device
-        embedding: Any = module.get_input_embeddings()
-        self._empty: Tensor = embedding.weight.new_empty(0)
+        self._embedding: Any = module.get_input_embeddings()
+        self._empty: Tensor = self._embedding.weight.new_empty(0)
         layers = describe(module)
         self._layout = CacheLayout.uniform(len(layers), layers[0].shape["key_heads"], layers[0].shape["width"])
         head: Any = module.get_output_embeddings()
         self._vocab = len(head.weight)
-        self._room = -(-self._vocab // native.panel) * native.panel
         stamp = hash(
             tuple(
                 (weight.data_ptr(), version(weight), *(tuple(view.flatten().tolist()) for view in samples(weight)))
                 for weight in module.parameters()
             )
         )
-        if module not in _packed or _packed[module][0] != stamp:
+        if module not in _packed or _packed[module].stamp != stamp:
             _packed.pop(module, None)  # two copies at once would take too much memory
-            _packed[module] = stamp, pack(module, layers)
-        self._model = _packed[module][1]
+            _packed[module] = Packed(pack(module, layers), stamp, _identity(head))
+        self._model = _packed[module].model
 
     @property
     def packed_nbytes(self) -> int:
@@ -130,18 +159,29 @@ class NativeBackend:
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         if not segments:
             return []
-        logits, states = _run(self._model, segments, self._empty, self._room, hidden_layers)
-        for segment in segments:
-            segment.cache.grow(segment.positions)
+        read = self._embedding.read_states(segments) if isinstance(self._embedding, MtpEmbedding) else None
+        logits, states = run_pass(self._model, segments, self._empty, hidden_layers, read)
         scored = [len(range(segment.nodes)[segment.wanted]) for segment in segments]
         own = split(logits[None, :, : self._vocab], scored)
-        return [Output(*each) for each in zip(own, split_layers(segments, states), strict=True)]
+        kept = [state.to(self._empty.dtype) for state in states]
+        return [Output(*each) for each in zip(own, split_layers(segments, kept), strict=True)]
 
 
-def _run(
-    model: Any, segments: Sequence[Segment], like: Tensor, room: int, hidden_layers: tuple[int, ...]
+def run_pass(
+    model: Any, segments: Sequence[Segment], like: Tensor, hidden_layers: Sequence[int], read: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """A pass: logits `[wanted, room]` in float32, and the states `[1, nodes, hidden]` of layers as `like`."""
+    """Run a pass; keys and values join the KV caches.
+
+    Args:
+        model: of drafttree-native.
+        segments: the texts.
+        like: an empty tensor of the dtype of the caches.
+        hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
+        read: `[1, nodes, hidden]` states that a draft head reads.
+
+    Returns:
+        Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
+    """
     texts, held, nodes, wanted = [], [], 0, 0
     for segment in segments:
         cache, scored = segment.cache, range(segment.nodes)[segment.wanted]
@@ -150,40 +190,106 @@ def _run(
         given = segment.tokens.contiguous(), segment.positions.contiguous(), segment.visible.contiguous()
         held.append(given)  # while the pass reads them
         slot, head = buffer.stride(0) * buffer.itemsize, buffer.stride(2) * buffer.itemsize
-        rows = segment.nodes, cache.drafted + segment.nodes, slot, head, cache.length, scored.start, scored.stop
+        seen = cache.drafted + segment.nodes
+        if given[2].shape != (1, segment.nodes, seen):
+            raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
+        rows = segment.nodes, seen, slot, head, cache.length, scored.start, scored.stop
         texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
         nodes, wanted = nodes + segment.nodes, wanted + len(scored)
     # named, since the default dtype and device are the process's, and others change them while they load a model
     kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    logits = torch.empty(wanted, room, **kind)
+    logits = torch.empty(wanted, model.room, **kind)
     states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
     asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
-    model.forward(torch.get_num_threads(), texts, logits.data_ptr(), room, asked)
-    return logits, [own.to(like.dtype) for own in states]
+    if read is not None:
+        read = read.float().contiguous()
+    inputs = 0 if read is None else read.data_ptr()
+    model.forward(torch.get_num_threads(), texts, inputs, logits.data_ptr(), model.room, asked)
+    for segment in segments:
+        segment.cache.grow(segment.positions)
+    return logits, states
+
+
+def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The log-probabilities and ids `[rows, count]` of the best tokens of logits `[rows, columns]`.
+
+    Of equal ones the lower id is the better. None where torch has to look.
+
+    Args:
+        logits: of all columns.
+        count: tokens of a row.
+        allowed: columns that tokens may be of; the others count among the probabilities.
+    """
+    fits = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
+    if native is None or not fits or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):
+        return None
+    rows, columns = logits.shape
+    logprobs, tokens = np.empty((rows, count), np.float32), np.empty((rows, count), np.int64)
+    given = logits.data_ptr(), rows, logits.stride(0), columns, allowed, count, logprobs.ctypes.data, tokens.ctypes.data
+    native.best_tokens(torch.get_num_threads(), *given)
+    return logprobs, tokens
 
 
 def pack(module: PreTrainedModel, layers: Sequence["NativeLayer"]) -> Any:
     """A model of drafttree-native with a packed copy of a module's weights."""
     decoder: Any = module.get_decoder()
     embedding: Any = module.get_input_embeddings()
-    config, form = module.config, FORMATS[module.dtype]
+    config, entry = module.config, None
+    if isinstance(embedding, MtpEmbedding):
+        norms = norm_of(embedding.enorm), norm_of(embedding.hnorm)
+        entry = *norms, weight_of(embedding.eh_proj), FORMATS[module.dtype], embedding.states_first, False
+        embedding = embedding.embed_tokens
+    model = pack_layers(embedding, layers, decoder.rotary_emb, entry, getattr(config, "embedding_multiplier", None))
+    norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
+    add_head(model, norm_of(norm), module.get_output_embeddings(), getattr(config, "logits_scaling", 1.0))
+    return model
+
+
+def pack_layers(
+    embedding: nn.Embedding,
+    layers: Sequence["NativeLayer"],
+    rotary: Any,
+    entry: tuple | None = None,
+    multiplier: float | None = None,
+) -> Any:
+    """A model of drafttree-native without its head.
+
+    Args:
+        embedding: of the tokens, read where it lies.
+        layers: what has to be known of the decoder layers.
+        rotary: the rotary embedding of a model of transformers.
+        entry: what a draft head begins with, None if it is none: norms of tokens and of states, the projection of both,
+            its format, whether states come first, and whether the residual stream begins with the normed state.
+        multiplier: of embeddings, None for the embedding's own.
+    """
+    weight = embedding.weight.detach()
+    form = FORMATS[weight.dtype]
     # Gemma rounds its factor to the dtype of the weights, and so does its module
-    scale = torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(module.dtype).item()
-    scale = getattr(config, "embedding_multiplier", scale)
-    model = native.Model(torch.get_num_threads(), embedding.weight.detach(), scale, form)
+    scale = torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(weight.dtype).item()
+    model = native.Model(torch.get_num_threads(), weight, scale if multiplier is None else multiplier, form)
+    if entry:
+        model.add_entry(*entry)
     kinds: dict[str | None, int] = {}
     for layer in layers:
         if layer.rotary not in kinds:
             kinds[layer.rotary] = len(kinds)
-            prefix = f"{layer.rotary}_" if hasattr(decoder.rotary_emb, f"{layer.rotary}_inv_freq") else ""
-            frequencies = getattr(decoder.rotary_emb, f"{prefix}inv_freq").detach().float().contiguous()
-            model.add_rotary(frequencies, getattr(decoder.rotary_emb, f"{prefix}attention_scaling"))
+            prefix = f"{layer.rotary}_" if hasattr(rotary, f"{layer.rotary}_inv_freq") else ""
+            frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
+            model.add_rotary(frequencies, getattr(rotary, f"{prefix}attention_scaling"))
         model.add_layer(layer.norms, layer.weights, form, {**layer.shape, "rotary": kinds[layer.rotary]})
-    norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
-    divisor = getattr(config, "logits_scaling", 1.0)
-    head: Any = module.get_output_embeddings()
-    model.add_head(_norm(norm), _weight(head), form, divisor)
     return model
+
+
+def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) -> None:
+    """Add the last norm, if there is one, and the output projection: one that is packed already, where it is the same.
+
+    A draft head often has the target's.
+    """
+    owner = next((packed.model for packed in _packed.values() if packed.head == _identity(head)), None)
+    if owner:
+        model.share_head(norm, owner, divisor)
+    else:
+        model.add_head(norm, weight_of(head), FORMATS[head.weight.dtype], divisor)
 
 
 @lru_cache
@@ -207,8 +313,7 @@ def _rows_agree(form: str) -> bool:
         cache = TreeCache(layout, rows)
         for first in range(0, rows, step):
             segment = Segment.of_text(cache, list(range(first, first + step)), torch.device("cpu"))
-            found.append(_run(model, [segment._replace(wanted=slice(None))], like, 128, ())[0])
-            cache.grow(segment.positions)
+            found.append(run_pass(model, [segment._replace(wanted=slice(None))], like, ())[0][:, :96])
             cache.commit(range(step))
     return torch.equal(found[0], torch.cat(found[1:]))
 
@@ -228,13 +333,13 @@ class NativeLayer:
     """What drafttree-native has to know of a decoder layer.
 
     Attributes:
-        norms: by place, those that there are.
+        norms: by place; None or nothing for none.
         weights: by product, the weights it is made of and its bias.
         shape: sizes and numbers of the layer.
         rotary: type of the rotary embedding, None where all layers have the same.
     """
 
-    norms: dict[str, tuple]
+    norms: dict[str, tuple | None]
     weights: dict[str, tuple]
     shape: dict[str, Any]
     rotary: str | None
@@ -251,17 +356,17 @@ class NativeLlamaLayer(NativeLayer):
         self.rotary = kind.layer_type
         width, groups = attention.head_dim, attention.num_key_value_groups
         qkv = _joined(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
-        self.weights = {"qkv": qkv, "out": _weight(attention.o_proj), "down": _weight(mlp.down_proj)}
+        self.weights = {"qkv": qkv, "out": weight_of(attention.o_proj), "down": weight_of(mlp.down_proj)}
         if hasattr(mlp, "gate_up_proj"):
             weights, biases = mlp.gate_up_proj.weight.detach().chunk(2), mlp.gate_up_proj.bias
             halves = (None, None) if biases is None else biases.detach().float().chunk(2)
             for name, weight, bias in zip(("gate", "up"), weights, halves, strict=True):
                 self.weights[name] = [weight], bias
         else:
-            self.weights |= {"gate": _weight(mlp.gate_proj), "up": _weight(mlp.up_proj)}
+            self.weights |= {"gate": weight_of(mlp.gate_proj), "up": weight_of(mlp.up_proj)}
         self.norms = _block_norms(block)
         if hasattr(attention, "q_norm"):
-            self.norms |= {"query": _norm(attention.q_norm), "key": _norm(attention.k_norm)}
+            self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
         activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
         outputs = sum(len(weight) for weight in qkv[0])
         self.shape = {
@@ -289,13 +394,13 @@ class NativeNeoXLayer(NativeLayer):
         by_kind = None if bias is None else bias.detach().float().view(heads, 3, width).transpose(0, 1).flatten()
         self.weights = {
             "qkv": ([weight[:, kind].flatten(0, 1).contiguous() for kind in range(3)], by_kind),
-            "out": _weight(attention.dense),
-            "up": _weight(mlp.dense_h_to_4h),
-            "down": _weight(mlp.dense_4h_to_h),
+            "out": weight_of(attention.dense),
+            "up": weight_of(mlp.dense_h_to_4h),
+            "down": weight_of(mlp.dense_4h_to_h),
         }
         self.norms = {
-            "before_attention": _norm(block.input_layernorm),
-            "before_mlp": _norm(block.post_attention_layernorm),
+            "before_attention": norm_of(block.input_layernorm),
+            "before_mlp": norm_of(block.post_attention_layernorm),
         }
         self.shape = {
             "key_heads": heads,
@@ -316,7 +421,13 @@ def _products(module: PreTrainedModel) -> list[Any]:
     ]
 
 
-def _weight(layer: nn.Linear) -> tuple[list[Tensor], Tensor | None]:
+def _identity(layer: nn.Linear) -> tuple:
+    """What tells a linear layer from others, and from what it was before an edit."""
+    bias = None if layer.bias is None else (layer.bias.data_ptr(), version(layer.bias))
+    return layer.weight.data_ptr(), version(layer.weight), layer.weight.shape, bias
+
+
+def weight_of(layer: nn.Linear) -> tuple[list[Tensor], Tensor | None]:
     bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
     return [layer.weight.detach().contiguous()], bias
 
@@ -324,7 +435,7 @@ def _weight(layer: nn.Linear) -> tuple[list[Tensor], Tensor | None]:
 def _joined(part: Any, joined: str, *names: str) -> tuple[list[Tensor], Tensor | None]:
     """Linear layers of one input, which some families (Phi-3) have as one."""
     layers = [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
-    weights, biases = zip(*(_weight(layer) for layer in layers), strict=True)
+    weights, biases = zip(*(weight_of(layer) for layer in layers), strict=True)
     if all(bias is None for bias in biases):
         return [weight for own in weights for weight in own], None
     parts = zip(biases, layers, strict=True)  # some have one and others none
@@ -332,7 +443,7 @@ def _joined(part: Any, joined: str, *names: str) -> tuple[list[Tensor], Tensor |
     return [weight for own in weights for weight in own], torch.cat(filled)
 
 
-def _block_norms(block: Any) -> dict[str, tuple]:
+def _block_norms(block: Any) -> dict[str, tuple | None]:
     """The norms of a layer by place; transformers' name of a norm does not always say where it is."""
     names = ["before_attention", "before_mlp"]
     if hasattr(block, "post_feedforward_layernorm"):
@@ -342,11 +453,13 @@ def _block_norms(block: Any) -> dict[str, tuple]:
     attributes = ["input_layernorm", "post_attention_layernorm"]
     attributes += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     found = [getattr(block, attribute) for attribute in attributes if hasattr(block, attribute)]
-    return {name: _norm(norm) for name, norm in zip(names, found, strict=True)}
+    return {name: norm_of(norm) for name, norm in zip(names, found, strict=True)}
 
 
-def _norm(norm: Any) -> tuple:
-    """Scale, shift, epsilon, and whether the mean is taken off."""
+def norm_of(norm: Any) -> tuple | None:
+    """Scale, shift, epsilon, and whether the mean is taken off; None for no norm."""
+    if isinstance(norm, nn.Identity):
+        return None
     weight = norm.weight.detach().float()
     if isinstance(norm, nn.LayerNorm):
         return weight, None if norm.bias is None else norm.bias.detach().float(), norm.eps, True

@@ -1,0 +1,65 @@
+"""The backend of EAGLE heads that runs a level in one call of drafttree-native, on a CPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.eagle import Eagle3Head, EagleHead
+from drafttree.models import Segment, TreeCache
+from drafttree.models.native.native_backend import (
+    BEFORE_NORM,
+    FORMATS,
+    NativeLlamaLayer,
+    add_head,
+    norm_of,
+    pack_layers,
+    run_pass,
+    weight_of,
+)
+
+
+class NativeEagle:
+    """Runs a head in one call; see `drafttree.drafters.head.Head` for the protocol. States and logits are float32.
+
+    Args:
+        head: frozen, on a CPU, of a dtype that `drafttree.models.native.native_backend.knows`.
+
+    Raises:
+        AttributeError: a layer or the order of its norms is not known.
+        ValueError: sizes of layers do not fit together.
+    """
+
+    def __init__(self, head: EagleHead) -> None:
+        config, first, form = head.config, head.layers[0], FORMATS[head.fc.weight.dtype]
+        layers = [NativeLlamaLayer(block, config.layer) for block in head.layers]
+        norm, self._output = None, BEFORE_NORM
+        if isinstance(head, Eagle3Head):
+            token_norm = layers[0].norms.pop("before_attention")
+            entry = token_norm, norm_of(first.hidden_norm), None, form, False, config.normed_residual
+            if config.normed_logits:
+                norm = norm_of(head.norm)
+            if config.normed_output:
+                if not norm:
+                    raise AttributeError("a norm of states that is none of logits is not known")
+                self._output = len(layers)
+        else:
+            entry = None, None, weight_of(head.fc), form, False, False
+        self._model = pack_layers(head.embed_tokens, layers, head.rotary, entry)
+        add_head(self._model, norm, head.lm_head)
+        self._head, self._like = head, head.fc.weight.new_empty(0)
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self._head.new_cache(capacity)
+
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
+        return self._head.fuse(hidden_states)
+
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+        room, (output,) = run_pass(self._model, segments, self._like, (self._output,), states)
+        logits = room[:, : self._head.lm_head.out_features]
+        if (ids := self._head.target_ids) is not None:
+            full = torch.full((len(logits), self._head.config.vocab), -torch.inf, dtype=logits.dtype, device="cpu")
+            logits = full.index_copy_(-1, ids, logits)
+        return logits, output

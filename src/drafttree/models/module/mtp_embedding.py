@@ -1,0 +1,50 @@
+"""The embedding of a multi-token-prediction (MTP) layer, which is run as a language model of one layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.models.segment import Segment, join
+
+
+class MtpEmbedding(nn.Module):
+    """What an MTP layer reads in place of the embeddings of tokens.
+
+    Args:
+        embed_tokens: the target's embedding.
+        enorm: norm of embeddings.
+        hnorm: norm of states.
+        eh_proj: projects both, side by side, to the width of the layer.
+        states_first: whether states stand before embeddings in the pair.
+
+    Attributes:
+        states: `[1, rows, hidden]` states that the next pass reads. The embeddings stand for None, so that passes
+            over tokens alone, with which backends are compared, depend on every weight.
+    """
+
+    def __init__(
+        self, embed_tokens: nn.Module, enorm: nn.Module, hnorm: nn.Module, eh_proj: nn.Linear, states_first: bool
+    ) -> None:
+        super().__init__()
+        self.embed_tokens, self.enorm, self.hnorm, self.eh_proj = embed_tokens, enorm, hnorm, eh_proj
+        self.states_first = states_first
+        self.states: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight, of the layer's dtype and device."""
+        return self.eh_proj.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids `[1, rows]` to what the layer reads, `[1, rows, hidden]`."""
+        embedded = self.embed_tokens(tokens)
+        states = embedded if self.states is None else self.states
+        pair = self.enorm(embedded), self.hnorm(states)
+        return self.eh_proj(torch.cat(pair[::-1] if self.states_first else pair, -1))
+
+    def read_states(self, segments: Sequence[Segment]) -> Tensor:
+        """The states that a pass over these segments reads."""
+        if self.states is None:
+            return self.embed_tokens(join([segment.tokens for segment in segments]))
+        return self.states
