@@ -65,6 +65,14 @@ def on_torch(monkeypatch):
     monkeypatch.setattr(native_backend, "native", None)
 
 
+@pytest.fixture
+def needs_native(monkeypatch):
+    """Passes run in one call, also in bfloat16 on CPUs where that is left to torch."""
+    if native_backend.native is None:
+        pytest.skip("drafttree-native is not installed")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
 @pytest.fixture(params=[FusedBackend, native_backend.NativeBackend], ids=["fused", "native"])
 def fast(request, monkeypatch):
     """The fastest backend of a Llama where drafttree-native is installed, and where it is not."""

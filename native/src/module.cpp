@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "candidates.h"
 #include "pass.h"
 
 namespace nb = nanobind;
@@ -84,6 +83,14 @@ Norm norm_of(const nb::tuple& given) {
 bool fits(const Norm& norm, int64_t width) { return !norm || (int64_t)norm.scale.size() == width; }
 // Whether it is one of a head, or of all heads.
 bool divides(const Norm& norm, int64_t width) { return !norm || width % (int64_t)norm.scale.size() == 0; }
+
+std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
+  std::vector<Text> texts;
+  for (const auto& t : given)
+    texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
+                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10)});
+  return texts;
+}
 
 struct Held : Model {
   int threads;
@@ -208,14 +215,29 @@ NB_MODULE(NATIVE_VARIANT, module) {
               throw std::invalid_argument("rows of logits have no room for whole panels");
             if ((inputs == 0) != (model.entry == nullptr))
               throw std::invalid_argument("a draft head reads states, and nothing else does");
-            std::vector<Text> read;
-            for (const auto& t : texts)
-              read.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
-                              (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10)});
+            const std::vector<Text> read = texts_of(texts);
             Results results{(float*)logits, stride, {}};
             for (const auto& [layer, to] : states) results.states.push_back({layer, (float*)to});
             nb::gil_scoped_release released;
             model.forward(threads, read, (const float*)inputs, results);
           },
-          "threads"_a, "texts"_a, "inputs"_a, "logits"_a, "stride"_a, "states"_a);
+          "threads"_a, "texts"_a, "inputs"_a, "logits"_a, "stride"_a, "states"_a)
+      // texts as of `forward`, of a node each; output: the layer whose states the next pass reads; ids: address of the
+      // tokens that columns stand for, 0 for themselves; the addresses of tokens and log-probabilities [count][texts]
+      .def(
+          "draft_chains",
+          [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t inputs, int64_t output,
+             int64_t count, int64_t allowed, intptr_t ids, intptr_t tokens, intptr_t logprobs) {
+            const Chains chains{texts_of(texts), (const float*)inputs, output,           count,
+                                allowed,         (const int64_t*)ids,  (int64_t*)tokens, (float*)logprobs};
+            if (!model.head || allowed < 1 || allowed > model.head->outputs ||
+                (inputs == 0) != (model.entry == nullptr))
+              throw std::invalid_argument("chains of this model are not drafted from such inputs");
+            for (const Text& text : chains.texts)
+              if (text.nodes != 1 || text.drafted != 1 || text.wanted_end - text.wanted_first != 1)
+                throw std::invalid_argument("a chain begins with one node, behind committed rows");
+            nb::gil_scoped_release released;
+            model.draft(threads, chains);
+          },
+          "threads"_a, "texts"_a, "inputs"_a, "output"_a, "count"_a, "allowed"_a, "ids"_a, "tokens"_a, "logprobs"_a);
 }

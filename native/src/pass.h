@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attention.h"
+#include "candidates.h"
 #include "team.h"
 
 namespace drafttree {
@@ -121,6 +122,17 @@ struct Text {
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
 };
 
+// Texts that the best token is appended to, and then the best below that: no row is drafted in their caches yet.
+struct Chains {
+  std::vector<Text> texts;  // of a node each, whose logits are wanted
+  const float* states;      // [texts][hidden] that draft heads read
+  int64_t output;           // the layer whose states the next pass of a draft head reads
+  int64_t count, allowed;   // tokens of a chain; columns of logits that they are of
+  const int64_t* ids;       // of these columns; null where they are the columns
+  int64_t* tokens;          // [count][texts] what is found
+  float* logprobs;          // [count][texts]
+};
+
 // What a pass gives. Rows of logits have room for whole panels; states are those that go into a layer, the last norm's
 // where the layer is behind the last, and those that go into that norm for `BEFORE_NORM`.
 struct Results {
@@ -156,6 +168,32 @@ class Model {
     Team::run(
         threads, [&] { prepare(threads, texts); },
         [&](Team& team, int thread) { run(team, thread, texts, states, results); });
+  }
+
+  // Drafts chains, a pass per token. The rows of all their nodes join the caches.
+  void draft(int threads, const Chains& chains) {
+    std::vector<Text> texts = chains.texts;
+    const int64_t count = texts.size();
+    const std::unique_ptr<bool[]> seen(new bool[chains.count]);
+    std::fill_n(seen.get(), chains.count, true);
+    std::vector<int64_t> positions(count), columns(count);
+    const int64_t room = head->count * PANEL;
+    // of this call: passes of others may come between those of a chain
+    Buffer logits, outputs;
+    Results results{logits.reserve<float>(count * room), room, {}};
+    if (entry) results.states.push_back({chains.output, outputs.reserve<float>(count * hidden)});
+    for (int64_t step = 0; step < chains.count; step++) {
+      int64_t* found = chains.tokens + step * count;
+      for (int64_t t = 0; t < count; t++) {
+        positions[t] = chains.texts[t].positions[0] + step;
+        texts[t].positions = &positions[t], texts[t].visible = seen.get(), texts[t].drafted = step + 1;
+        if (step) texts[t].tokens = found - count + t;
+      }
+      forward(threads, texts, step ? outputs.as<float>() : chains.states, results);
+      Candidates{results.logits, room, head->outputs, chains.allowed, 1, chains.logprobs + step * count, columns.data()}
+          .find_all(threads, count);
+      for (int64_t t = 0; t < count; t++) found[t] = chains.ids ? chains.ids[columns[t]] : columns[t];
+    }
   }
 
  private:

@@ -57,6 +57,10 @@ class Counted:
         self.forwarded.append(hidden.shape[1])
         return self.inner(segments, hidden)
 
+    def draft_chains(self, segments, count, allowed, hidden):
+        self.forwarded += [hidden.shape[1]] * count
+        return self.inner.draft_chains(segments, count, allowed, hidden)
+
 
 def recorded_by(recorder: Recorder):
     """What selects a backend whose passes are recorded."""
@@ -219,7 +223,7 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
 
 
 @pytest.mark.parametrize("policy", [Chain(depth=5), Talon(width=4, budget=16)])
-def test_one_head_pass_per_level(policy):
+def test_one_head_pass_per_level(policy, needs_native):
     decoder = small().with_policy(policy)
     decoder = decoder.with_drafter(counted(decoder.drafter))
     passes = decoder.drafter.heads[0].forwarded

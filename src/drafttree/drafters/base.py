@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.timing import PassTimer
@@ -43,6 +44,24 @@ class SharedDrafter(Protocol):
         Args:
             sessions: sessions that have nodes.
             frontiers: frontiers of each of them.
+        """
+        ...
+
+    def chain(
+        self, sessions: Sequence[Any], tokens: Sequence[int], count: int, allowed: int
+    ) -> tuple[Array, Array] | None:
+        """Draft chains in one call: the best token behind each tree's only node, the best behind that, and so on.
+
+        A drafter may be without this method.
+
+        Args:
+            sessions: sessions of the texts.
+            tokens: the only node of each tree below its root.
+            count: tokens of a chain.
+            allowed: tokens that may be drafted are below this.
+
+        Returns:
+            Tokens and their log-probabilities `[count, sessions]`; None where it has to be asked level by level.
         """
         ...
 

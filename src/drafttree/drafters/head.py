@@ -125,6 +125,19 @@ class HeadDrafter(ShownBySize):
                 session.take(output, own)
         return logits
 
+    @torch.inference_mode()
+    def chain(
+        self, sessions: "Sequence[HeadSession]", tokens: Sequence[int], count: int, allowed: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
+        draft: Any = getattr(sessions[0].shared[0], "draft_chains", None)
+        if not draft or len(sessions[0].shared) > 1:
+            return None
+        with count_pass(sessions, count):
+            frontiers = [Frontier([token], [0]) for token in tokens]
+            states = join([each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)])
+            return draft(level_segments(sessions, frontiers, states.device), count, allowed, states)
+
     def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted: slice) -> Tensor:
         """Compute and commit the rows of committed tokens, by all heads.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,6 +54,21 @@ class LanguageModelDrafter(ShownBySize):
         with count_pass(sessions):
             outputs = self.model.forward(level_segments(sessions, frontiers, self.model.device))
             return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([each.logits[0] for each in outputs])
+
+    def chain(
+        self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
+        draft: Any = getattr(getattr(self.model, "backend", None), "draft_chains", None)
+        if not draft:
+            return None
+        with count_pass(sessions, count):
+            frontiers = [Frontier([token], [0]) for token in tokens]
+            found = draft(level_segments(sessions, frontiers, self.model.device), count, allowed)
+        for session, drafted in zip(sessions, found[0].T.tolist(), strict=True):
+            for token in drafted[:-1]:
+                session.next_level(Frontier([token], [0]))
+        return found
 
 
 class LanguageModelSession(TreeSession):

@@ -53,6 +53,11 @@ class MtpLayer:
             self._embedding.states = None
         return join([output.logits[0] for output in outputs], 0), join([output.hidden[0] for output in outputs])
 
+    @property
+    def draft_chains(self) -> Any:
+        """Drafts chains in one call where the backend does."""
+        return getattr(self.model.backend, "draft_chains", None)
+
 
 def mtp_drafter(modules: Sequence[PreTrainedModel], target: PreTrainedModel) -> HeadDrafter:
     """The drafter of MTP layers, as `MtpLayer` takes them, for the model they belong to."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from drafttree.models.native.native_backend import (
     FORMATS,
     NativeLlamaLayer,
     add_head,
+    draft_chains,
     norm_of,
     pack_layers,
     run_pass,
@@ -63,3 +65,12 @@ class NativeEagle:
             full = torch.full((len(logits), self._head.config.vocab), -torch.inf, dtype=logits.dtype, device="cpu")
             logits = full.index_copy_(-1, ids, logits)
         return logits, output
+
+    def draft_chains(
+        self, segments: Sequence[Segment], count: int, allowed: int, states: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draft chains; see `drafttree.models.native.native_backend.draft_chains`."""
+        ids, columns = self._head.target_ids, self._head.lm_head.out_features
+        allowed = min(allowed, columns) if ids is None else columns
+        how = {"output": self._output, "read": states, "ids": ids}
+        return draft_chains(self._model, segments, self._like, count, allowed, **how)

@@ -125,6 +125,18 @@ def draft_expand(sessions: Sequence[Session], frontiers: Sequence[Frontier], dev
     return _joined(found)
 
 
+def draft_chain(
+    sessions: Sequence[Session], tokens: Sequence[int], count: int, allowed: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Chains behind the only node of each tree, as of `SharedDrafter.chain`; None where they are drafted by levels.
+
+    So they are where a class derives from one that drafts chains, and expands in another way.
+    """
+    drafter: Any = _shared_drafter(sessions)
+    own = next((vars(kind) for kind in type(drafter).__mro__ if {"chain", "expand"} & {*vars(kind)}), {})
+    return drafter.chain(sessions, tokens, count, allowed) if {"chain", "expand"} <= {*own} else None
+
+
 def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
@@ -199,9 +211,9 @@ class LateReader:
 
 
 @contextmanager
-def count_pass(sessions: Sequence[Session]) -> Iterator[None]:
-    """Count and time the block as one forward pass of each session, which all wait for the whole of it."""
+def count_pass(sessions: Sequence[Session], passes: int = 1) -> Iterator[None]:
+    """Count and time the block as forward passes of each session, which all wait for the whole of it."""
     with time_together([session.timer for session in sessions]):
         yield
     for session in sessions:
-        session.passes += 1
+        session.passes += passes

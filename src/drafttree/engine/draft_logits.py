@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
 from drafttree.core.randomness import RoundRandomness
 from drafttree.drafters.base import Session
-from drafttree.drafters.session import Frontier, draft_expand, draft_root
+from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
 from drafttree.verifiers.base import Verifier
 
 Path = tuple[int, ...]
@@ -38,6 +39,11 @@ class LogitsAdjustment:
         self._verifier, self._randomness = verifier, randomness
         self._temperature, self._constrain, self._take_first = temperature, constrain, take_first
         self._depth, self._paths = 0, [()]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether logits stay as they are at every depth but the first."""
+        return not (self._constrain or self._verifier.guides) and self._temperature == 1
 
     def begin(self) -> None:
         """Go to the root, where the next logits are from."""
@@ -85,6 +91,11 @@ class AdjustedDraft:
             adjustment.descend(frontier)
         widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
         return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
+
+    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
+        if not all(adjustment.is_none for adjustment in self._adjustments):
+            return None
+        return draft_chain(self._sessions, tokens, count, allowed)
 
     def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""

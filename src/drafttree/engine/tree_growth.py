@@ -47,6 +47,10 @@ class DraftRows(Protocol):
         """
         ...
 
+    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
+        """Return chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
+        ...
+
 
 class Gate(Protocol):
     """Narrows the frontiers of all requests beyond what the policy does."""
@@ -110,6 +114,8 @@ def grow(
             drafting = False
             growth.add_level(rows, widths, depth, vocab)
             if depth == levels or not any(widths := growth.narrow(gate, depth)):
+                break
+            if depth == 1 and policy.is_chain and not (sampler or gate) and growth.add_chains(draft, levels - 1, vocab):
                 break
     except Exception as error:
         if not ((drafting or is_out_of_memory(error)) and ends(error)):
@@ -240,6 +246,21 @@ class Growth:
             text.probs.update(zip(text.frontier[:width], probs[begin : begin + width], strict=True))
             begin += width
         return replace(layer, logprobs=read_only(seen)), ids, np.arange(shape[2]) < counts[..., None]
+
+    def add_chains(self, draft: DraftRows, count: int, vocab: int | None) -> bool:
+        """Add all further levels of trees that are chains, where the drafter drafts them in one call."""
+        if any(len(text.frontier) != 1 for text in self._texts):
+            return False
+        found = draft.chain([text.tokens[-1] for text in self._texts], count, sys.maxsize if vocab is None else vocab)
+        if found is None:
+            return False
+        paths = np.cumsum([self._paths[:, 0], *found[1]], axis=0, dtype=np.float32)[1:]
+        for text, tokens, own in zip(self._texts, found[0].T.tolist(), paths.T.tolist(), strict=True):
+            for token, path in zip(tokens[: text.limit - 1], own, strict=False):
+                text.add([token], [0], [path], [path])
+                text.frontier = [text.first]
+                text.widths.append(1)
+        return True
 
     def narrow(self, gate: Gate | None, depth: int) -> list[int]:
         """Choose the nodes to expand next; how many there are of each text."""

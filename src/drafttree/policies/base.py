@@ -100,6 +100,11 @@ class TreePolicy(BaseModel):
         return True
 
     @property
+    def is_chain(self) -> bool:
+        """Whether it asks for the best token of every level and nothing else, so that one call may draft them all."""
+        return False
+
+    @property
     def remembers(self) -> bool:
         """Whether a text begins with what the last one has learned; by default where costs are weighed."""
         return self.uses_costs

@@ -22,6 +22,10 @@ class Chain(TreePolicy):
     def branches(self) -> bool:
         return False
 
+    @property
+    def is_chain(self) -> bool:
+        return type(self) is Chain  # who derives from it may keep and expand in another way
+
     def candidates(self, depth: int) -> int:
         return 1
 

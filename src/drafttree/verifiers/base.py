@@ -56,6 +56,11 @@ class Verifier:
         """Why this verifier cannot serve a sampling, and what to do instead; None if it can."""
         return None
 
+    @property
+    def guides(self) -> bool:
+        """Whether `guide` may change logits."""
+        return type(self).guide is not Verifier.guide
+
     def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         """The drafter's logits `[frontier, vocab]` of tokens at a depth, as the policy should see them.
 
@@ -135,6 +140,10 @@ class SamplingVerifier(Verifier):
     @classmethod
     def refuses(cls, sampling: Sampling) -> str | None:
         return refuse_greedy(sampling)
+
+    @property
+    def guides(self) -> bool:
+        return type(self).guide is not SamplingVerifier.guide or self.proposal is not Proposal.TOP_K
 
     def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
         return logits if self.proposal is Proposal.TOP_K else self.sampling.process(logits)

@@ -135,6 +135,7 @@ class NativeBackend:
         self._embedding: Any = module.get_input_embeddings()
         self._empty: Tensor = self._embedding.weight.new_empty(0)
         layers = describe(module)
+        self._layers = len(layers)
         self._layout = CacheLayout.uniform(len(layers), layers[0].shape["key_heads"], layers[0].shape["width"])
         head: Any = module.get_output_embeddings()
         self._vocab = len(head.weight)
@@ -166,6 +167,16 @@ class NativeBackend:
         kept = [state.to(self._empty.dtype) for state in states]
         return [Output(*each) for each in zip(own, split_layers(segments, kept), strict=True)]
 
+    def draft_chains(
+        self, segments: Sequence[Segment], count: int, allowed: int, states: Tensor | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draft chains behind a node of each text; states `[1, texts, hidden]` are what an MTP layer reads.
+
+        See `draft_chains`.
+        """
+        output, allowed = self._layers, min(allowed, self._vocab)
+        return draft_chains(self._model, segments, self._empty, count, allowed, output=output, read=states)
+
 
 def run_pass(
     model: Any, segments: Sequence[Segment], like: Tensor, hidden_layers: Sequence[int], read: Tensor | None = None
@@ -182,32 +193,76 @@ def run_pass(
     Returns:
         Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
     """
-    texts, held, nodes, wanted = [], [], 0, 0
+    texts, _held = _texts(segments, like)
+    nodes, wanted = sum(segment.nodes for segment in segments), sum(text[-1] - text[-2] for text in texts)
+    # named, since the default dtype and device are the process's, and others change them while they load a model
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}
+    logits = torch.empty(wanted, model.room, **kind)
+    states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
+    asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
+    read = None if read is None else read.float().contiguous()
+    model.forward(
+        torch.get_num_threads(), texts, 0 if read is None else read.data_ptr(), logits.data_ptr(), model.room, asked
+    )
+    for segment in segments:
+        segment.cache.grow(segment.positions)
+    return logits, states
+
+
+def draft_chains(
+    model: Any,
+    segments: Sequence[Segment],
+    like: Tensor,
+    count: int,
+    allowed: int,
+    *,
+    output: int = BEFORE_NORM,
+    read: Tensor | None = None,
+    ids: Tensor | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draft the best token behind each text, the best behind that, and so on; every node but the last is expanded.
+
+    Args:
+        model: of drafttree-native.
+        segments: a node of each text, whose rows are committed.
+        like: an empty tensor of the dtype of the caches.
+        count: tokens of a chain.
+        allowed: columns of logits whose tokens may be drafted.
+        output: the layer whose states the next pass of a draft head reads.
+        read: `[1, texts, hidden]` states that a draft head reads.
+        ids: the tokens that columns stand for, None for themselves.
+
+    Returns:
+        Tokens and their log-probabilities `[count, texts]`.
+    """
+    for segment in segments:
+        segment.cache.reserve(like, count)
+    texts, _held = _texts(segments, like)
+    tokens, logprobs = np.empty((count, len(texts)), np.int64), np.empty((count, len(texts)), np.float32)
+    read = None if read is None else read.float().contiguous()
+    given = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
+    model.draft_chains(torch.get_num_threads(), texts, *given, tokens.ctypes.data, logprobs.ctypes.data)
+    for segment in segments:
+        segment.cache.grow(segment.positions + torch.arange(count, device="cpu"))
+    return tokens, logprobs
+
+
+def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[object]]:
+    """The texts of a pass as drafttree-native reads them, and what must be held meanwhile."""
+    texts, held = list[list[int]](), list[object]()
     for segment in segments:
         cache, scored = segment.cache, range(segment.nodes)[segment.wanted]
         cache.reserve(like, segment.nodes)
         (buffer,) = cache.buffers
         given = segment.tokens.contiguous(), segment.positions.contiguous(), segment.visible.contiguous()
-        held.append(given)  # while the pass reads them
+        held.append(given)
         slot, head = buffer.stride(0) * buffer.itemsize, buffer.stride(2) * buffer.itemsize
         seen = cache.drafted + segment.nodes
         if given[2].shape != (1, segment.nodes, seen):
             raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
         rows = segment.nodes, seen, slot, head, cache.length, scored.start, scored.stop
         texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
-        nodes, wanted = nodes + segment.nodes, wanted + len(scored)
-    # named, since the default dtype and device are the process's, and others change them while they load a model
-    kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    logits = torch.empty(wanted, model.room, **kind)
-    states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
-    asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
-    if read is not None:
-        read = read.float().contiguous()
-    inputs = 0 if read is None else read.data_ptr()
-    model.forward(torch.get_num_threads(), texts, inputs, logits.data_ptr(), model.room, asked)
-    for segment in segments:
-        segment.cache.grow(segment.positions)
-    return logits, states
+    return texts, held
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:

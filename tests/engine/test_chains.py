@@ -1,0 +1,107 @@
+"""Chains that are drafted in one call are those that are drafted level by level, and so are the texts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import drafttree
+from drafttree import Decoder
+from drafttree.core.randomness import RoundRandomness
+from drafttree.core.sampling import Sampling
+from drafttree.drafters import HeadDrafter, LanguageModelDrafter
+from drafttree.engine import grow
+from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.models import TargetModel
+from drafttree.policies import Chain
+from drafttree.verifiers import VERIFIERS
+from helpers.drafter_kinds import drafter_of, random_states, random_text
+from testing import tiny
+
+CPU = torch.device("cpu")
+KINDS = ["language model", "eagle3", "mtp"]
+
+
+class ByLevels(Chain):
+    """The same chains, a level at a time."""
+
+
+class Counted(AdjustedDraft):
+    """Counts the chains."""
+
+    chains = 0
+
+    def chain(self, tokens, count: int, allowed: int):
+        found = super().chain(tokens, count, allowed)
+        self.chains += found is not None
+        return found
+
+
+def rounds(drafter: Any, policy: Chain, prompts: list[int], limits: list[int], verifier: Any = None):
+    """The trees of three rounds of several texts, what is committed is given; and how many chains were drafted."""
+    sessions = [drafter.start(random_text(length, length), 64) for length in prompts]
+    for session, length in zip(sessions, prompts, strict=True):
+        session.prefill(random_states(drafter, length - 1, length), length - 1)
+    trees, chains, token = [], 0, 3
+    randomness: Any = RoundRandomness
+    verifier = verifier or VERIFIERS["greedy"](Sampling(0.0))
+    for turn in range(3):
+        adjustments = [LogitsAdjustment(verifier, randomness) for _ in sessions]
+        draft = Counted(sessions, adjustments, CPU)
+        trees += grow(policy, draft, [token] * len(sessions), limits, states=[None] * len(sessions), vocab=4000)
+        chains += draft.chains
+        for session, tree in zip(sessions, trees[-len(sessions) :], strict=True):
+            tokens = [*tree.tokens[1 : 1 + turn], token]
+            session.commit(tokens, random_states(drafter, len(tokens), turn))
+    return trees, chains
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limits", [[6], [6, 2, 9]], ids=["one text", "three texts"])
+def test_chains_in_one_call_are_those_of_levels(kind, limits, needs_native):
+    drafter, prompts = drafter_of(kind), [9, 1, 5][: len(limits)]
+    found, chains = rounds(drafter, Chain(depth=7), prompts, limits)
+    expected, none = rounds(drafter, ByLevels(depth=7), prompts, limits)
+    assert (chains, none) == (3, 0)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens, ours.parents, ours.levels) == (theirs.tokens, theirs.parents, theirs.levels)
+        torch.testing.assert_close(ours.path_logprobs, theirs.path_logprobs, atol=1e-5, rtol=1e-5)
+    assert {len(tree.widths) for tree in found} == {min(limit, 7) for limit in limits}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["embedded-eagle3", "embedded-draft", "embedded-mtp"])
+def test_texts_are_drafted_alike(kind, dtype, needs_native):
+    decoder = drafttree.load("embedded", kind, dtype=dtype)
+    texts = [decoder.with_policy(policy).generate("A story", max_new_tokens=40) for policy in (Chain(), ByLevels())]
+    assert texts[0].tokens == texts[1].tokens == decoder.plain().generate("A story", max_new_tokens=40).tokens
+    drafted = [[(turn.levels, turn.accepted, turn.draft_passes) for turn in each.metrics.rounds] for each in texts]
+    assert drafted[0] == drafted[1]
+
+
+def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level(needs_native):
+    class Other(LanguageModelDrafter):
+        """Never drafts what its model would."""
+
+        def expand(self, sessions, frontiers):
+            return -super().expand(sessions, frontiers)
+
+    drafter = drafter_of("language model")
+    assert isinstance(drafter, LanguageModelDrafter)
+    other = Other(drafter.model)
+    _, chains = rounds(other, Chain(depth=4), [5], [4])
+    assert chains == 0
+
+
+@pytest.mark.parametrize("name", ["coupled", "traversal"])
+def test_what_verifiers_change_is_drafted_level_by_level(name, needs_native):
+    decoder = Decoder(TargetModel(tiny.build("llama")), None, Chain(), VERIFIERS[name])
+    request = decoder.new_request([1, 2, 3], max_new_tokens=4, temperature=1.0, seed=1)
+    assert not LogitsAdjustment(request.verifier, request.randomness.at(3)).is_none
+
+
+def test_two_heads_behind_each_other_are_asked_level_by_level():
+    drafter = drafter_of("mtp, two layers")
+    assert isinstance(drafter, HeadDrafter)
+    _, chains = rounds(drafter, Chain(depth=4), [5], [4])
+    assert chains == 0
