@@ -1,0 +1,1 @@
+"""Programs that people pick beside drafttree, on the same weights."""

@@ -1,0 +1,104 @@
+"""Writes a Llama model as a GGUF file, which llama.cpp and OpenVINO GenAI read."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ConfigError
+
+KINDS = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+"""Kinds of weights, and what GGUF calls a file of them; norms are float32 in each."""
+
+
+@torch.no_grad()
+def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) -> None:
+    """Write a model with its tokenizer.
+
+    Args:
+        model: a Llama model without biases, whose rotary embedding is unscaled.
+        tokenizer: one whose tokens are merged from bytes, as GPT-2's.
+        path: where to write.
+        kind: one of `KINDS`.
+
+    Raises:
+        ConfigError: the model or tokenizer is of another kind.
+    """
+    gguf = import_module("gguf")
+    config = model.config
+    _check(config)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType[KINDS[kind]])
+    _add_tokenizer(gguf, writer, tokenizer, config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight = interleaved(weight, config.head_dim)
+        own = gguf.GGMLQuantizationType[kind.upper() if weight.ndim == 2 else "F32"]
+        data = gguf.quants.quantize(weight.float().numpy(), own)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=own)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def interleaved(weight: Tensor, head_dim: int) -> Tensor:
+    """A query or key projection whose rotary pairs lie beside each other, as llama.cpp turns them.
+
+    transformers pairs the dimensions i and i + head_dim / 2 of a head; llama.cpp pairs 2 i and 2 i + 1.
+    """
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(weight.shape)
+
+
+def _add_tokenizer(gguf: Any, writer: Any, tokenizer: Any, vocab_size: int) -> None:
+    """Tokens in the order of their ids, merges, and which tokens are special; unused ids get a name of their own."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    described = json.loads(backend.to_str()) if backend else {"model": {"type": type(tokenizer).__name__}}
+    kind, steps = described["model"]["type"], described.get("pre_tokenizer") or {}
+    if kind != "BPE" or "ByteLevel" not in json.dumps(steps):
+        raise ConfigError(f"only tokenizers that merge bytes can be written as GGUF, not one of type {kind}")
+    by_id = {index: token for token, index in tokenizer.get_vocab().items()}
+    special = set(tokenizer.all_special_ids)
+    types = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([by_id.get(index, f"<unused {index}>") for index in range(vocab_size)])
+    writer.add_token_types(
+        [
+            types.CONTROL if index in special else types.NORMAL if index in by_id else types.UNUSED
+            for index in range(vocab_size)
+        ]
+    )
+    writer.add_token_merges(
+        [each if isinstance(each, str) else " ".join(each) for each in described["model"]["merges"]]
+    )
+    writer.add_add_bos_token(False)
+    for name in ("bos", "eos", "pad"):
+        if (index := getattr(tokenizer, f"{name}_token_id")) is not None:
+            getattr(writer, f"add_{name}_token_id")(index)
+
+
+def _check(config: Any) -> None:
+    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
+        raise ConfigError(f"only Llama models without biases can be written as GGUF, not {config.model_type}")
+    if (rope := config.rope_parameters["rope_type"]) != "default":
+        raise ConfigError(f"only an unscaled rotary embedding can be written as GGUF, not rope_type {rope!r}")
