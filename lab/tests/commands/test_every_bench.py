@@ -33,6 +33,7 @@ BENCHES = {
     "lookup": [*ONCE, *CHAIN],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
     "overhead": [*ONCE, *CHAIN],
+    "peers": [*ONCE, "--peers", "transformers", "--dtypes", "float32", "--methods", "lookup", "--passes", "1,2"],
     "policies": [*ONCE, *CHAIN],
     "products": ["--repeats", 1, "--inflate", "none"],
     "quantize": SHORT,

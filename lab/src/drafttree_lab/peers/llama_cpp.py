@@ -35,7 +35,7 @@ class LlamaCpp:
         if not self._model:
             raise ModelError(f"llama.cpp {library.__version__} does not read {path}")
         settings = library.llama_context_default_params()
-        settings.n_ctx = context
+        settings.n_ctx = settings.n_batch = context  # a prompt is one batch, and llama.cpp aborts on larger ones
         settings.n_threads = settings.n_threads_batch = threads
         if exact_cache:
             settings.type_k = settings.type_v = library.GGML_TYPE_F32
