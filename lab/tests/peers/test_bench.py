@@ -7,6 +7,7 @@ from drafttree.evaluation.method import parse_methods
 from drafttree.evaluation.reference import ReferenceRun
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.experiment.methods import MethodRow, PeerRow
+from drafttree_lab.load.http_load import LoadRun, ServedText
 from drafttree_lab.peers import bench
 from drafttree_lab.peers.aims import peer_aims
 from testing.command_line import PROMPT
@@ -28,6 +29,13 @@ class ForgedPeer:
 
     def time_passes(self, sizes, context, repeats):
         return {size: 0.001 * size for size in sizes}
+
+    def generate_together(self, prompts, max_new_tokens):
+        texts = [ServedText() for _ in prompts]
+        for text in texts:
+            text.add("", 1, 0.25)
+            text.add("", max_new_tokens, 0.5)
+        return LoadRun(texts, 1.0)
 
 
 @pytest.fixture
@@ -90,17 +98,30 @@ def test_passes_are_timed_by_rows(plain, prompts):
 
 
 @pytest.mark.usefixtures("forged")
+def test_many_texts_are_timed_at_once(plain, prompts):
+    result = measure(plain, prompts, peers=["llama.cpp"], streams=(1, 3))
+    names = [f"float32, {name}" for name in [*NAMES, "llama.cpp"]]
+    assert [(row.streams, row.name) for row in result.streams] == [(size, name) for size in (1, 3) for name in names]
+    served = {(row.name, row.streams): row.served for row in result.streams}
+    assert served["float32, llama.cpp", 3].tokens_per_second == pytest.approx(18)
+    assert served["float32, llama.cpp", 3].first_token[50] == 0.25
+    own = served["float32, plain", 3]
+    assert 0 < own.next_token[50] <= own.next_token[99]
+    assert own.first_token[50] > 0
+
+
+@pytest.mark.usefixtures("forged")
 def test_an_interrupted_bench_goes_on(tmp_path, plain, prompts):
-    options = {"peers": ["transformers", "llama.cpp"], "passes": (1,)}
+    options = {"peers": ["transformers", "llama.cpp"], "passes": (1,), "streams": (1,)}
     store = RunStore(tmp_path, COMMAND, partial=True)
     first = measure(plain, prompts, progress=interrupt_after(6), store=store, **options)
-    assert (store.interrupted, first.prompts, first.passes) == (True, 1, [])
+    assert (store.interrupted, first.prompts, first.passes, first.streams) == (True, 1, [], [])
     store = RunStore(tmp_path, COMMAND, partial=True)
     interrupted = measure(plain, prompts, progress=interrupt_after(9), store=store, **options)
     assert (store.interrupted, interrupted.prompts, len(interrupted.passes)) == (True, 2, 1)
     seen = []
     whole = measure(plain, prompts, progress=seen.append, store=RunStore(tmp_path, COMMAND), **options)
-    assert (len(seen), len(whole.passes)) == (10, 2)
+    assert (len(seen), len(whole.passes), len(whole.streams)) == (16, 2, 3)
     assert [row.summary() for row in whole.rows] == [row.summary() for row in interrupted.rows]
 
 

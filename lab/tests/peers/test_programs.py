@@ -4,6 +4,7 @@ import pytest
 
 from drafttree.errors import ModelError
 from drafttree.evaluation.reference import find_difference, transformers_generate, transformers_model
+from drafttree_lab.peers import llama_cpp as llama_cpp_peer
 from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.peers.llama_cpp import LlamaCpp
 from drafttree_lab.peers.openvino import OpenVino
@@ -83,6 +84,23 @@ def test_llama_cpp_times_passes(opened):
     times = opened("f32").time_passes((1, 4), 16, 2)
     assert set(times) == {1, 4}
     assert min(times.values()) > 0
+
+
+@pytest.mark.usefixtures("llama_cpp")
+def test_llama_cpp_writes_texts_together_as_alone(embedded, opened, monkeypatch):
+    monkeypatch.setattr(llama_cpp_peer, "BATCH", 4)  # prompts are read in parts beside texts that are being written
+    prompts = [embedded.new_request(text).tokens for text in (PROMPT, "Once upon a time", "A B A B A B")]
+    program, sampled = opened("f32", streams=3), []
+    sample = program._library.llama_sampler_sample
+    monkeypatch.setattr(
+        program._library, "llama_sampler_sample", lambda *rest: sampled.append(sample(*rest)) or sampled[-1]
+    )
+    run = program.generate_together(prompts, 8)
+    assert [text.tokens for text in run.texts] == [8] * 3
+    assert all(len(text.gaps) == 7 and text.first_token > 0 for text in run.texts)
+    together, sampled = sorted(sampled), []
+    alone = [token for prompt in prompts for token in program.generate(prompt, 8).tokens]
+    assert together == sorted(alone)
 
 
 @pytest.mark.usefixtures("llama_cpp")

@@ -13,7 +13,7 @@ from drafttree.interfaces.cli.options import Inflate, Length, Repeats, Target, p
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree_lab.commands.option_groups import PromptOptions
-from drafttree_lab.peers.packages import PEERS, TRANSFORMERS, check_installed, versions
+from drafttree_lab.peers.packages import LLAMA_CPP, PEERS, TRANSFORMERS, check_installed, versions
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -39,6 +39,7 @@ def bench_peers_(
     max_new_tokens: Length = 64,
     repeats: Repeats = 1,
     passes: Annotated[str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64".')] = None,
+    streams: Annotated[str | None, typer.Option(help='Also time so many texts at once, such as "1,4,16".')] = None,
 ) -> None:
     """Compare with llama.cpp, transformers and OpenVINO GenAI.
 
@@ -46,7 +47,8 @@ def bench_peers_(
     to a temporary folder, of which TMPDIR names the place.
     """
     programs, kinds, chosen = split_names(peers), split_names(dtypes), [*parse_methods([methods]).values()]
-    sizes = parse_numbers(passes, "--passes", 1) if passes else ()
+    rows = parse_numbers(passes, "--passes", 1) if passes else ()
+    at_once = parse_numbers(streams, "--streams", 1) if streams else ()
     check_installed(programs)
     if inflated:
         find_shape(inflated)
@@ -62,13 +64,18 @@ def bench_peers_(
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
         files = write_files(float32, programs, kinds, Path(folder))
         decoders = {kind: float32 if kind == FLOAT32 else _load(target, inflated, kind) for kind in kinds}
-        del float32
+        del float32  # where it is not measured, its memory is free again
         names = [method.drafter for method in chosen if method.drafter]
         sources = {
             kind: drafters_for_inflated(each, target, names) if inflated else {} for kind, each in decoders.items()
         }
-        ways = len(kinds) * (1 + len(chosen) + len(programs)) - (TRANSFORMERS in programs and INT8 in kinds)
-        with progress(repeats * len(texts) * ways) as advance:
+        ours, beside = 1 + len(chosen), LLAMA_CPP in programs
+        runs = (
+            repeats * len(texts) * (len(kinds) * (ours + len(programs)) - (TRANSFORMERS in programs and INT8 in kinds))
+        )
+        runs += repeats * len(kinds) * (1 + beside) if rows else 0
+        runs += (1 + repeats) * len(kinds) * (ours + beside) * len(at_once)
+        with progress(runs) as advance:
             result = bench_peers(
                 decoders,
                 chosen,
@@ -78,7 +85,8 @@ def bench_peers_(
                 files=files,
                 max_new_tokens=max_new_tokens,
                 repeats=repeats,
-                passes=sizes,
+                passes=rows,
+                streams=at_once,
                 progress=advance,
                 store=store,
             )

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
+from drafttree_lab.display.serve import waiting
 from drafttree_lab.experiment.methods import MethodRow
+from drafttree_lab.load.serve import SHARES
 from drafttree_lab.peers.aims import peer_aims
 from drafttree_lab.peers.bench import CONTEXT, PeerBench, SpeedRow
 
@@ -29,6 +31,12 @@ def show_peers(result: PeerBench) -> None:
         for row in result.passes:
             name = f"{row.dtype}, {row.program}"
             table.add_row(name, *(f"{seconds * 1e3:.1f}" for seconds in row.seconds.values()))
+        console.print(table, "")
+    for size in dict.fromkeys(row.streams for row in result.streams):
+        table = make_table(f"{size} streams", "tokens/s", "first token", "next token", right=3)
+        table.title = f"all together, and milliseconds waited: percentiles {', '.join(map(str, SHARES))}"
+        for row in (row for row in result.streams if row.streams == size):
+            table.add_row(row.name, f"{row.served.tokens_per_second:.1f}", *waiting(row.served))
         console.print(table, "")
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     print(f"{result.prompts} prompts, {result.threads} threads; {versions}")

@@ -27,7 +27,7 @@ def show_serve(result: ServeBench) -> None:
         found = [f"{row.ways[way].tokens_per_second:.1f}" for way in ways]
         speeds.add_row(str(row.at_once), *found, _ratio(row.ratio))
         for way, figures in row.ways.items():
-            waits.add_row(str(row.at_once), way, *_waits(figures), f"{figures.cached:.0%}")
+            waits.add_row(str(row.at_once), way, *waiting(figures), f"{figures.cached:.0%}")
     console.print(Text(SPEEDS), speeds, "", Text(WAITS), waits, "", sep="\n", soft_wrap=True)
     same, texts = (sum(getattr(row, name) for row in result.rows) for name in ("same", "texts"))
     console.print(f"{result.turns} turns of each; {same} of {texts} texts are {SECOND[ways[1]]}", soft_wrap=True)
@@ -35,7 +35,8 @@ def show_serve(result: ServeBench) -> None:
         console.print(ROUNDING, soft_wrap=True)
 
 
-def _waits(way: ServedWay) -> list[str]:
+def waiting(way: ServedWay) -> list[str]:
+    """Milliseconds to the first token, and from token to token, by percentile."""
     return [" / ".join(f"{1000 * each[share]:.1f}" for share in each) for each in (way.first_token, way.next_token)]
 
 

@@ -26,6 +26,7 @@ from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.peers.llama_cpp import LlamaCpp
 from drafttree_lab.peers.openvino import OpenVino
 from drafttree_lab.peers.packages import LLAMA_CPP, OPENVINO, TRANSFORMERS, versions
+from drafttree_lab.peers.streams import StreamRow, own_streams, time_streams
 
 FLOAT32, BFLOAT16, INT8 = DTYPES = ("float32", "bfloat16", "int8")
 FILES = {
@@ -108,7 +109,8 @@ class PeerBench:
 
     Attributes:
         rows: the rows, by dtype: plain decoding, our methods, the peers.
-        passes: times of passes over several rows; none of peers that do not offer them.
+        passes: times of passes over several rows; of ours and of llama.cpp.
+        streams: many texts at once, of ours and of llama.cpp.
         baseline: what all speeds are compared with.
         prompts: how many.
         threads: threads of every program.
@@ -117,6 +119,7 @@ class PeerBench:
 
     rows: list[SpeedRow]
     passes: list[PassRow]
+    streams: list[StreamRow]
     baseline: str
     prompts: int
     threads: int
@@ -167,10 +170,11 @@ def bench_peers(
     max_new_tokens: int = 64,
     repeats: int = 1,
     passes: Sequence[int] = (),
+    streams: Sequence[int] = (),
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
 ) -> PeerBench:
-    """Run plain decoding, our methods and the peers in every dtype, all by turns, then passes over several rows.
+    """Run plain decoding, our methods and the peers in every dtype, all by turns, then passes and streams.
 
     The baseline is transformers in the first dtype, or our plain decoding where transformers is left out.
 
@@ -184,6 +188,7 @@ def bench_peers(
         max_new_tokens: per prompt.
         repeats: times everything runs, after a warm-up.
         passes: rows of passes to time; none for no passes.
+        streams: texts at once; none for no such measurement.
         progress: called after everything that was run with what it was.
         store: keeps finished runs; by default none.
 
@@ -195,15 +200,19 @@ def bench_peers(
     context = max(max(map(len, prompts)) + max_new_tokens, CONTEXT + max(passes, default=0))
     options = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
     programs = {
-        (dtype, peer): _open(peer, decoder, dtype, files, context)
+        (dtype, peer): _open(peer, decoder, dtype, files, context, max(streams, default=1))
         for dtype, decoder in decoders.items()
         for peer in peers
         if peer != TRANSFORMERS
     }
+    ours = {
+        (dtype, name): each
+        for dtype, decoder in decoders.items()
+        for name, each in _own_decoders(decoder, methods, drafters.get(dtype, {})).items()
+    }
     ways: dict[Way, Callable] = {}
     for dtype, decoder in decoders.items():
-        made = {PLAIN: decoder.plain()} | make_decoders(decoder, methods, drafters.get(dtype, {}))
-        ways |= {(dtype, name): way(each, options) for name, each in made.items()}
+        ways |= {at: way(each, options) for at, each in ours.items() if at[0] == dtype}
         if TRANSFORMERS in peers and dtype != INT8:
             ways[dtype, TRANSFORMERS] = partial(transformers_generate, decoder, **options)
         ways |= {
@@ -222,11 +231,16 @@ def bench_peers(
         )
         for dtype, name in ways
     ]
+    llama_cpp = {at: each for at, each in programs.items() if isinstance(each, LlamaCpp)}
     timed = {(dtype, OURS): partial(_time_own, decoder) for dtype, decoder in decoders.items()}
-    timed |= {at: each.time_passes for at, each in programs.items() if isinstance(each, LlamaCpp)}
+    timed |= {at: each.time_passes for at, each in llama_cpp.items()}
+    together = {_name(at): own_streams(each) for at, each in ours.items()}
+    together |= {_name(at): each.generate_together for at, each in llama_cpp.items()}
+    settings: dict[str, Any] = {"repeats": repeats, "progress": progress, "store": store}
     return PeerBench(
         rows=rows,
-        passes=_time_passes(timed, passes, repeats, progress, store) if passes else [],
+        passes=_time_passes(timed, passes, **settings),
+        streams=time_streams(together, prompts, streams, max_new_tokens=max_new_tokens, **settings),
         baseline=_name(baseline),
         prompts=len(finished),
         threads=torch.get_num_threads(),
@@ -234,16 +248,24 @@ def bench_peers(
     )
 
 
+def _own_decoders(
+    decoder: Decoder, methods: Sequence[Method], drafters: Mapping[str, DrafterSource]
+) -> dict[str, Decoder]:
+    return {PLAIN: decoder.plain()} | make_decoders(decoder, methods, drafters)
+
+
 def _name(way: Way) -> str:
     return ", ".join(way)
 
 
-def _open(peer: str, decoder: Decoder, dtype: str, files: Mapping[str, Path], context: int) -> LlamaCpp | OpenVino:
+def _open(
+    peer: str, decoder: Decoder, dtype: str, files: Mapping[str, Path], context: int, streams: int
+) -> LlamaCpp | OpenVino:
     """A peer with the decoder's weights."""
     path, shared = files[FILES[peer][dtype]], {"threads": torch.get_num_threads(), "eos": decoder.eos}
     if peer == OPENVINO:
         return OpenVino(path, dtype=dtype, **shared)
-    return LlamaCpp(path, exact_cache=dtype == FLOAT32, context=context, **shared)
+    return LlamaCpp(path, exact_cache=dtype == FLOAT32, context=context, streams=streams, **shared)
 
 
 def _speed(way: Way, runs: Sequence[Sequence[Outputs]]) -> MethodRow | PeerRow:
@@ -283,7 +305,8 @@ def _time_own(decoder: Decoder, sizes: Sequence[int], context: int, repeats: int
 def _time_passes(
     programs: Mapping[Way, Callable[[Sequence[int], int, int], dict[int, float]]],
     sizes: Sequence[int],
-    turns: int,
+    *,
+    repeats: int,
     progress: Callable[[str], None],
     store: RunStore,
 ) -> list[PassRow]:
@@ -291,9 +314,7 @@ def _time_passes(
     found: dict[Way, list[dict[int, float]]] = {at: [] for at in programs}
     names = {_name(at): at for at in programs}
     with store.interruptible():
-        if store.interrupted:
-            return []
-        for turn, name in by_turns([*names], turns):
+        for turn, name in by_turns([*names], repeats if sizes and not store.interrupted else 0):
             work = partial(programs[names[name]], sizes, CONTEXT, PASSES)
             found[names[name]].append(store.run(("passes", turn, name), dict[int, float], work))
             progress(f"{name}, passes")

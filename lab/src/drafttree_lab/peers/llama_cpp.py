@@ -1,20 +1,36 @@
-"""llama.cpp on a GGUF file, by the functions of its library: greedy texts, and passes over several rows."""
+"""llama.cpp on a GGUF file, by the functions of its library: greedy texts, passes over several rows, many streams."""
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from drafttree.core.errors import ModelError
 from drafttree.evaluation.reference import ReferenceRun
+from drafttree_lab.load.http_load import LoadRun, ServedText
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 """Kept here, since llama.cpp calls it as long as the process lives."""
 
 
+BATCH = 2048
+"""Rows of a pass at most, as in llama.cpp's server."""
+
+
+class Row(NamedTuple):
+    """A token of a pass: where it stands in which text, and whether its logits are wanted."""
+
+    token: int
+    position: int
+    stream: int
+    wanted: bool
+
+
 class LlamaCpp:
-    """A model in llama.cpp, one text at a time.
+    """A model in llama.cpp.
 
     Args:
         path: the GGUF file.
@@ -22,12 +38,15 @@ class LlamaCpp:
         threads: of the CPU.
         eos: tokens that end a text.
         context: tokens of a text at most.
+        streams: texts at once at most.
 
     Raises:
         ModelError: llama.cpp does not read the file.
     """
 
-    def __init__(self, path: Path, *, exact_cache: bool, threads: int, eos: Sequence[int], context: int) -> None:
+    def __init__(
+        self, path: Path, *, exact_cache: bool, threads: int, eos: Sequence[int], context: int, streams: int = 1
+    ) -> None:
         self._library = library = import_module("llama_cpp")
         library.llama_log_set(_SILENT, None)
         self._eos = frozenset(eos)
@@ -35,7 +54,10 @@ class LlamaCpp:
         if not self._model:
             raise ModelError(f"llama.cpp {library.__version__} does not read {path}")
         settings = library.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = context  # a prompt is one batch, and llama.cpp aborts on larger ones
+        settings.n_seq_max = streams
+        settings.n_ctx = settings.n_batch = (
+            context * streams
+        )  # a prompt is one batch, and llama.cpp aborts on larger ones
         settings.n_threads = settings.n_threads_batch = threads
         if exact_cache:
             settings.type_k = settings.type_v = library.GGML_TYPE_F32
@@ -62,11 +84,41 @@ class LlamaCpp:
         times: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(1 + repeats):
             for size in sizes:
+                rows = [Row(0, context + row, 0, True) for row in range(size)]
                 started = time.perf_counter()
-                self._decode_rows(size, context)
+                self._decode_rows(rows)
                 times[size].append(time.perf_counter() - started)
                 self._library.llama_memory_seq_rm(self._memory, 0, context, -1)
         return {size: min(spent) for size, spent in times.items()}
+
+    def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> LoadRun:
+        """Greedy texts of so many tokens, all at once, as llama.cpp's server schedules them.
+
+        A pass has a row for every text that is being written, and as much of the waiting prompts as fits.
+        """
+        begun = time.perf_counter()
+        self._library.llama_memory_clear(self._memory, False)
+        texts, last = [ServedText() for _ in prompts], [begun] * len(prompts)
+        unread = deque(
+            Row(token, place, stream, place == len(prompt) - 1)
+            for stream, prompt in enumerate(prompts)
+            for place, token in enumerate(prompt)
+        )
+        written: list[Row] = []
+        while written or unread:
+            rows = written + [unread.popleft() for _ in range(min(len(unread), BATCH - len(written)))]
+            self._decode_rows(rows)
+            written = []
+            for place, row in enumerate(rows):
+                if not row.wanted:
+                    continue
+                token = self._library.llama_sampler_sample(self._sampler, self._context, place)
+                text, now = texts[row.stream], time.perf_counter()
+                text.add("", text.tokens + 1, now - last[row.stream])
+                last[row.stream] = now
+                if text.tokens < max_new_tokens:
+                    written.append(Row(token, row.position + 1, row.stream, True))
+        return LoadRun(texts, time.perf_counter() - begun)
 
     def close(self) -> None:
         """Free the memory of the model."""
@@ -78,12 +130,12 @@ class LlamaCpp:
         held = (self._library.llama_token * len(tokens))(*tokens)
         self._check(self._library.llama_decode(self._context, self._library.llama_batch_get_one(held, len(tokens))))
 
-    def _decode_rows(self, rows: int, context: int) -> None:
-        batch = self._library.llama_batch_init(rows, 0, 1)
-        batch.n_tokens = rows
-        for row in range(rows):
-            batch.token[row], batch.pos[row], batch.logits[row] = 0, context + row, True
-            batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
+    def _decode_rows(self, rows: Sequence[Row]) -> None:
+        batch = self._library.llama_batch_init(len(rows), 0, 1)
+        batch.n_tokens = len(rows)
+        for place, row in enumerate(rows):
+            batch.token[place], batch.pos[place], batch.logits[place] = row.token, row.position, row.wanted
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, row.stream
         self._check(self._library.llama_decode(self._context, batch))
         self._library.llama_synchronize(self._context)
         self._library.llama_batch_free(batch)
