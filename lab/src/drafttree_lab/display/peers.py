@@ -15,7 +15,18 @@ def show_peers(result: PeerBench) -> None:
     """Speeds and texts by dtype, passes by rows, then what was aimed at."""
     console = make_console()
     for dtype in dict.fromkeys(row.dtype for row in result.rows):
-        columns = ["tokens/s", "over the baseline", "95 %", "R", "95 %", "tau", "equal tokens", "equal texts", "ties"]
+        columns = [
+            "tokens/s",
+            "over the baseline",
+            "95 %",
+            "R",
+            "95 %",
+            "tau",
+            "equal tokens",
+            "equal texts",
+            "ties",
+            "gap",
+        ]
         table = make_table(dtype, *columns, right=len(columns))
         rows = [row for row in result.rows if row.dtype == dtype]
         for row in rows:
@@ -41,7 +52,10 @@ def show_peers(result: PeerBench) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     print(f"{result.prompts} prompts, {result.threads} threads; {versions}")
     print(f"the baseline is {result.baseline}; R is over our plain decoding in the same dtype, and texts are compared")
-    print("with its texts; a tie is a first difference that the rounding of a half-precision dtype explains")
+    print(
+        "with its texts; a tie is a first difference that the rounding of a half-precision dtype explains, and the gap"
+    )
+    print("is the largest distance of plain decoding's two best logits at a first difference")
     for aim in peer_aims(result):
         print(f"{aim.sentence}; {aim.verdict} (aim {aim.least:g})")
 
@@ -56,6 +70,7 @@ def _cells(row: SpeedRow) -> Iterator[str]:
     else:
         yield from (f"{speed.over_plain:.2f}", "", "")
     yield from (f"{same.share:.1%}", f"{same.equal}/{same.texts}", str(same.ties) if same.ties else "")
+    yield f"{same.gap:.3f}" if same.gap is not None else ""
 
 
 def _ratio(ratio: RatioEstimate) -> tuple[str, str]:

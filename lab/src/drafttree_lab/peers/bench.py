@@ -53,6 +53,7 @@ class SameText:
         tokens: the tokens of all of plain decoding's texts.
         equal_tokens: those before the first difference of a text.
         ties: first differences between tokens that the rounding of a half-precision dtype does not tell apart.
+        gap: the largest distance of the two best logits at a first difference; None where there is none.
     """
 
     texts: int
@@ -60,6 +61,7 @@ class SameText:
     tokens: int
     equal_tokens: int
     ties: int
+    gap: float | None
 
     @property
     def share(self) -> float:
@@ -295,6 +297,7 @@ def _compare(
         tokens=sum(len(plain) for plain, _ in pairs),
         equal_tokens=sum(each.position if each else len(plain) for each, (plain, _) in zip(found, pairs, strict=True)),
         ties=sum(each.explained for each in found if each),
+        gap=max((each.gap for each in found if each), default=None),
     )
 
 
