@@ -36,19 +36,13 @@ def file(embedded, tmp_path):
 
 
 @pytest.fixture
-def opened(embedded, file):
-    """Opens llama.cpp, and frees it in the end."""
-    programs = []
+def opened(file):
+    """Opens llama.cpp."""
 
     def open_(kind, **options):
-        programs.append(
-            LlamaCpp(file(kind), **{"exact_cache": True, "threads": 1, "eos": (), "context": 128} | options)
-        )
-        return programs[-1]
+        return LlamaCpp(file(kind), **{"exact_cache": True, "threads": 1, "eos": (), "context": 128} | options)
 
-    yield open_
-    for program in programs:
-        program.close()
+    return open_
 
 
 @pytest.mark.usefixtures("llama_cpp")

@@ -210,7 +210,7 @@ def bench_peers(
     ours = {
         (dtype, name): each
         for dtype, decoder in decoders.items()
-        for name, each in _own_decoders(decoder, methods, drafters.get(dtype, {})).items()
+        for name, each in ({PLAIN: decoder.plain()} | make_decoders(decoder, methods, drafters.get(dtype, {}))).items()
     }
     ways: dict[Way, Callable] = {}
     for dtype, decoder in decoders.items():
@@ -248,12 +248,6 @@ def bench_peers(
         threads=torch.get_num_threads(),
         versions=versions(peers),
     )
-
-
-def _own_decoders(
-    decoder: Decoder, methods: Sequence[Method], drafters: Mapping[str, DrafterSource]
-) -> dict[str, Decoder]:
-    return {PLAIN: decoder.plain()} | make_decoders(decoder, methods, drafters)
 
 
 def _name(way: Way) -> str:

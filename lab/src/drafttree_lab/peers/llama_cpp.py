@@ -2,11 +2,12 @@
 
 import ctypes
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from drafttree.core.errors import ModelError
 from drafttree.evaluation.reference import ReferenceRun
@@ -14,8 +15,6 @@ from drafttree_lab.load.http_load import LoadRun, ServedText
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 """Kept here, since llama.cpp calls it as long as the process lives."""
-
-
 BATCH = 2048
 """Rows of a pass at most, as in llama.cpp's server."""
 
@@ -55,15 +54,15 @@ class LlamaCpp:
             raise ModelError(f"llama.cpp {library.__version__} does not read {path}")
         settings = library.llama_context_default_params()
         settings.n_seq_max = streams
-        settings.n_ctx = settings.n_batch = (
-            context * streams
-        )  # a prompt is one batch, and llama.cpp aborts on larger ones
+        # a prompt is one batch, and llama.cpp aborts on larger ones
+        settings.n_ctx = settings.n_batch = context * streams
         settings.n_threads = settings.n_threads_batch = threads
         if exact_cache:
             settings.type_k = settings.type_v = library.GGML_TYPE_F32
         self._context = library.llama_init_from_model(self._model, settings)
         self._memory = library.llama_get_memory(self._context)
         self._sampler = library.llama_sampler_init_greedy()
+        weakref.finalize(self, _free, library, self._sampler, self._context, self._model)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> ReferenceRun:
         """A greedy text."""
@@ -120,12 +119,6 @@ class LlamaCpp:
                     written.append(Row(token, row.position + 1, row.stream, True))
         return LoadRun(texts, time.perf_counter() - begun)
 
-    def close(self) -> None:
-        """Free the memory of the model."""
-        self._library.llama_sampler_free(self._sampler)
-        self._library.llama_free(self._context)
-        self._library.llama_model_free(self._model)
-
     def _decode(self, tokens: Sequence[int]) -> None:
         held = (self._library.llama_token * len(tokens))(*tokens)
         self._check(self._library.llama_decode(self._context, self._library.llama_batch_get_one(held, len(tokens))))
@@ -143,3 +136,9 @@ class LlamaCpp:
     def _check(self, status: int) -> None:
         if status:
             raise ModelError(f"llama.cpp did not decode (llama_decode gave {status})")
+
+
+def _free(library: Any, sampler: Any, context: Any, model: Any) -> None:
+    library.llama_sampler_free(sampler)
+    library.llama_free(context)
+    library.llama_model_free(model)
