@@ -17,7 +17,7 @@ from testing.command_line import complaint
 def test_what_is_not_installed_is_named(monkeypatch, capsys, lacking, said):
     monkeypatch.setattr(packages, "find_spec", lambda module: None if module == lacking else object())
     found = complaint(capsys, "bench", "peers")
-    assert f'{said}, which is not installed: pip install "drafttree-lab[peers]", or leave' in found
+    assert f'{said}, which is not installed: pip install "drafttree-lab[peers]" (from a clone' in found
     assert "out of --peers" in found
 
 

@@ -27,8 +27,8 @@ def check_installed(peers: Sequence[str]) -> None:
         for module, package in PACKAGES[peer].items():
             if find_spec(module) is None:
                 raise ConfigError(
-                    f'{peer} needs {package}, which is not installed: pip install "drafttree-lab[peers]", '
-                    f"or leave {peer} out of --peers"
+                    f'{peer} needs {package}, which is not installed: pip install "drafttree-lab[peers]" '
+                    f'(from a clone: pip install "./lab[peers]"), or leave {peer} out of --peers'
                 )
 
 
