@@ -171,8 +171,7 @@ class Attention {
     for (int64_t block = 0; block < blocks_of(count); block++) {
       const int64_t start = block_start(count, block), end = block_start(count, block + 1);
       block_tile<Format::float32>(
-          end - start, 0,
-          {weights, apart, rows + start * stride, stride, words, weights, nullptr, (char*)(to + start * PANEL), first});
+          end - start, 0, {weights, apart, rows + start * stride, stride, words, weights, to + start * PANEL, first});
     }
   }
 

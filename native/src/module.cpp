@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 #include "pass.h"
 
 namespace nb = nanobind;
@@ -16,18 +18,18 @@ namespace {
 typedef nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig> Array;
 typedef nb::ndarray<const float, nb::ndim<1>, nb::device::cpu, nb::c_contig> Vector;
 
-Format format_of(const std::string& name) {
+Format cache_format(const std::string& name) {
   if (name == "float32") return Format::float32;
   if (name == "bfloat16") return Format::bfloat16;
-  if (name == "int8") return Format::int8;
-  throw std::invalid_argument("a format is '" + name + "'; it may be float32, bfloat16 or int8");
+  throw std::invalid_argument("a cache is in '" + name + "'; it may be in float32 or bfloat16");
 }
 
 Format format_of(const Array& array) {
   const auto dtype = array.dtype();
   if (dtype == nb::dtype<float>()) return Format::float32;
   if (dtype.code == (uint8_t)nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return Format::bfloat16;
-  throw std::invalid_argument("an array of weights is neither float32 nor bfloat16");
+  if (dtype == nb::dtype<int8_t>()) return Format::int8;
+  throw std::invalid_argument("an array of weights is neither float32 nor bfloat16 nor int8");
 }
 
 Activation activation_of(const std::string& name) {
@@ -38,29 +40,40 @@ Activation activation_of(const std::string& name) {
   throw std::invalid_argument("an activation is '" + name + "'; it may be silu, gelu, gelu_tanh or relu");
 }
 
-// Weights behind each other as one product, and its bias: `(weights, bias or None)`.
-Panels packed(int threads, Format format, const nb::tuple& given) {
+// Weights behind each other as one product, its bias, and the scales of int8 weights: `(weights, bias, scales)`, the
+// last two None if there are none. It is read as the weights are.
+Panels packed(int threads, const nb::tuple& given) {
   int64_t outputs = 0, inputs = 0;
-  std::vector<std::pair<const char*, Format>> rows;
+  std::vector<const char*> rows;
   const auto parts = nb::cast<std::vector<Array>>(given[0]);
+  const Format format = format_of(parts.at(0));
   for (const Array& part : parts) {
     if (part.ndim() != 2 || (inputs && (int64_t)part.shape(1) != inputs))
       throw std::invalid_argument("the weights of a product are not matrices with the same number of inputs");
+    if (format_of(part) != format) throw std::invalid_argument("the weights of a product have several dtypes");
     inputs = part.shape(1);
-    const Format own = format_of(part);
     for (size_t row = 0; row < part.shape(0); row++)
-      rows.push_back({(const char*)part.data() + row * inputs * (own == Format::float32 ? 4 : 2), own});
+      rows.push_back((const char*)part.data() + row * inputs * 4 / inputs_of_word(format));
     outputs += part.shape(0);
   }
-  Panels made = Panels::pack(threads, format, outputs, inputs, [&](int64_t output, int64_t input) {
-    const auto& [row, own] = rows[output];
-    return own == Format::float32 ? ((const float*)row)[input] : widened(((const uint16_t*)row)[input]);
+  const auto numbers = [&](nb::handle of) {
+    const auto found = nb::cast<Vector>(of);
+    if ((int64_t)found.shape(0) != outputs)
+      throw std::invalid_argument("a bias or scales have another length than their product");
+    return found;
+  };
+  std::optional<Vector> bias, scales;
+  if (!given[1].is_none()) bias = numbers(given[1]);
+  if (format == Format::int8) scales = numbers(given[2]);
+  nb::gil_scoped_release released;
+  Panels made = Panels::pack(threads, format, outputs, inputs, [&](int64_t output, int64_t input) -> float {
+    const char* row = rows[output];
+    return format == Format::float32    ? ((const float*)row)[input]
+           : format == Format::bfloat16 ? widened(((const uint16_t*)row)[input])
+                                        : ((const int8_t*)row)[input];
   });
-  if (!given[1].is_none()) {
-    const auto bias = nb::cast<Vector>(given[1]);
-    if ((int64_t)bias.shape(0) != outputs) throw std::invalid_argument("a bias has another length than its product");
-    memcpy(made.biases.as<float>(), bias.data(), outputs * 4);
-  }
+  if (bias) memcpy(made.biases.as<float>(), bias->data(), outputs * 4);
+  if (scales) memcpy(made.scales.as<float>(), scales->data(), outputs * 4);
   return made;
 }
 
@@ -98,13 +111,23 @@ struct Held : Model {
 
   Held(int threads, const Array& embeddings, float scale, const std::string& cached)
       : threads(threads), embeddings(embeddings) {
-    if (embeddings.ndim() != 2) throw std::invalid_argument("embeddings are no matrix");
+    if (embeddings.ndim() != 2 || format_of(embeddings) == Format::int8)
+      throw std::invalid_argument("embeddings are no matrix of float32 or bfloat16");
     vocabulary = embeddings.shape(0), hidden = embeddings.shape(1);
     embedding = (const char*)embeddings.data(), embedded = format_of(embeddings);
-    embedding_scale = scale, this->cached = format_of(cached);
+    embedding_scale = scale, this->cached = cache_format(cached);
   }
 
-  void add_layer(const nb::dict& norms, const nb::dict& weights, const std::string& format, const nb::dict& shape) {
+  const Panels& product(int64_t layer, const std::string& name) const {
+    if (layer == -1 && name == "head") return *head;
+    const Layer& of = layers.at(layer);
+    for (auto [known, weight] : std::initializer_list<std::pair<const char*, const Panels*>>{
+             {"qkv", &of.qkv}, {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down}})
+      if (name == known) return *weight;
+    throw std::invalid_argument("there is no product '" + name + "'");
+  }
+
+  void add_layer(const nb::dict& norms, const nb::dict& weights, const nb::dict& shape) {
     Layer layer;
     for (auto [name, norm] :
          std::initializer_list<std::pair<const char*, Norm*>>{{"before_attention", &layer.before_attention},
@@ -116,7 +139,7 @@ struct Held : Model {
       if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
              {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
-      if (weights.contains(name)) *weight = packed(threads, format_of(format), nb::cast<nb::tuple>(weights[name]));
+      if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
     layer.key_heads = nb::cast<int64_t>(shape["key_heads"]), layer.groups = nb::cast<int64_t>(shape["groups"]);
     layer.width = nb::cast<int64_t>(shape["width"]), layer.rotary = nb::cast<int64_t>(shape["rotary"]);
     if (!shape["window"].is_none()) layer.window = nb::cast<int64_t>(shape["window"]);
@@ -136,12 +159,12 @@ struct Held : Model {
     layers.push_back(std::move(layer));
   }
 
-  void add_entry(const nb::object& token, const nb::object& state, const nb::object& projection,
-                 const std::string& format, bool states_first, bool residual_normed) {
+  void add_entry(const nb::object& token, const nb::object& state, const nb::object& projection, bool states_first,
+                 bool residual_normed) {
     entry = std::make_unique<Entry>();
     if (!token.is_none()) entry->token = norm_of(nb::cast<nb::tuple>(token));
     if (!state.is_none()) entry->state = norm_of(nb::cast<nb::tuple>(state));
-    if (!projection.is_none()) entry->projection = packed(threads, format_of(format), nb::cast<nb::tuple>(projection));
+    if (!projection.is_none()) entry->projection = packed(threads, nb::cast<nb::tuple>(projection));
     entry->states_first = states_first, entry->residual_normed = residual_normed;
     const Panels& own = entry->projection;
     if (!fits(entry->token, hidden) || !fits(entry->state, hidden) ||
@@ -185,22 +208,33 @@ NB_MODULE(NATIVE_VARIANT, module) {
             model.rotaries.push_back({{frequencies.data(), frequencies.data() + frequencies.shape(0)}, scaling, {}});
           },
           "frequencies"_a, "scaling"_a)
-      .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "format"_a, "shape"_a)
+      .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "shape"_a)
       // what a draft head begins with; before its layers
       .def("add_entry", &Held::add_entry, "token_norm"_a.none(), "state_norm"_a.none(), "projection"_a.none(),
-           "format"_a, "states_first"_a, "residual_normed"_a)
+           "states_first"_a, "residual_normed"_a)
       .def(
           "add_head",
-          [](Held& model, const nb::object& norm, const nb::tuple& weight, const std::string& format, float divisor) {
-            model.add_head(norm, std::make_shared<Panels>(packed(model.threads, format_of(format), weight)), divisor);
+          [](Held& model, const nb::object& norm, const nb::tuple& weight, float divisor) {
+            model.add_head(norm, std::make_shared<Panels>(packed(model.threads, weight)), divisor);
           },
-          "norm"_a.none(), "weight"_a, "format"_a, "divisor"_a)
+          "norm"_a.none(), "weight"_a, "divisor"_a)
       .def(
           "share_head",
           [](Held& model, const nb::object& norm, const Held& other, float divisor) {
             model.add_head(norm, other.head, divisor);
           },
           "norm"_a.none(), "other"_a, "divisor"_a)
+      // so many outputs of a product, as its weight had them, from the first on; layer -1 has the head
+      .def(
+          "unpack",
+          [](const Held& model, int64_t layer, const std::string& name, int64_t first, int64_t count, intptr_t to) {
+            const Panels& product = model.product(layer, name);
+            if (first < 0 || count < 0 || first + count > product.outputs)
+              throw std::invalid_argument("a product has no such outputs");
+            nb::gil_scoped_release released;
+            product.unpack(first, count, (char*)to);
+          },
+          "layer"_a, "name"_a, "first"_a, "count"_a, "to"_a)
       .def_ro("hidden", &Held::hidden)
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })

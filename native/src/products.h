@@ -74,10 +74,13 @@ struct Tile {
   int64_t apart;  // from one word of the weights to the next
   const char* rows;
   int64_t stride, words;
-  const char* ahead;      // weights that are called from memory meanwhile, as many lines a word as `called`
-  const int32_t* starts;  // what the sums of integers begin with
-  char* sums;             // [rows][64 outputs]
-  bool first;             // whether the sums begin here, else they go on
+  const char* ahead;  // weights that are called from memory meanwhile, as many lines a word as `called`
+  float* sums;        // [rows][64 outputs]
+  bool first;         // whether the sums begin here, else they go on
+  // of int8 rows: what the chunk's sum starts with, what 1 stands for in it, and how far apart those of rows are
+  const int32_t* starts = nullptr;
+  const float* units = nullptr;
+  int64_t chunks = 0;
 };
 
 // ROWS rows by VECTORS vectors of outputs; CALLED cache lines are called at each word.
@@ -85,13 +88,11 @@ struct Tile {
 template <Format format, int ROWS, int VECTORS, int CALLED>
 static __attribute__((noinline)) void tile(const Tile& at) {
   typedef typename Word<format>::Sum Sum;
-  constexpr bool whole = format == Format::int8;  // sums of integers are exact: one runs over all chunks
   Sum sum[ROWS][VECTORS];
   UNROLL
   for (int row = 0; row < ROWS; row++) UNROLL
   for (int v = 0; v < VECTORS; v++) {
-    if constexpr (whole)
-      sum[row][v] = at.first ? splat(at.starts[row]) : load<Sum>(at.sums + row * PANEL * 4 + v * WIDTH);
+    if constexpr (format == Format::int8) sum[row][v] = splat(at.starts[row * at.chunks]);
     else sum[row][v] = Sum{};
   }
   const char *weights = at.weights, *rows = at.rows, *ahead = at.ahead;
@@ -113,9 +114,12 @@ static __attribute__((noinline)) void tile(const Tile& at) {
   UNROLL
   for (int row = 0; row < ROWS; row++) UNROLL
   for (int v = 0; v < VECTORS; v++) {
-    char* to = at.sums + row * PANEL * 4 + v * WIDTH;
-    if constexpr (whole) store(to, sum[row][v]);
-    else store(to, at.first ? sum[row][v] : load<Sum>(to) + sum[row][v]);
+    float* to = at.sums + row * PANEL + v * LANES;
+    Floats part;
+    if constexpr (format == Format::int8)
+      part = __builtin_convertvector(sum[row][v], Floats) * at.units[row * at.chunks];
+    else part = sum[row][v];
+    store(to, at.first ? part : load(to) + part);
   }
 }
 
@@ -127,7 +131,7 @@ static void panel_tile(Tile at) {
   constexpr int VECTORS = many ? (splits ? 2 : 4) : (format == Format::float32 && ROWS > 1) || ROWS <= 3 ? 2 : 1;
   tile<format, ROWS, VECTORS, CALLED>(at);
   for (int v = VECTORS; v < PANEL * 4 / WIDTH; v += VECTORS) {
-    at.weights += VECTORS * WIDTH, at.sums += VECTORS * WIDTH;
+    at.weights += VECTORS * WIDTH, at.sums += VECTORS * LANES;
     tile<format, ROWS, VECTORS, 0>(at);
   }
 }
@@ -181,12 +185,13 @@ struct Share {
 
 template <Format format>
 static void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
-  alignas(64) char sums[GROUP * PANEL * 4];
+  alignas(64) float sums[GROUP * PANEL];
+  constexpr int64_t chunk = chunk_of(format);
   const char* stop = weight.panel(share.end);
   for (int64_t group = 0; group < rows.count; group += GROUP) {
     const int64_t count = std::min(GROUP, rows.count - group), blocks = blocks_of(count);
     for (int64_t panel = share.first; panel < share.end; panel++) {
-      for (int64_t word = 0; word < weight.words; word += CHUNK) {
+      for (int64_t word = 0; word < weight.words; word += chunk) {
         const char* weights = weight.panel(panel) + word * PANEL * 4;
         const char* ahead = weights + CHUNK * PANEL * 4;
         if (ahead >= stop) ahead = next && group + count == rows.count ? next + (ahead - stop) : weights;
@@ -195,21 +200,19 @@ static void multiply(const Panels& weight, const Rows& rows, Share share, Destin
           const int64_t shares = std::min<int64_t>(blocks, LINES);  // blocks among which the lines of a word are dealt
           const int64_t from = LINES * std::min(block, shares) / shares,
                         until = LINES * std::min(block + 1, shares) / shares;
+          const int64_t own = row * rows.chunks + word / chunk;
           block_tile<format>(
               end - start, until - from,
-              {weights, PANEL * 4, rows.row(row) + word * 4, rows.stride, std::min(CHUNK, weight.words - word),
-               ahead + from * 64, rows.starts.template as<int32_t>() + row, sums + start * PANEL * 4, word == 0});
+              {weights, PANEL * 4, rows.row(row) + word * 4, rows.stride, std::min(chunk, weight.words - word),
+               ahead + from * 64, sums + start * PANEL, word == 0, rows.starts.template as<int32_t>() + own,
+               rows.units.template as<float>() + own, rows.chunks});
         }
       }
       for (int64_t row = 0; row < count; row++) {
         float* out = to.out + (group + row) * to.stride + panel * PANEL;
-        const float unit = format == Format::int8 ? rows.units.template as<float>()[group + row] : 1;
         for (int v = 0; v < PANEL; v += LANES) {
-          const char* from = sums + (row * PANEL + v) * 4;
-          Floats product = load(from);
-          if constexpr (format == Format::int8)
-            product = __builtin_convertvector(load<Ints>(from), Floats) *
-                      (unit * load(weight.scales.as<float>() + panel * PANEL + v));
+          Floats product = load(sums + row * PANEL + v);
+          if constexpr (format == Format::int8) product *= load(weight.scales.as<float>() + panel * PANEL + v);
           product = to.by * (product + load(weight.biases.as<float>() + panel * PANEL + v));
           store(out + v, to.adds ? load(out + v) + product : product);
         }

@@ -341,9 +341,7 @@ def test_a_hook_on_the_head_is_called(fast):
     assert isinstance(decoder.drafter.heads[0], fast)
 
 
-@pytest.mark.parametrize("packed_from", [1, 1 << 30], ids=["packed", "as they are"])
-def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(fast, packed_from, monkeypatch):
-    monkeypatch.setattr("drafttree.models.fused.fused_linear.PACKED_FROM", packed_from)
+def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(fast):
     drafter = loaded()
     with torch.no_grad():
         for weight in drafter.modules[0].layers.parameters():

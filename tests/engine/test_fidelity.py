@@ -14,6 +14,7 @@ from drafttree.policies import Talon
 from drafttree.verifiers import VERIFIERS, Coupled, LossyTypical, Traversal
 from testing import tiny
 from testing.costs import toy_decoder
+from testing.marks import needs_native
 from testing.toy import Table, ToyDrafter, ToyModel
 
 PROMPT = [1, 2, 3]
@@ -79,6 +80,7 @@ def test_a_window_is_lossy_whatever_the_verifier():
     assert windowed(verifier=LossyTypical).generate(PROMPT, **SAMPLED).lossy == f"{TYPICAL}; and {said}"
 
 
+@needs_native
 def test_a_quantised_target_is_another_model_to_which_texts_are_lossless():
     decoder = drafttree.load(drafter="none", dtype="float32", quantize="int8")
     text = decoder.generate(PROMPT, max_new_tokens=6)

@@ -4,34 +4,65 @@ import json
 import logging
 
 import pytest
-from transformers import GPT2Config
+from transformers import GPT2Config, StableLmConfig
 
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.evaluation.reference import transformers_generate, transformers_model
+from drafttree.evaluation.reference import find_difference, transformers_generate, transformers_model
 from drafttree.loading.inspect import inspect
-from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.native.native_backend import NativeBackend
 from helpers.refusals import told
 from testing import tiny
+from testing.marks import needs_native
 from testing.tokenizers import words
 
+pytestmark = needs_native
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}
 
 
-def test_text_in_trees_is_plain_decodings_and_transformers_own(folder):
-    decoder = drafttree.load(folder, folder, "talon:budget=9,width=3", dtype="float32", quantize="int8")
-    assert isinstance(transformers_model(decoder).backend, FusedBackend)
+@pytest.mark.parametrize("options", [{}, {"exact_text": True}, {"dtype": "float32"}])
+@pytest.mark.parametrize("policy", ["chain", "talon:budget=9,width=3"])
+def test_text_in_trees_is_plain_decodings(policy, options, folder):
+    decoder = drafttree.load(folder, folder, policy, quantize="int8", **options)
+    assert isinstance(transformers_model(decoder).backend, NativeBackend)
+    assert decoder.target.exact_text
+    assert decoder.generate(PROMPT, **OPTIONS).tokens == decoder.plain().generate(PROMPT, **OPTIONS).tokens
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_text_is_transformers_own_or_differs_by_a_tie_of_eight_bits(dtype):
+    decoder = drafttree.load("embedded", "none", dtype=dtype, quantize="int8")
+    for text in ("The old man", "def add(a, b):", "It was", "In the beginning"):
+        prompt = decoder.tokenizer.encode(text)
+        found = decoder.generate(prompt, **OPTIONS).tokens
+        expected = transformers_generate(decoder, prompt, **OPTIONS).tokens
+        difference = find_difference(decoder, prompt, expected, found, **OPTIONS)
+        assert difference is None or difference.explained
+
+
+@pytest.mark.usefixtures("on_torch")
+def test_on_a_cpu_it_needs_the_package(folder):
+    for options in ({"quantize": "int8"}, {"quantize_drafter": "int8"}):
+        message = told(ConfigError, drafttree.load, folder, folder, device="cpu", **options)
+        install = 'pip install "drafttree[native]"'
+        assert message == f"{next(iter(options))}='int8' needs drafttree-native on a CPU; install it: {install}"
+
+
+def test_what_the_package_does_not_know_is_left_to_the_module(tmp_path):
+    tiny.from_config(StableLmConfig(**tiny.GROUPED)).save_pretrained(tmp_path)
+    words("a", "b").save_pretrained(tmp_path)
+    decoder = drafttree.load(tmp_path, "none", dtype="float32", quantize="int8")
+    assert isinstance(transformers_model(decoder).backend, ModuleBackend)
     text = decoder.generate(PROMPT, **OPTIONS).tokens
-    assert text == decoder.plain().generate(PROMPT, **OPTIONS).tokens
     assert text == transformers_generate(decoder, PROMPT, **OPTIONS).tokens
 
 
-@pytest.mark.parametrize("policy", ["chain", "talon:budget=9,width=3"])
-def test_exact_text_holds_in_bfloat16(policy, folder):
-    decoder = drafttree.load(folder, folder, policy, quantize="int8", exact_text=True)
-    assert decoder.generate(PROMPT, **OPTIONS).tokens == decoder.plain().generate(PROMPT, **OPTIONS).tokens
+def test_low_memory_does_nothing_any_more(folder, caplog):
+    drafttree.load(folder, "none", low_memory=True)
+    assert "low_memory does nothing any more, and will go; leave it out" in caplog.text
 
 
 def test_it_is_named_and_smaller(folder, caplog):

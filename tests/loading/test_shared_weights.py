@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 import drafttree
 from drafttree import Decoder
 from drafttree.loading import pretrained, shared_weights
+from testing.marks import needs_native
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no files in memory here")
 MAPPED = "memfd:drafttree weights"
@@ -95,10 +96,10 @@ def test_weights_are_laid_out_as_those_of_a_model_of_its_own(tmp_path):
     assert text(saved) == text(one)
 
 
-def test_quantised_and_packed_models_have_their_own():
-    for options in ({"quantize": "int8"}, {"low_memory": True}):
-        load(drafter="none", **options)
-        assert not shared_weights._files
+@needs_native
+def test_quantised_models_have_their_own():
+    load(drafter="none", quantize="int8")
+    assert not shared_weights._files
 
 
 def mappings() -> int:

@@ -63,7 +63,7 @@ def test_the_check_at_load_finds_rows_that_depend_on_their_pass(backend):
 
 @torch.inference_mode()
 def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones():
-    inner = FusedBackend(build(LLAMA, torch.float64), uniform=True)
+    inner = FusedBackend(build(LLAMA, torch.float64))
     tree, prefix = tiny.random_tree((3, 5, 4), 2), tiny.random_tokens(9, 1)
     outputs = []
     for least, most in ((1, None), (16, None), (4, 4), (1, 5)):

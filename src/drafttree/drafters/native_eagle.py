@@ -11,12 +11,12 @@ from drafttree.drafters.eagle import Eagle3Head, EagleHead
 from drafttree.models import Segment, TreeCache
 from drafttree.models.native.native_backend import (
     BEFORE_NORM,
-    FORMATS,
     NativeLlamaLayer,
     add_head,
+    add_layer,
     draft_chains,
+    new_model,
     norm_of,
-    pack_layers,
     run_pass,
     weight_of,
 )
@@ -34,12 +34,12 @@ class NativeEagle:
     """
 
     def __init__(self, head: EagleHead) -> None:
-        config, first, form = head.config, head.layers[0], FORMATS[head.fc.weight.dtype]
+        config, first = head.config, head.layers[0]
         layers = [NativeLlamaLayer(block, config.layer) for block in head.layers]
         norm, self._output = None, BEFORE_NORM
         if isinstance(head, Eagle3Head):
             token_norm = layers[0].norms.pop("before_attention")
-            entry = token_norm, norm_of(first.hidden_norm), None, form, False, config.normed_residual
+            entry = token_norm, norm_of(first.hidden_norm), None, False, config.normed_residual
             if config.normed_logits:
                 norm = norm_of(head.norm)
             if config.normed_output:
@@ -47,8 +47,10 @@ class NativeEagle:
                     raise AttributeError("a norm of states that is none of logits is not known")
                 self._output = len(layers)
         else:
-            entry = None, None, weight_of(head.fc), form, False, False
-        self._model = pack_layers(head.embed_tokens, layers, head.rotary, entry)
+            entry = None, None, weight_of(head.fc), False, False
+        self._model, kinds = new_model(head.embed_tokens, entry), dict[str | None, int]()
+        for layer in layers:
+            add_layer(self._model, layer, head.rotary, kinds)
         add_head(self._model, norm, head.lm_head)
         self._head, self._like = head, head.fc.weight.new_empty(0)
 

@@ -77,12 +77,11 @@ def load_inflated(
 ) -> Decoder:
     """Load a decoder with an inflated target; arguments and errors as for `drafttree.load` and `find_shape`.
 
-    The weights stay row-major, also on a CPU: our own passes over several rows use packed copies of weights this large,
-    and transformers' passes over a few rows are faster on row-major weights.
+    The weights stay row-major, also on a CPU, where transformers' passes over a few rows are faster on such weights.
     """
     sizes, place = find_shape(shape), find_device(device)
-    check_quantization("quantize", quantize)
-    check_quantization("quantize_drafter", quantize_drafter)
+    check_quantization("quantize", quantize, place)
+    check_quantization("quantize_drafter", quantize_drafter, place)
     kind = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, place)
     small = load_model(target, kind, place)
     large, tokenizer = inflate(small, sizes), load_tokenizer(target)

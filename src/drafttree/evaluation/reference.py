@@ -19,6 +19,8 @@ from drafttree.models import TargetModel
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
+INT8_EPS = 2.0**-8
+"""What rounding rows to eight bits changes, relative to a logit: about as much as bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -177,22 +179,23 @@ def find_difference(
 def _scores(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
-    """The scores whose argmax is the next token, and one ulp of the best logit, 0 in float32."""
+    """The scores whose argmax is the next token, and one ulp of the best logit, 0 in float32 without int8 weights."""
     sequence = decoder.plain().new_request(prompt, **options)
     sampling = sequence.verifier.sampling
     for token in text:
         sequence.commit([token], 0)
     tokens = sequence.tokens
-    with released(transformers_model(decoder)) as module:
+    target = transformers_model(decoder)
+    eps = 0.0 if target.dtype == torch.float32 else torch.finfo(target.dtype).eps
+    eps = max(eps, INT8_EPS if target.quantization == "int8" else 0.0)
+    with released(target) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
     scores = sampling.process(sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0])
     if sampling.greedy:
-        return scores, _ulp(logits, logits[scores.argmax()].item())
+        return scores, _ulp(eps, logits[scores.argmax()].item())
     scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
-    return scores, _ulp(logits, logits[scores.argmax()].item()) / sampling.temperature
+    return scores, _ulp(eps, logits[scores.argmax()].item()) / sampling.temperature
 
 
-def _ulp(logits: Tensor, value: float) -> float:
-    if logits.dtype == torch.float32:
-        return 0.0
-    return torch.finfo(logits.dtype).eps * 2.0 ** math.frexp(value)[1] / 2
+def _ulp(eps: float, value: float) -> float:
+    return eps * 2.0 ** math.frexp(value)[1] / 2

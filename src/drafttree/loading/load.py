@@ -16,16 +16,14 @@ from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, find_or_choose
 from drafttree.loading.part_finder import NamedParts
-from drafttree.loading.placement import find_device, find_dtype, find_placement, is_auto
+from drafttree.loading.placement import find_placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
-from drafttree.loading.target_options import SINKS, check_low_memory, check_quantization, check_sharding, choose_backend
+from drafttree.loading.target_options import SINKS, check_quantization, check_sharding, choose_backend
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
 
 logger = logging.getLogger("drafttree")
-ADAPTED_NODES = 8
-"""Nodes of trees that a dtype is chosen for, beside single nodes, where the policy grows what is worth its costs."""
 
 
 def load(
@@ -69,8 +67,7 @@ def load(
             `auto:flat=true`, or else `chain`.
         verifier: the name or class of a verifier, or "auto": greedy at temperature 0, coupled above it. For verifiers
             of your own see `drafttree.loading.methods`.
-        dtype: "float32", "bfloat16", "float16" or "auto": bfloat16 where the device multiplies it fast, else float32. A
-            CPU with bfloat16 is measured once, and the result is kept in the user's cache folder.
+        dtype: "float32", "bfloat16", "float16" or "auto": bfloat16 where the device multiplies it fast, else float32.
         device: "cpu", "cuda", ... or "auto": cuda where it is available.
         tokenizer: the target's tokenizer. Default: the one in its folder.
         exact_text: keep the text identical to plain decoding's in every dtype. Without it, the text is identical in
@@ -83,11 +80,9 @@ def load(
         sinks: number of first tokens that stay visible with `lossy_window`.
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
-            less memory; docs/performance.md tells where it is faster.
+            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`).
         quantize_drafter: "int8" does the same to a drafter that is a language model. The text stays the target's.
-        low_memory: on a CPU, keep a single, packed copy of the weights of the target's linear layers. They are unpacked
-            for a state dict. Without it, large ones have a packed copy as well. The head is then not packed, so passes
-            over several tokens take longer. Adapters and other code that needs torch's own layers cannot be added.
+        low_memory: does nothing any more, and will go.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
             program under torchrun; see docs/large-scale.md.
 
@@ -108,7 +103,7 @@ def load(
     select = choose_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)
     tuned = policy if isinstance(policy, TunedPolicy) else None
-    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned, "low_memory": low_memory}
+    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned}
     check_sharding(tensor_parallel_size, target, unserved)
     if tuned:
         drafter, verifier = _defaults(tuned, drafter, verifier)
@@ -120,17 +115,14 @@ def load(
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    check_quantization("quantize", quantize, target)
-    check_quantization("quantize_drafter", quantize_drafter, drafter)
-    check_low_memory(low_memory, target)
-    if tensor_parallel_size > 1:  # the faster dtype is measured, and processes might measure different ones
-        dtype = find_dtype(dtype, find_device(device))
-    nodes = (1, ADAPTED_NODES) if chosen_policy.uses_costs else (chosen_policy.most_nodes,)
-    nodes = (1,) if drafter is None or (isinstance(drafter, str) and drafter == "none") else nodes
-    on, kind = find_placement(target, dtype, device, quantize, nodes)
+    if low_memory:
+        logger.warning("low_memory does nothing any more, and will go; leave it out")
+    on, kind = find_placement(target, dtype, device, quantize)
+    check_quantization("quantize", quantize, on, target)
+    check_quantization("quantize_drafter", quantize_drafter, on, drafter)
     if not is_auto(drafter):
         check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize, tensor_parallel_size, low_memory=low_memory)
+    model = load_model(target, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(target) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)

@@ -35,9 +35,8 @@ from drafttree.loading.drafter_methods import head_formats
 from drafttree.loading.folders import resolve
 from drafttree.loading.shared_weights import shared_model
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
-from drafttree.models import TargetModel, lay_out_for_cpu, select_backend
-from drafttree.models.fused.fused_linear import is_packable
-from drafttree.models.fused.packed_linear import pack_linear
+from drafttree.models import TargetModel, lay_out_for_cpu
+from drafttree.models.validation import select_unrecorded
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
@@ -86,8 +85,6 @@ def load_model(
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
-    *,
-    low_memory: bool = False,
 ) -> PreTrainedModel:
     """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
 
@@ -104,7 +101,7 @@ def load_model(
             )
         return source
     _refuse_head(source, Path(resolve(source)))
-    return read_model(source, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
+    return read_model(source, dtype, device, quantize, tensor_parallel_size)
 
 
 def read_model(
@@ -113,26 +110,24 @@ def read_model(
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
-    *,
-    low_memory: bool = False,
 ) -> PreTrainedModel:
     """What `load_model` loads, and assistants too, whose class is among those of language models.
 
-    Embedded models that are neither quantised, sharded nor packed share their weights on a CPU, until one is changed.
+    Embedded models that are neither quantised nor sharded share their weights on a CPU, until one is changed.
 
     Raises:
         ModelError: as `load_model`.
     """
     path = resolve(source)
     name = zoo.name_of(Path(path))
-    if name and device.type == "cpu" and not quantize and not low_memory and tensor_parallel_size == 1:
+    if name and device.type == "cpu" and not quantize and tensor_parallel_size == 1:
         return shared_model((name, dtype), lambda: _fused(_read(source, path, dtype, device)))
-    return _read(source, path, dtype, device, quantize, tensor_parallel_size, low_memory=low_memory)
+    return _read(source, path, dtype, device, quantize, tensor_parallel_size)
 
 
 def _fused(model: PreTrainedModel) -> PreTrainedModel:
     """A model whose weights lie as fused layers join them; else every model that shares them would join copies."""
-    TargetModel(model, select_backend).release()
+    TargetModel(model, select_unrecorded).release()
     return model
 
 
@@ -143,8 +138,6 @@ def _read(
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
-    *,
-    low_memory: bool = False,
 ) -> PreTrainedModel:
     """Read a model's files, which lie at a path."""
     _check_index(Path(path))
@@ -180,26 +173,10 @@ def _read(
     model = model.to(device).eval()
     if quantize:
         apply_quantization(model, quantize, source)
-    if low_memory and is_packable(model.get_input_embeddings().weight):
-        pack_linear(model)
-    elif device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
+    if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
-
-
-def linear_shapes(source: str | Path) -> list[tuple[int, int]]:
-    """`(out, in)` of all linear layers of a model by its name or path, from its config alone.
-
-    Raises:
-        ModelError: there is none, or it is not a decoder-only language model.
-    """
-    path = resolve(source)
-    check_layer_counts(PreTrainedConfig.get_config_dict(path)[0])
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    with torch.device("meta"):
-        model = _check_kind(source, config)(config)
-    return [(layer.out_features, layer.in_features) for layer in model.modules() if isinstance(layer, nn.Linear)]
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

@@ -16,6 +16,7 @@ from drafttree.core.errors import ConfigError, ModelError, unknown
 from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
 from drafttree.models.base import Backend
 from drafttree.models.fused.int8_linear import quantization_method, quantize_int8
+from drafttree.models.native import native_backend
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
@@ -45,12 +46,13 @@ def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Ca
     return partial(select_windowed, window=LossyWindow(lossy_window, sinks))
 
 
-def check_quantization(option: str, kind: Any, source: object = None) -> None:
-    """Refuse a quantisation there is none of, or one of a model that is loaded already.
+def check_quantization(option: str, kind: Any, device: torch.device, source: object = None) -> None:
+    """Refuse a quantisation there is none of or nothing to run it, or one of a model that is loaded already.
 
     Args:
         option: name of the option.
         kind: its value; None asks for nothing.
+        device: where the model is to run.
         source: name, folder or object of the model, for messages.
 
     Raises:
@@ -62,18 +64,9 @@ def check_quantization(option: str, kind: Any, source: object = None) -> None:
         raise unknown(option, kind, KINDS)
     if isinstance(source, PreTrainedModel):
         raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
-
-
-def check_low_memory(low_memory: Any, target: object) -> None:
-    """Refuse to take the weights of a model that is loaded already.
-
-    Raises:
-        ConfigError: the message says what to do.
-    """
-    if not isinstance(low_memory, bool):
-        raise ConfigError(f"low_memory is {low_memory!r}; give True or False")
-    if low_memory and isinstance(target, PreTrainedModel):
-        raise ConfigError("low_memory is for a target that is loaded by name; give its folder or hub name")
+    if device.type == "cpu" and native_backend.native is None:
+        install = 'pip install "drafttree[native]"'
+        raise ConfigError(f"{option}={kind!r} needs drafttree-native on a CPU; install it: {install}")
 
 
 def check_unquantized(source: object, config: Mapping[str, Any]) -> None:

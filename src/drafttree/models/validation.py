@@ -13,8 +13,7 @@ from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
-from drafttree.models.fused.int8_linear import unrounded_activations
-from drafttree.models.fused.shared_weight import SharedWeightLinear
+from drafttree.models.fused.int8_linear import Int8Linear, quantization, unrounded_activations
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend, restore_attention
@@ -28,6 +27,8 @@ from drafttree.models.windows import EVERYTHING, LossyWindow
 from drafttree.models.wrapped_backends import WindowedBackend
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+INT8_ROWS = 2.0**-6
+"""What rounds a row about as much as eight bits, of which the largest number of a chunk has the unit."""
 FUSED_NOISES = 3
 """Fused layers may differ from a module of such a dtype by this many times what `_extra_rounding` changes.
 
@@ -57,9 +58,9 @@ def select_backend(module: PreTrainedModel) -> Backend:
     backend, own = _verify(module)
     if tensor_parallel_size(module) > 1:
         return ShardedBackend(backend)
-    allowed = _allowed_for_fused(module, backend, own)
-    if native := _trusted_native(module, own, allowed):
+    if native := _trusted_native(module, backend, own):
         return native
+    allowed = _allowed(module, backend, own)
     fused = _trusted_fused(module, own, allowed)
     if fused is None:
         return backend
@@ -81,9 +82,8 @@ def select_unrecorded(module: PreTrainedModel, native: bool = True) -> Backend:
         ModelError: as of `select_backend`.
     """
     backend, own = _verify(module)
-    allowed = _allowed_for_fused(module, backend, own)
-    found = _trusted_native(module, own, allowed) if native else None
-    return found or _trusted_fused(module, own, allowed) or backend
+    found = _trusted_native(module, backend, own) if native else None
+    return found or _trusted_fused(module, own, _allowed(module, backend, own)) or backend
 
 
 def select_exact_text(module: PreTrainedModel) -> Backend:
@@ -93,13 +93,13 @@ def select_exact_text(module: PreTrainedModel) -> Backend:
         ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
     backend, own = _verify(module)
-    if native := _trusted_native(module, own, _allowed_for_fused(module, backend, own)):
+    if native := _trusted_native(module, backend, own):
         return native
     kind = type(module).__name__
     if has := _own_sums(module):
         restore_attention(module)
         raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
-    inner = _trusted_fused(module, own, _allowed_for_fused(module, backend, own), uniform=True) or backend
+    inner = _trusted_fused(module, own, _allowed(module, backend, own)) or backend
     for least, most in ROWS:
         found = ExactTextBackend(inner, least, most)
         if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
@@ -136,10 +136,11 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     return None
 
 
-def _trusted_native(module: PreTrainedModel, own: Reference, allowed: float) -> NativeBackend | None:
+def _trusted_native(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> NativeBackend | None:
     """A module's passes in one call if that supports it and gives its own logits."""
     if not is_native(module):
         return None
+    allowed = _allowed(module, backend, own, INT8_ROWS if quantization(module) == "int8" else 0.0)
     try:
         native = NativeBackend(module)
         return native if _gap(native, own) <= allowed else None
@@ -148,14 +149,12 @@ def _trusted_native(module: PreTrainedModel, own: Reference, allowed: float) -> 
 
 
 @unrounded_activations()
-def _trusted_fused(
-    module: PreTrainedModel, own: Reference, allowed: float, uniform: bool = False
-) -> FusedBackend | None:
+def _trusted_fused(module: PreTrainedModel, own: Reference, allowed: float) -> FusedBackend | None:
     """The fused layers of a module if they support it and give its own logits."""
     if not is_supported(module):
         return None
     try:
-        fused = FusedBackend(module, uniform)
+        fused = FusedBackend(module)
         return fused if _gap(fused, own) <= allowed else None
     except (AttributeError, RuntimeError):  # a layer was replaced by one of another kind or size
         return None
@@ -242,24 +241,30 @@ def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
 
 
 @unrounded_activations()
-def _allowed_for_fused(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> float:
-    """The largest gap that rounding explains between fused layers and their module."""
-    if module.dtype in FUSED_TOLERANCE:
+def _allowed(module: PreTrainedModel, backend: ModuleBackend, own: Reference, unit: float = 0.0) -> float:
+    """The largest gap that rounding explains between another way to compute a module and the module.
+
+    Args:
+        module: the module.
+        backend: runs it.
+        own: its logits.
+        unit: how coarsely the other way rounds the inputs of linear layers, if that is coarser than the dtype.
+    """
+    if module.dtype in FUSED_TOLERANCE and not unit:
         return FUSED_TOLERANCE[module.dtype]
     if not is_supported(module):
         return 0.0
-    with _extra_rounding(module):
+    with _extra_rounding(module, max(unit, torch.finfo(module.dtype).eps)):
         return FUSED_NOISES * _gap(backend, own)
 
 
 @contextmanager
-def _extra_rounding(module: PreTrainedModel) -> Iterator[None]:
+def _extra_rounding(module: PreTrainedModel, unit: float) -> Iterator[None]:
     """Change the inputs of all linear layers at random, by one unit in the last place at most.
 
     It shows how far the logits of this very model move when equal sums are rounded elsewhere. No constant does: that
     grows with the depth, and a wrong layer may move the logits less in one model than rounding does in another.
     """
-    unit = torch.finfo(module.dtype).eps
     generator = torch.Generator(module.device).manual_seed(0)  # the user's own draws stay as they are
 
     def change(_: nn.Module, given: tuple[Tensor]) -> Tensor:
@@ -268,6 +273,6 @@ def _extra_rounding(module: PreTrainedModel) -> Iterator[None]:
 
     with ExitStack() as undo:
         for layer in module.modules():
-            if isinstance(layer, nn.Linear | SharedWeightLinear):
+            if isinstance(layer, nn.Linear | Int8Linear):
                 undo.callback(layer.register_forward_pre_hook(change).remove)
         yield

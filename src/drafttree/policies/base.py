@@ -130,13 +130,6 @@ class TreePolicy(BaseModel):
         """The deepest level the policy drafts, None for no limit of its own."""
         return None
 
-    @property
-    def most_nodes(self) -> int:
-        """Nodes of the largest tree, the root included."""
-        levels = self.levels()
-        drafted = self.budget if levels is None else sum(self.candidates(depth) for depth in range(1, levels + 1))
-        return min(self.budget, 1 + drafted)
-
     def init_state(self, context: TextContext) -> Any:
         """The state of a text before its first round; None for a policy that learns nothing."""
 

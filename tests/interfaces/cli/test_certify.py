@@ -8,6 +8,7 @@ import drafttree
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.reference import Difference
 from testing.command_line import complaint, run
+from testing.marks import needs_native
 
 
 @pytest.mark.usefixtures("quick")
@@ -33,6 +34,7 @@ def test_certifying_on_a_gpu(options, prompts):
     assert result.exit_code == 0
 
 
+@needs_native
 def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
     options = ["--quantize", "int8", "--quantize-drafter", "int8", "--max-new-tokens", 8, "--policies", "chain"]
     result = run("certify", "--prompts", prompts, "--drafter", "embedded-draft", *options)

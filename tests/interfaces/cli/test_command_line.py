@@ -246,10 +246,6 @@ def test_modules_of_the_working_folder_are_found(capsys, tmp_path, monkeypatch):
         (["demo", "--inflate", "huge"], "unknown shape 'huge'"),
         (["demo", "--policy", "nonsense"], "unknown policy 'nonsense'"),
         (
-            ["generate", "Hi", "--inflate", "100m", "--low-memory"],
-            "--inflate has no --low-memory; leave one of them out",
-        ),
-        (
             ["generate", "Hi", "--inflate", "100m", "--exact-text"],
             "--inflate has no --exact-text; leave one of them out",
         ),

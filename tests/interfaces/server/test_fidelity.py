@@ -7,6 +7,7 @@ import drafttree
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.live_server import OWN, events, named_events
+from testing.marks import needs_native
 
 TEXT = {"max_tokens": 3, "temperature": 0.8, "seed": 1}
 BODIES = {
@@ -18,7 +19,7 @@ EVENT_BODIES = {
     "messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
 }
 FIELDS = [
-    ({"quantize": "int8"}, {"lossless": True, "quantization": "int8"}),
+    pytest.param({"quantize": "int8"}, {"lossless": True, "quantization": "int8"}, marks=needs_native),
     (
         {"verifier": "lossy-typical"},
         {"lossless": False, "lossy": "the verifier lossy-typical does not follow the target's distribution"},

@@ -24,6 +24,7 @@ from drafttree.interfaces.server.serving import MAX_UNREAD, ServerSettings
 from testing.batches import TOKENIZER
 from testing.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
 from testing.live_server import named_events, serve_process
+from testing.marks import needs_native
 
 GRACE = 60
 """Seconds that no test waits for."""
@@ -214,7 +215,7 @@ def test_an_address_of_another_machine_is_refused_in_one_line():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"quantize": "int8"}, "lossless with respect to the int8 target"),
+        pytest.param({"quantize": "int8"}, "lossless with respect to the int8 target", marks=needs_native),
         (
             {"verifier": "lossy-typical"},
             "NOT lossless: the verifier lossy-typical does not follow the target's distribution",

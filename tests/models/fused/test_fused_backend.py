@@ -16,7 +16,7 @@ from drafttree.models import (
     prefill,
     select_backend,
 )
-from drafttree.models.fused import fused_layers, fused_linear
+from drafttree.models.fused import fused_layers
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from testing import tiny
@@ -145,16 +145,6 @@ def test_a_converted_model_knows_far_positions(name, dtype):
 def _storage_bytes(module: nn.Module) -> int:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
     return sum(storages.values())
-
-
-@every_family
-def test_packed_weights_give_the_same_logits(name, monkeypatch):
-    monkeypatch.setattr(fused_linear, "PACKED_FROM", 1)
-    model, clone = build(name)
-    assert isinstance(model.backend, FusedBackend)
-    cache, prefix, tree = model.new_cache(40), tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
-    prefill(model, cache, prefix)
-    assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])

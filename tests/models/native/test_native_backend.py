@@ -12,20 +12,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 import drafttree
 from drafttree.models import Segment, TargetModel, append, prefill, select_backend, select_exact_text
 from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native import native_backend
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny
 from testing.fused_families import CONFIGS
+from testing.marks import needs_native
 
-pytestmark = pytest.mark.skipif(native_backend.native is None, reason="drafttree-native is not installed")
+pytestmark = needs_native
 every_family = pytest.mark.parametrize("name", CONFIGS)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_kind = pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8"), (torch.bfloat16, "int8")],
+    ids=lambda value: str(value),
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,9 +43,15 @@ def _without_amx():
         yield
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> TargetModel:
-    module: Any = tiny.from_config(CONFIGS[name]())
-    model = TargetModel(module.to(dtype), select_backend)
+def in_kind(module: PreTrainedModel, dtype: torch.dtype, quantize: str | None) -> PreTrainedModel:
+    module.to(dtype)  # pyright: ignore[reportCallIssue]
+    if quantize:
+        quantize_int8(module)
+    return module
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> TargetModel:
+    model = TargetModel(in_kind(tiny.from_config(CONFIGS[name]()), dtype, quantize), select_backend)
     assert isinstance(model.backend, NativeBackend)
     return model
 
@@ -79,13 +92,13 @@ def seen(parents: list[int]) -> torch.Tensor:
     return visible
 
 
-@every_dtype
+@every_kind
 @settings(max_examples=20)
 @given(config=configs(), prefixes=st.lists(st.integers(1, 150), min_size=1, max_size=3), shapes=st.data())
 @torch.inference_mode()
-def test_a_row_is_the_same_in_every_pass(dtype, config, prefixes, shapes):
+def test_a_row_is_the_same_in_every_pass(dtype, quantize, config, prefixes, shapes):
     """Every node of trees that share a pass has the logits and states of its path read token by token."""
-    backend = NativeBackend(tiny.from_config(config).to(dtype))
+    backend = NativeBackend(in_kind(tiny.from_config(config), dtype, quantize))
     segments, alone, layers = [], [], tuple(range(config.num_hidden_layers + 1))
     for seed, length in enumerate(prefixes):
         prefix = (torch.tensor(tiny.random_tokens(length, seed)) % config.vocab_size).tolist()
@@ -124,9 +137,35 @@ def test_logits_are_as_near_to_exact_ones_as_the_modules(name, dtype):
 
 
 @every_dtype
+@every_family
+@torch.inference_mode()
+def test_rows_of_eight_bits_are_near_to_whole_ones(name, dtype):
+    """Within what rounding the rows of every product of the module to eight bits changes, by chunks of 128 numbers."""
+    model = build(name, dtype, "int8")
+    prompt = tiny.random_tokens(40, 1)
+    exact = deepcopy(model.module)
+    TargetModel(exact).release()
+    rounded = deepcopy(exact.double())
+    for layer in rounded.modules():
+        if isinstance(layer, Int8Linear):
+            layer.register_forward_pre_hook(lambda _, given: in_eight_bits(given[0]))
+    expected, theirs = (module(torch.tensor([prompt])).logits[0] for module in (exact, rounded))
+    cache, ours = model.new_cache(40), []
+    prefill(model, cache, prompt, read=lambda rows: ours.append(rows))
+    gap = float((torch.cat(ours).double() - expected).abs().max())
+    assert gap <= 2 * float((theirs - expected).abs().max()) + (dtype == torch.bfloat16) * 0.05
+
+
+def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
+    parts = rows.split(128, -1)
+    units = [part.abs().amax(-1, keepdim=True) / 127 for part in parts]
+    return torch.cat([(part / unit).round() * unit for part, unit in zip(parts, units, strict=True)], -1)
+
+
+@every_kind
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
-def test_texts_are_those_of_plain_decoding_in_every_dtype(dtype, sampled):
-    decoder = drafttree.load("embedded", "embedded-draft", "talon:budget=12", dtype=dtype)
+def test_texts_are_those_of_plain_decoding_in_every_kind(dtype, quantize, sampled):
+    decoder = drafttree.load("embedded", "embedded-draft", "talon:budget=12", dtype=dtype, quantize=quantize)
     target: Any = decoder.target
     assert isinstance(target.backend, NativeBackend)
     assert target.exact_text
@@ -232,6 +271,7 @@ def test_bfloat16_is_left_to_torch_where_it_multiplies_tiles(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     module: Any = tiny.build("llama")
     assert isinstance(select_backend(module), NativeBackend)
+    assert isinstance(build("llama", torch.bfloat16, "int8").backend, NativeBackend)
     assert isinstance(select_backend(module.to(torch.bfloat16)), FusedBackend)
 
 
@@ -240,9 +280,9 @@ def test_without_the_package_layers_are_fused(monkeypatch):
     assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
 
 
-@pytest.mark.parametrize(("calls", "said"), [(-1, "a newer one"), (1, "an older one")])
-def test_a_package_of_another_version_is_left_alone(monkeypatch, caplog, calls, said):
-    monkeypatch.setattr(native_backend.native, "CALLS", native_backend.CALLS + calls)
+@pytest.mark.parametrize(("later", "said"), [(-1, "a newer one"), (1, "an older one")])
+def test_a_package_of_another_version_is_left_alone(monkeypatch, caplog, later, said):
+    monkeypatch.setattr(native_backend.native, "CALLS", native_backend.CALLS + later)
     assert native_backend.find_native() is None
     assert f"this drafttree needs {said} of drafttree-native; install both anew" in caplog.text
 
@@ -256,10 +296,14 @@ def test_a_package_that_does_not_load_is_told(monkeypatch, caplog):
     assert "drafttree-native does not load (GLIBC_2.99 not found), so passes run on torch" in caplog.text
 
 
-def test_where_memory_is_short_nothing_is_packed(monkeypatch):
+def test_where_memory_is_short_no_second_copy_is_made(monkeypatch):
     short = type("Memory", (), {"free": 1000, "total": 10000})()
     monkeypatch.setattr(native_backend, "machine_memory", lambda: short)
-    assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
+    module = tiny.build("llama")
+    held = [*module.parameters()]
+    assert isinstance(select_backend(module), FusedBackend)
+    del held
+    assert isinstance(select_backend(tiny.build("llama")), NativeBackend)
 
 
 @torch.inference_mode()
@@ -269,10 +313,10 @@ def test_bad_tokens_are_named():
         append(model, model.new_cache(4), [tiny.VOCAB])
 
 
-@every_dtype
+@every_kind
 @torch.inference_mode()
-def test_what_is_no_number_is_not_hidden(dtype):
-    model = build("llama", dtype)
+def test_what_is_no_number_is_not_hidden(dtype, quantize):
+    model = build("llama", dtype, quantize)
     with torch.no_grad():
         model.module.get_input_embeddings().weight[3] = torch.nan
     logits = append(model, model.new_cache(4), [1, 2]).logits
@@ -336,15 +380,15 @@ def test_a_process_may_be_forked_while_another_thread_is_in_a_pass():
 
 
 @pytest.mark.parametrize("variant", ["_avx512", "_avx2", "_portable"])
-@every_dtype
+@every_kind
 @torch.inference_mode()
-def test_builds_for_other_processors_agree(dtype, variant, monkeypatch):
+def test_builds_for_other_processors_agree(dtype, quantize, variant, monkeypatch):
     """Those whose instructions this one has too; a build's own rows agree with each other to the last bit."""
     try:
         other = native_backend.native.load(native_backend.native.VARIANTS[variant])
     except ImportError:
         pytest.skip("not built here")
-    module = tiny.build("llama").to(dtype)
+    module = in_kind(tiny.build("llama"), dtype, quantize)
     prompt, tree = tiny.random_tokens(70, 1), tiny.random_tree((3, 5, 4), 2)
     expected = append(NativeBackend(module), NativeBackend(module).new_cache(70), prompt).logits
     monkeypatch.setattr(native_backend, "native", other)
@@ -352,7 +396,7 @@ def test_builds_for_other_processors_agree(dtype, variant, monkeypatch):
     model = TargetModel(module, NativeBackend)
     cache = model.new_cache(90)
     found = append(model, cache, prompt).logits
-    torch.testing.assert_close(found, expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-4, rtol=0)
+    torch.testing.assert_close(found, expected, atol=2e-2 if dtype == torch.bfloat16 or quantize else 1e-4, rtol=0)
     logits = tiny.score(model, cache, tree)[0]
     cache.commit([])
     for path in tiny.leaf_paths(tree):

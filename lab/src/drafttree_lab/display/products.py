@@ -9,13 +9,14 @@ from drafttree_lab.micro.products import INPUTS, OUTPUTS, ProductBench
 
 def show_products(result: ProductBench) -> None:
     """Milliseconds of a product and of a pass by rows, with the bandwidth of one row and v of each pass."""
-    sizes = [*result.rows[0].product]
+    sizes = [*(result.rows[0].product or ())]
     table = make_table("rows", *map(str, sizes), "GB/s at 1", right=len(sizes) + 1)
     copy = f"{result.threads} threads; a large copy moves {result.copy / 1e9:.1f} GB/s"
     table.title = f"ms of rows of {INPUTS} times a weight of {INPUTS} x {OUTPUTS}, {copy}"
     for row in result.rows:
-        cells = [f"{seconds * 1e3:.2f}" for seconds in row.product.values()]
-        table.add_row(row.kind, *cells, f"{row.bandwidth / 1e9:.1f}")
+        if row.product and row.bandwidth:
+            cells = [f"{seconds * 1e3:.2f}" for seconds in row.product.values()]
+            table.add_row(row.kind, *cells, f"{row.bandwidth / 1e9:.1f}")
     make_console().print(table, "")
     if result.shape:
         table = make_table(f"{result.shape}, nodes", *map(str, sizes), right=len(sizes))
@@ -26,8 +27,9 @@ def show_products(result: ProductBench) -> None:
                     table.add_row(name, *(f"{seconds * 1e3:.1f}" for seconds in passes.values()))
                     table.add_row("  v", *(f"{seconds / passes[sizes[0]]:.2f}" for seconds in passes.values()))
         make_console().print(table, "")
-    has = {"bfloat16": result.multiplies_bfloat16, "bytes": result.multiplies_bytes}
-    print("; ".join(f"this CPU {'has' if own else 'lacks'} instructions for {kind}" for kind, own in has.items()))
+    has = "has" if result.multiplies_bfloat16 else "lacks"
+    build = f"the build {result.build} of drafttree-native runs" if result.build else "drafttree-native is not here"
+    print(f"this CPU {has} instructions for bfloat16; {build}")
 
 
 def show_quality(rows: Sequence[QualityRow]) -> None:

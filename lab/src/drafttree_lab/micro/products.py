@@ -15,8 +15,7 @@ from drafttree.evaluation.inflation import load_inflated
 from drafttree.models import TargetModel
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.fused_linear import FusedProduct, fuse, multiplies_bfloat16_fast
-from drafttree.models.fused.int8_linear import Int8Linear, multiplies_bytes
-from drafttree.models.native.native_backend import NativeBackend, is_native
+from drafttree.models.native.native_backend import NativeBackend, is_native, native
 from drafttree_lab.experiment.law import copy_bandwidth
 
 INPUTS, OUTPUTS = 1024, 5888
@@ -26,8 +25,8 @@ LAYERS = 24
 ROWS = (1, 4, 8, 16, 32, 64)
 CONTEXT = 256
 """Tokens before the passes."""
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-"""The kinds of weights, and the dtype of what they are multiplied with."""
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""The kinds of weights that torch multiplies."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +36,21 @@ class ProductTimes:
     Attributes:
         kind: "float32", "bfloat16" or "int8".
         weight_bytes: the bytes of a product's weight.
-        product: the seconds of a product.
+        product: the seconds of a product on torch; None for int8, which torch is not asked for.
         passes: the seconds of a pass over the whole model on torch, None where it was not asked for.
-        native: the same in one call of drafttree-native, None where that is not installed or does not know the kind.
+        native: the same in one call of drafttree-native, None where that is not installed or was not asked for.
     """
 
     kind: str
     weight_bytes: int
-    product: dict[int, float]
+    product: dict[int, float] | None
     passes: dict[int, float] | None
     native: dict[int, float] | None
 
     @property
-    def bandwidth(self) -> float:
+    def bandwidth(self) -> float | None:
         """Bytes of weights per second in products over one row."""
-        return self.weight_bytes / self.product[min(self.product)]
+        return self.weight_bytes / self.product[min(self.product)] if self.product else None
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ProductBench:
         threads: the threads of the CPU.
         shape: the model of the passes, None without passes.
         multiplies_bfloat16: whether the CPU has instructions for bfloat16.
-        multiplies_bytes: whether it has instructions for bytes.
+        build: the build of drafttree-native that runs here, None without.
     """
 
     rows: list[ProductTimes]
@@ -72,7 +71,7 @@ class ProductBench:
     threads: int
     shape: str | None
     multiplies_bfloat16: bool
-    multiplies_bytes: bool
+    build: str | None
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
@@ -102,28 +101,28 @@ def bench_products(
         for count in rows:
             times[kind][count].append(_seconds(layers[kind], torch.randn(count, INPUTS).to(KINDS[kind])))
         progress(kind)
-    sizes = {kind: OUTPUTS * INPUTS * {"float32": 4, "bfloat16": 2, "int8": 1}[kind] for kind in KINDS}
+    medians = {kind: {count: statistics.median(each[1:]) for count, each in own.items()} for kind, own in times.items()}
+    sizes = {"float32": 4, "bfloat16": 2} | ({"int8": 1} if native else {})
     return ProductBench(
         rows=[
             ProductTimes(
                 kind,
-                sizes[kind],
-                {count: statistics.median(own[1:]) for count, own in times[kind].items()},
+                OUTPUTS * INPUTS * size,
+                medians.get(kind),
                 *(_passes(kind, shape, rows, repeats) if shape else (None, None)),
             )
-            for kind in KINDS
+            for kind, size in sizes.items()
         ],
         copy=copy_bandwidth(torch.device("cpu")),
         threads=torch.get_num_threads(),
         shape=shape,
         multiplies_bfloat16=multiplies_bfloat16_fast(torch.device("cpu")),
-        multiplies_bytes=multiplies_bytes(),
+        build=native.variant if native else None,
     )
 
 
 def _layer(kind: str) -> FusedProduct:
-    layer = nn.Linear(INPUTS, OUTPUTS, bias=False).to(KINDS[kind])
-    return fuse(Int8Linear(layer) if kind == "int8" else layer)
+    return fuse(nn.Linear(INPUTS, OUTPUTS, bias=False).to(KINDS[kind]))
 
 
 def _seconds(layers: Sequence[FusedProduct], x: Tensor) -> float:
@@ -136,11 +135,11 @@ def _seconds(layers: Sequence[FusedProduct], x: Tensor) -> float:
 
 def _passes(
     kind: str, shape: str, rows: Sequence[int], repeats: int
-) -> tuple[dict[int, float], dict[int, float] | None]:
+) -> tuple[dict[int, float] | None, dict[int, float] | None]:
     """The times of passes on torch, and of those in one call; each alone, since torch's threads spin between passes."""
     quantize, dtype = ("int8", "float32") if kind == "int8" else (None, kind)
     target: Any = load_inflated("embedded", "none", shape, dtype, "cpu", quantize).target
     module = target.module
-    on_torch = time_passes(TargetModel(module, FusedBackend), rows, CONTEXT, repeats)
+    on_torch = None if quantize else time_passes(TargetModel(module, FusedBackend), rows, CONTEXT, repeats)
     native = time_passes(TargetModel(module, NativeBackend), rows, CONTEXT, repeats) if is_native(module) else None
     return on_torch, native

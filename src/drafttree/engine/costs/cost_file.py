@@ -14,6 +14,7 @@ from drafttree.core.disk_cache import DiskCache
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Drafter
 from drafttree.models import Model, TargetModel
+from drafttree.models.module.released import shapes
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ def _describe(part: Any, depth: int = 0) -> Any:
         return [type(part.backend).__name__, _describe(part.module)]
     if isinstance(part, nn.Module):
         config: Any = getattr(part, "config", None)
-        tensors = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in part.state_dict().items()]
-        return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, tensors]
+        return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, shapes(part)]
     if isinstance(part, bool | int | float | str | torch.dtype) or part is None:
         return str(part)
     parts: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}

@@ -92,9 +92,7 @@ class DecoderOptions:
     sinks: Annotated[int, typer.Option(min=0, help="Number of first tokens that stay visible with --lossy-window.")] = 4
     quantize: Quantize = None
     quantize_drafter: QuantizeDrafter = None
-    low_memory: Annotated[
-        bool, typer.Option("--low-memory", help="On a CPU, keep a single, packed copy of the target's weights.")
-    ] = False
+    low_memory: Annotated[bool, typer.Option("--low-memory", hidden=True, help="Does nothing any more.")] = False
 
     def check(self) -> None:
         """Refuse names of policies and verifiers that are none, before a model is loaded."""
@@ -122,7 +120,7 @@ class DecoderOptions:
             ConfigError: the shape is unknown, or an option is given that an inflated target does not have.
         """
         find_shape(shape)
-        given = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window, "--low-memory": self.low_memory}
+        given = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window}
         if unserved := next((name for name, value in given.items() if value), None):
             raise ConfigError(f"--inflate has no {unserved}; leave one of them out")
         policy, verifier = find_policy(self.policy), find_verifier(self.verifier)

@@ -6,7 +6,6 @@ the module's own: its parameters become views of them, and the module keeps work
 `drafttree.models.validation.select_backend` compares the two before it prefers this one.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +21,12 @@ from drafttree.models.fused.fused_layers import (
     RotaryAngles,
     rms_norm,
 )
-from drafttree.models.fused.fused_linear import FusedProduct, fuse
-from drafttree.models.fused.packed_linear import PackedLinear
+from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import ropes
 from drafttree.models.segment import Output, Segment, join, split, split_layers
 
-logger = logging.getLogger("drafttree")
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
@@ -39,21 +36,20 @@ class FusedBackend:
 
     Args:
         module: a model for which `is_supported` is true.
-        uniform: compute products alike for any number of rows; see `FusedLinear`.
 
     Attributes:
         layers: the fused layers.
         layout: layout of its KV caches.
         spans: how far back layers attend, each value once.
         empty: an empty tensor of the model's dtype, on its device.
-        packed_nbytes: memory of packed copies of its weights, beside the weights themselves.
     """
 
     exact_text = False
     lossy_window = None
     shares_passes = True
+    packed_nbytes = 0
 
-    def __init__(self, module: PreTrainedModel, uniform: bool = False) -> None:
+    def __init__(self, module: PreTrainedModel) -> None:
         decoder: Any = module.get_decoder()
         config = module.config
         is_llama = config.model_type in LLAMAS
@@ -61,11 +57,10 @@ class FusedBackend:
         self._embed: Any = module.get_input_embeddings()
         self.empty: Tensor = self._embed.weight.new_empty(0)
         layer = LlamaLayer if is_llama else NeoXLayer
-        self.layers: list[FusedLayer] = [layer(block, config, uniform) for block in decoder.layers]
+        self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
         self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
-        has_one_copy = any(isinstance(part, PackedLinear) for part in module.modules())
-        self._head = fuse(module.get_output_embeddings(), uniform=uniform, packs=not has_one_copy)
+        self._head = fuse(module.get_output_embeddings())
         self._angles = {
             layer.kind: RotaryAngles(decoder.rotary_emb, self.empty.dtype, layer.kind.layer_type)
             for layer in self.layers
@@ -73,15 +68,6 @@ class FusedBackend:
         self.spans = tuple({kind.span for kind in self._angles})
         self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
         self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
-        parts = [part for owner in (self, *self.layers) for part in vars(owner).values()]
-        products = [part for part in parts if isinstance(part, FusedProduct)]
-        self.packed_nbytes = sum(product.packed_nbytes for product in products)
-        if unpacked := sum(product.unpacked_nbytes for product in products):
-            logger.warning(
-                "memory is short: %.1f MB of weights have no packed copy, and passes over several tokens take two or "
-                "three times as long; free some memory, or load the model in fewer bits (quantize='int8')",
-                unpacked / 1e6,
-            )
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)

@@ -167,20 +167,20 @@ class LlamaLayer:
     both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo 2 all heads together.
     """
 
-    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
+    def __init__(self, block: Any, config: PreTrainedConfig) -> None:
         attention, mlp = block.self_attn, block.mlp
         self.kind = LayerKind.of(attention)
         self.width: int = attention.head_dim
-        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), uniform=uniform)
+        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
         self.groups: int = attention.num_key_value_groups
         self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
         self._scale: float = attention.scaling
         self._rotated = self.key_heads * (1 + self.groups)
         self._norms = BlockNorms.of(block)
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
-        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"), uniform=uniform)
+        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
         self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        self._out, self._down = (fuse(layer, uniform=uniform) for layer in (attention.o_proj, mlp.down_proj))
+        self._out, self._down = (fuse(layer) for layer in (attention.o_proj, mlp.down_proj))
         self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
 
     def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
@@ -214,7 +214,7 @@ class NeoXLayer:
 
     kind = LayerKind(None, EVERYTHING)
 
-    def __init__(self, block: Any, config: PreTrainedConfig, uniform: bool = False) -> None:
+    def __init__(self, block: Any, config: PreTrainedConfig) -> None:
         attention, mlp = block.attention, block.mlp
         self.width: int = attention.head_size
         self.key_heads: int = config.num_attention_heads
@@ -222,7 +222,7 @@ class NeoXLayer:
         self._parallel: bool = block.use_parallel_residual
         self._input_norm, self._mlp_norm = block.input_layernorm, block.post_attention_layernorm
         parts = attention.query_key_value, attention.dense, mlp.dense_h_to_4h, mlp.dense_4h_to_h
-        self._qkv, self._out, self._up, self._down = (fuse(part, uniform=uniform) for part in parts)
+        self._qkv, self._out, self._up, self._down = (fuse(part) for part in parts)
         self._activation = mlp.act
 
     def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:

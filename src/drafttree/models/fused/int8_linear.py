@@ -1,24 +1,27 @@
 """Linear layers with weights of eight bits: less memory and time, and another model with its own text.
 
-A weight has one scale per output. The rows it is multiplied with are rounded to sixteen bits, each by its own largest
-value, so that a token's logits do not depend on the others in its pass. Eight bits would be faster, but attention adds
-a tree's rows up in another order than a chain's: the last place of a sum would then decide between integers far apart.
+A weight has one scale per output. Over 143,080 tokens of the books' test set the embedded target's perplexity changes
+by -0.004 +- 0.010 %, and 98.9 % of the best tokens stay (a scale per 32 inputs: -0.013 +- 0.007 %, 99.2 %). The head
+stays as it is: in eight bits it costs 0.10 % more, and 1.4 % of the best tokens.
 
-The integers are multiplied and added exactly, whatever the kernel and however many rows there are, so what one CPU
-computes every other does too, to the last bit.
+On a CPU drafttree-native runs such layers, on rows that it rounds to eight bits as well (`native/src/panels.h`). The
+module itself multiplies rows as they are: another way to compute the same model, which passes of drafttree-native are
+compared with, and a slower one, since it converts whole weights.
+
+On CUDA rows are rounded to sixteen bits, each by its own largest value. The integers are multiplied and added exactly,
+so a token's logits do not depend on the others in its pass. Eight bits would be faster, but attention adds a tree's
+rows up in another order than a chain's there: the last place of a sum would then decide between integers far apart.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.fused.shared_weight import SharedWeightLinear
 
 INT8_MAX = 127
 MIDDLE = 128
@@ -26,8 +29,6 @@ MIDDLE = 128
 LARGEST = 256 * INT8_MAX
 """An activation of sixteen bits, which is 256 times its upper byte and its lower one, both from -128 to 127."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
-EXACT_WIDTH = 1024
-"""Inputs whose products float32 adds up exactly: 1024 * 128 * 127 is below 2 ** 24."""
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
 """Rows that torch's product of integers on CUDA takes at least, and what its sizes are multiples of."""
 
@@ -37,7 +38,7 @@ _rounds: ContextVar[bool] = ContextVar("rounds", default=True)
 
 @contextmanager
 def unrounded_activations() -> Iterator[None]:
-    """Multiply activations as they are.
+    """Multiply activations as they are, on CUDA too.
 
     Two ways to compute one sum differ in its last place, which may round an activation to another integer. Whether the
     ways agree is seen without that.
@@ -49,42 +50,49 @@ def unrounded_activations() -> Iterator[None]:
         _rounds.reset(token)
 
 
-class Int8Linear(SharedWeightLinear):
+class Int8Linear(nn.Module):
     """A linear layer with the weight of another, rounded to eight bits.
+
+    The weight is not called `weight`, so a model that reads a layer's weight itself fails instead of computing with
+    something else.
 
     Args:
         layer: the layer to be quantised; the products have its dtype.
 
     Attributes:
-        quantized: the weight: int8 `[out, in]`, or packed by oneDNN.
+        quantized: the weight, int8 `[out, in]`.
         scale: float32 `[out]`: what an integer stands for.
+        bias: `[out]` or None.
     """
 
-    shared = ("quantized", "scale")
-
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer)
+        super().__init__()
+        self.training = layer.training
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         weight = layer.weight.detach().float()
         scale = weight.abs().amax(1) / INT8_MAX
         rounded = (weight / torch.where(scale == 0, 1.0, scale)[:, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
-        self.take({"quantized": rounded.to(torch.int8), "scale": scale})
+        self.quantized = nn.Parameter(rounded.to(torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
 
-    def product(self, x: Tensor) -> Tensor:
-        return int8_product(x, self.quantized, self.scale)
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
-    def own(self) -> dict[str, Tensor]:
-        return {"quantized": unpack(self.quantized)[self.outputs], "scale": self.scale.detach()[self.outputs]}
-
-    def take(self, parts: Mapping[str, Tensor]) -> None:
-        self.quantized = nn.Parameter(pack(parts["quantized"]), requires_grad=False)
-        self.scale = nn.Parameter(parts["scale"], requires_grad=False)
+    def forward(self, x: Tensor) -> Tensor:
+        product = int8_product(x.flatten(0, -2), self.quantized, self.scale)
+        return (product if self.bias is None else product + self.bias).unflatten(0, x.shape[:-1])
 
 
 def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
-    """The product of `[rows, in]`, quantised row by row, with a weight; `[rows, out]` of the dtype of `x`."""
-    if not _rounds.get():
-        weight = unpack(quantized).to(x.dtype) * scale.to(x.dtype)[:, None]
-        return torch.nn.functional.linear(x, weight)
+    """The product of `[rows, in]` with a weight; `[rows, out]` of the dtype of `x`."""
+    if x.is_cuda and _rounds.get():
+        return rounded_product(x, quantized, scale)
+    return nn.functional.linear(x, (quantized * scale[:, None]).to(x.dtype))
+
+
+def rounded_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
+    """The same of rows rounded to sixteen bits, in sums of integers."""
     exact = x if x.dtype == torch.float32 else x.float()
     unit = exact.abs().amax(-1, keepdim=True) / LARGEST
     # rounded, since a float this large has no place behind the point; its lowest bytes are the integer's.
@@ -92,62 +100,11 @@ def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
     shifted = (exact / unit).add_(SHIFT).view(torch.int32)
     nodes, bytes_ = len(x), torch.empty((2 * len(x), x.shape[1]), dtype=torch.uint8, device=x.device)
     bytes_[:nodes], bytes_[nodes:] = shifted, shifted >> 8
-    product = (_packed_product if quantized.is_mkldnn else _exact_product)(bytes_, quantized, scale)
+    signed = bytes_.to(torch.int16).sub_(MIDDLE).to(torch.int8)
+    count = max(len(signed), CUDA_ROWS)
+    padded = nn.functional.pad(signed, (0, 0, 0, count - len(signed) + -count % CUDA_MULTIPLE))
+    product = torch.ops.aten._int_mm(padded, quantized.t())[: len(signed)].float().mul_(scale)
     return product[:nodes].add_(product[nodes:], alpha=256).mul_(unit).to(x.dtype)
-
-
-def _packed_product(rows: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
-    """The product of bytes `[rows, in]`, where `MIDDLE` stands for 0, with a packed weight, float32 `[rows, out]`."""
-    none = _no_offsets(len(scale))
-    return torch.ops.onednn.qlinear_pointwise(
-        rows, 1.0, MIDDLE, quantized, scale, none, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-
-
-def _exact_product(rows: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
-    """The same with a weight that is not packed, to the last bit."""
-    signed = rows.to(torch.int16).sub_(MIDDLE).to(torch.int8)
-    if rows.is_cuda:
-        count = max(len(rows), CUDA_ROWS)
-        padded = torch.nn.functional.pad(signed, (0, 0, 0, count - len(rows) + -count % CUDA_MULTIPLE))
-        return torch.ops.aten._int_mm(padded, quantized.t())[: len(rows)].float().mul_(scale)
-    total = torch.zeros(len(rows), len(quantized), dtype=torch.float64)
-    for part, weight in zip(signed.split(EXACT_WIDTH, 1), quantized.split(EXACT_WIDTH, 1), strict=True):
-        total += part.float() @ weight.float().t()
-    return total.float().mul_(scale)
-
-
-def pack(quantized: Tensor) -> Tensor:
-    """An int8 weight `[out, in]` as products read it: packed on a CPU that multiplies bytes, else as it is."""
-    return torch.ops.onednn.qlinear_prepack(quantized, None) if quantized.is_cpu and multiplies_bytes() else quantized
-
-
-def unpack(quantized: Tensor) -> Tensor:
-    """A weight of `pack`, int8 `[out, in]`."""
-    return quantized.detach().to_dense().t().contiguous() if quantized.is_mkldnn else quantized.detach()
-
-
-@lru_cache(maxsize=1)
-def multiplies_bytes() -> bool:
-    """Whether oneDNN multiplies bytes on this CPU, and adds the products up without a sum that overflows.
-
-    CPUs before VNNI add pairs of products in 16 bits.
-    """
-    if not torch.backends.mkldnn.is_available():
-        return False
-    width = 64
-    try:
-        weight = torch.ops.onednn.qlinear_prepack(torch.full((width, width), INT8_MAX, dtype=torch.int8), None)
-        largest = torch.full((2, width), MIDDLE + INT8_MAX, dtype=torch.uint8)
-        found = _packed_product(largest, weight, torch.ones(width))
-    except (RuntimeError, AttributeError):
-        return False
-    return torch.cpu._is_vnni_supported() and bool((found == width * INT8_MAX**2).all())
-
-
-@lru_cache(maxsize=64)
-def _no_offsets(outputs: int) -> Tensor:
-    return torch.zeros(outputs, dtype=torch.int8)
 
 
 @torch.no_grad()

@@ -42,6 +42,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 from transformers import PreTrainedConfig
 
+from drafttree.models.module.released import Released, ReleasedParameters, look
+
 CLASSES = (
     "torch.nn.modules.",
     "transformers.models.",
@@ -64,6 +66,8 @@ UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
 """Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
 CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
 """Packages whose objects are compared as wholes, unless they are modules or configs."""
+AS_GIVEN_BACK = {ReleasedParameters: dict, Released: nn.Parameter}
+"""Types that are compared as those of the layer with its weight."""
 LONGEST = 1 << 16
 """Entries of the largest list or dict whose contents are compared."""
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -72,6 +76,9 @@ SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 class Fingerprint:
     """The state of a module when the fingerprint was taken.
+
+    Weights that layers have released (`drafttree.models.module.released`) are not given back for it; those that were
+    given back are released again where that can be.
 
     It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
 
@@ -90,11 +97,13 @@ class Fingerprint:
         self._lists: list[Iterable] = []
         self._owners: list[object] = []
         self._foreign: dict[type, None] = {}
-        self._tensors: list[Tensor] = []
+        self._tensors: list[Tensor | Released] = []
         self._walk()
         parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
         self._kinds: list[Any] = [*{type(part) for part in parts}]
-        self._plain = [tensor for tensor in self._tensors if is_plain(tensor) and not tensor.is_mkldnn]
+        self._released = [each.owner for each in self._tensors if isinstance(each, Released)]
+        tensors = [each for each in self._tensors if isinstance(each, Tensor)]
+        self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
         self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
         views = defaultdict[Any, list[Tensor]](list)
         for tensor in filter(_is_readable, self._plain):
@@ -106,6 +115,8 @@ class Fingerprint:
 
     def matches(self) -> bool:
         """Whether the module is as it was."""
+        for each in self._released:
+            each.take_back()
         members = self._read_members()
         if self._read_state() != self._state or not all(map(torch.equal, self._read_entries(), self._entries)):
             return False
@@ -123,14 +134,20 @@ class Fingerprint:
         pending: list[Any] = [self._module]
         while pending:
             value = pending.pop()
-            facts.append(type(value))
+            facts.append(AS_GIVEN_BACK.get(type(value), type(value)))
             if type(value) in VALUES:
                 facts.append(value)
             elif id(value) in places:
                 facts.append(places[id(value)])
-            elif isinstance(value, Tensor):
+            elif isinstance(value, Tensor | Released):
                 places[id(value)] = len(places)
                 self._tensors += [value] if id(value) not in scratch else []
+            elif isinstance(value, ReleasedParameters):  # given back it is replaced
+                places[id(value)] = len(places)
+                own = value.look()
+                facts.append(len(own))
+                pending += own
+                pending += own.values()
             elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) <= LONGEST:
                 places[id(value)] = len(places)
                 facts.append(len(value))
@@ -213,10 +230,14 @@ def _working_buffers(part: nn.Module) -> list[Tensor]:
     return [each for name, each in named if each is not None and name.endswith("inv_freq") and "original" not in name]
 
 
-def _is_same(old: Tensor, new: Tensor) -> bool:
+def _is_same(old: Tensor | Released, new: Tensor | Released) -> bool:
     """Whether a tensor is the one that it was; one that is no parameter may have been replaced by an equal one."""
     if old is new:
         return True
+    if isinstance(old, Released):
+        return old.is_unchanged(new)
+    if isinstance(new, Released):
+        return False
     if isinstance(old, nn.Parameter) or not (is_plain(old) and is_plain(new)):
         return False
     alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
@@ -326,8 +347,9 @@ def _is_plain_part(part: nn.Module) -> bool:
     replaced = "forward" in vars(part) or is_patched(type(part)) or hasattr(part, "_hf_hook") or part.training
     hooked = any(getattr(hook, "__module__", None) != INERT_HOOKS for hook in own_hooks(part))
     known = type(part).__module__.startswith(CLASSES) and (type(part) is nn.Linear or not isinstance(part, nn.Linear))
-    tensors = chain(part._parameters.values(), part._buffers.values())
-    return known and not replaced and not hooked and all(each is None or is_plain(each) for each in tensors)
+    tensors = chain(look(part).values(), part._buffers.values())
+    plain = (each is None or isinstance(each, Released) or is_plain(each) for each in tensors)
+    return known and not replaced and not hooked and all(plain)
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -359,7 +381,8 @@ class SelectedBackend(Generic[ModuleT, BackendT]):
         """
         if hasattr(self, "backend") and self._fingerprint.matches():
             return False
-        vars(self).pop("backend", None)  # its copies of the weights go before new ones are made
+        for name in ("backend", "_fingerprint"):  # both hold weights, which go before new ones are made
+            vars(self).pop(name, None)
         self._make()
         return True
 

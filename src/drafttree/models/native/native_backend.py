@@ -8,8 +8,9 @@ in a batch. `drafttree.models.validation.select_backend` compares it with the mo
 import importlib
 import logging
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,14 +24,25 @@ from drafttree.core.machine_memory import machine_memory
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.fused.fused_backend import LLAMAS, is_supported
 from drafttree.models.fused.fused_layers import LayerKind, norm_offset
-from drafttree.models.fused.fused_linear import LEFT_FREE
+from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.mtp_embedding import MtpEmbedding
+from drafttree.models.module.released import (
+    Released,
+    ReleasedParameters,
+    can_release,
+    look,
+    release,
+    storage_uses,
+    weights,
+)
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 logger = logging.getLogger("drafttree")
-CALLS = 2
+CALLS = 3
 """The version of what is called of drafttree-native."""
+LEFT_FREE = 0.1
+"""The share of the machine's memory that packing leaves free."""
 
 
 def find_native() -> Any:
@@ -77,42 +89,27 @@ BEFORE_NORM = -1
 """Stands for the layer whose states are what the last norm reads."""
 
 
-class Packed(NamedTuple):
-    """A packed model.
-
-    Attributes:
-        model: of drafttree-native.
-        stamp: a hash of what the module's weights were.
-        head: what its output projection was, by `_identity`.
-    """
-
-    model: Any
-    stamp: int
-    head: tuple
-
-
-_packed = WeakKeyDictionary[PreTrainedModel, Packed]()
-"""The packed models of modules."""
-
-
 def is_native(module: PreTrainedModel) -> bool:
     """Whether passes of a module can be run in one call: the package is here, and knows the family and its dtype."""
-    if not knows(module.dtype, module.device) or not is_supported(module):
+    if not is_supported(module):
         return False
-    if not all(isinstance(part, nn.Linear) for part in _products(module)):
+    products = _products(module)
+    if not all(isinstance(part, nn.Linear | Int8Linear) for part in products):
         return False
-    memory = machine_memory()
-    copied = sum(weight.nbytes for weight in module.parameters())
-    return module in _packed or memory is None or memory.free - copied > LEFT_FREE * memory.total
+    if not knows(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
+        return False
+    memory, uses = machine_memory(), storage_uses(module)
+    copied = sum(look(part)[_name(part)].nbytes for part in products if not _is_released_by(part, uses))
+    return not copied or module in _packed or memory is None or memory.free - copied > LEFT_FREE * memory.total
 
 
-def knows(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of a dtype on a device can be packed."""
+def knows(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> bool:
+    """Whether weights of a dtype on a device can be packed, and those of eight bits if some are quantised."""
     if native is None or device.type != "cpu" or dtype not in FORMATS:
         return False
-    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not quantized:
         return False  # torch's products of several rows use it; nothing here does yet
-    return _rows_agree(FORMATS[dtype])
+    return all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])]))
 
 
 class NativeBackend:
@@ -134,25 +131,21 @@ class NativeBackend:
         self.device = module.device
         self._embedding: Any = module.get_input_embeddings()
         self._empty: Tensor = self._embedding.weight.new_empty(0)
-        layers = describe(module)
-        self._layers = len(layers)
-        self._layout = CacheLayout.uniform(len(layers), layers[0].shape["key_heads"], layers[0].shape["width"])
+        self._module = module
         head: Any = module.get_output_embeddings()
-        self._vocab = len(head.weight)
-        stamp = hash(
-            tuple(
-                (weight.data_ptr(), version(weight), *(tuple(view.flatten().tolist()) for view in samples(weight)))
-                for weight in module.parameters()
-            )
-        )
-        if module not in _packed or _packed[module].stamp != stamp:
+        self._vocab: int = head.out_features
+        packed = _packed.get(module)
+        if packed is None or not packed.holds(module):
+            packed = None
             _packed.pop(module, None)  # two copies at once would take too much memory
-            _packed[module] = Packed(pack(module, layers), stamp, _identity(head))
-        self._model = _packed[module].model
+            packed = _packed[module] = PackedModel(module)
+        packed.take_back()
+        self._model, self._layout = packed.model, packed.layout
 
     @property
     def packed_nbytes(self) -> int:
-        return self._model.nbytes
+        weights = [look(part)[_name(part)] for part in _products(self._module)]
+        return sum(weight.nbytes for weight in weights if not isinstance(weight, Released))
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self._layout, capacity)
@@ -174,7 +167,7 @@ class NativeBackend:
 
         See `draft_chains`.
         """
-        output, allowed = self._layers, min(allowed, self._vocab)
+        allowed, output = min(allowed, self._vocab), len(self._layout.slots)
         return draft_chains(self._model, segments, self._empty, count, allowed, output=output, read=states)
 
 
@@ -285,84 +278,168 @@ def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndar
     return logprobs, tokens
 
 
-def pack(module: PreTrainedModel, layers: Sequence["NativeLayer"]) -> Any:
-    """A model of drafttree-native with a packed copy of a module's weights."""
-    decoder: Any = module.get_decoder()
-    embedding: Any = module.get_input_embeddings()
-    config, entry = module.config, None
-    if isinstance(embedding, MtpEmbedding):
-        norms = norm_of(embedding.enorm), norm_of(embedding.hnorm)
-        entry = *norms, weight_of(embedding.eh_proj), FORMATS[module.dtype], embedding.states_first, False
-        embedding = embedding.embed_tokens
-    model = pack_layers(embedding, layers, decoder.rotary_emb, entry, getattr(config, "embedding_multiplier", None))
-    norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
-    add_head(model, norm_of(norm), module.get_output_embeddings(), getattr(config, "logits_scaling", 1.0))
-    return model
-
-
-def pack_layers(
-    embedding: nn.Embedding,
-    layers: Sequence["NativeLayer"],
-    rotary: Any,
-    entry: tuple | None = None,
-    multiplier: float | None = None,
-) -> Any:
-    """A model of drafttree-native without its head.
+def new_model(embedding: nn.Embedding, entry: tuple | None = None, multiplier: float | None = None) -> Any:
+    """A model of drafttree-native without layers.
 
     Args:
         embedding: of the tokens, read where it lies.
-        layers: what has to be known of the decoder layers.
-        rotary: the rotary embedding of a model of transformers.
         entry: what a draft head begins with, None if it is none: norms of tokens and of states, the projection of both,
-            its format, whether states come first, and whether the residual stream begins with the normed state.
+            whether states come first, and whether the residual stream begins with the normed state.
         multiplier: of embeddings, None for the embedding's own.
     """
     weight = embedding.weight.detach()
-    form = FORMATS[weight.dtype]
     # Gemma rounds its factor to the dtype of the weights, and so does its module
     scale = torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(weight.dtype).item()
-    model = native.Model(torch.get_num_threads(), weight, scale if multiplier is None else multiplier, form)
+    scale = scale if multiplier is None else multiplier
+    model = native.Model(torch.get_num_threads(), weight, scale, FORMATS[weight.dtype])
     if entry:
         model.add_entry(*entry)
-    kinds: dict[str | None, int] = {}
-    for layer in layers:
-        if layer.rotary not in kinds:
-            kinds[layer.rotary] = len(kinds)
-            prefix = f"{layer.rotary}_" if hasattr(rotary, f"{layer.rotary}_inv_freq") else ""
-            frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
-            model.add_rotary(frequencies, getattr(rotary, f"{prefix}attention_scaling"))
-        model.add_layer(layer.norms, layer.weights, form, {**layer.shape, "rotary": kinds[layer.rotary]})
     return model
 
 
-def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) -> None:
+def add_layer(model: Any, layer: "NativeLayer", rotary: Any, kinds: dict[str | None, int]) -> None:
+    """Add a decoder layer.
+
+    Args:
+        model: of drafttree-native.
+        layer: what has to be known of it.
+        rotary: the rotary embedding of a model of transformers.
+        kinds: the rotary embeddings that the model has, by type.
+    """
+    if layer.rotary not in kinds:
+        kinds[layer.rotary] = len(kinds)
+        prefix = f"{layer.rotary}_" if hasattr(rotary, f"{layer.rotary}_inv_freq") else ""
+        frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
+        model.add_rotary(frequencies, getattr(rotary, f"{prefix}attention_scaling"))
+    model.add_layer(layer.norms, layer.products.arrays, {**layer.shape, "rotary": kinds[layer.rotary]})
+
+
+def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) -> bool:
     """Add the last norm, if there is one, and the output projection: one that is packed already, where it is the same.
 
-    A draft head often has the target's.
+    A draft head often has the target's. Whether it was packed for this model.
     """
-    owner = next((packed.model for packed in _packed.values() if packed.head == _identity(head)), None)
+    owner = next((packed.model for packed in [*_packed.values()] if packed.has_head(head)), None)
     if owner:
         model.share_head(norm, owner, divisor)
     else:
-        model.add_head(norm, weight_of(head), FORMATS[head.weight.dtype], divisor)
+        model.add_head(norm, weight_of(head), divisor)
+    return owner is None
+
+
+class PackedModel:
+    """A model of drafttree-native with a module's weights, which the module's layers release as they are packed.
+
+    Args:
+        module: the module.
+
+    Attributes:
+        model: the model.
+        layout: the layout of its KV caches.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        decoder: Any = module.get_decoder()
+        embedding: Any = module.get_input_embeddings()
+        config, entry = module.config, None
+        if isinstance(embedding, MtpEmbedding):
+            projection = weight_of(embedding.eh_proj)
+            entry = norm_of(embedding.enorm), norm_of(embedding.hnorm), projection, embedding.states_first, False
+            embedding = embedding.embed_tokens
+        self.model = new_model(embedding, entry, getattr(config, "embedding_multiplier", None))
+        kinds, uses, shape = dict[str | None, int](), storage_uses(module), dict[str, Any]()
+        # the model reads the embedding where it lies
+        uses[embedding.weight.untyped_storage().data_ptr()] += embedding.weight.is_contiguous()
+        kind = NativeLlamaLayer if config.model_type in LLAMAS else NativeNeoXLayer
+        for index, block in enumerate(decoder.layers):
+            layer = kind(block, config)
+            add_layer(self.model, layer, decoder.rotary_emb, kinds)
+            self._release(index, layer.products, uses)
+            shape = layer.shape
+        self.layout = CacheLayout.uniform(len(decoder.layers), shape["key_heads"], shape["width"])
+        norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
+        head: Any = module.get_output_embeddings()
+        if add_head(self.model, norm_of(norm), head, getattr(config, "logits_scaling", 1.0)):
+            products = Products()
+            products.places[head] = [Place("head", 0, None)]
+            self._release(-1, products, uses)
+        self._stamps, self._head = [*map(_stamp, weights(module))], _stamp(look(head)[_name(head)])
+        self._head_bias = None if head.bias is None else _stamp(head.bias)
+
+    def has_head(self, layer: Any) -> bool:
+        """Whether a linear layer is the output projection that is packed."""
+        bias = None if layer.bias is None else _stamp(layer.bias)
+        return bias == self._head_bias and _is_stamped(self._head, look(layer)[_name(layer)])
+
+    def holds(self, module: PreTrainedModel) -> bool:
+        """Whether a module's weights are those that are packed."""
+        now = [*weights(module)]
+        return len(now) == len(self._stamps) and all(map(_is_stamped, self._stamps, now))
+
+    def take_back(self) -> None:
+        """Let layers release again what they were given back, where that can be."""
+        for stamp in self._stamps:
+            if isinstance(stamp, Released):
+                stamp.owner.take_back()
+
+    def _release(self, index: int, products: "Products", uses: Counter[int]) -> None:
+        """Let the layers that were packed release their weights."""
+        products.arrays.clear()
+        for layer, found in products.places.items():
+            weight = look(layer)[_name(layer)]
+            unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
+            del weight
+            release(layer, _name(layer), unpack, uses)
+
+
+_packed = WeakKeyDictionary[PreTrainedModel, PackedModel]()
+"""The packed models of modules, which several backends may share."""
+
+
+def _stamp(weight: Any) -> Any:
+    if isinstance(weight, Released):
+        return weight
+    return weight.data_ptr(), version(weight), *(view.flatten().tolist() for view in samples(weight))
+
+
+def _is_stamped(stamp: Any, weight: Any) -> bool:
+    if isinstance(stamp, Released):
+        return stamp is weight or stamp.is_unchanged(weight)
+    return stamp == _stamp(weight)
+
+
+def _unpack(model: Any, index: int, places: Sequence["Place"], shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A linear layer's weight."""
+    whole = torch.empty(shape, dtype=dtype, device="cpu")
+    for place in places:
+        if len(places) == 1 and place.outputs is None:
+            model.unpack(index, place.product, place.first, len(whole), whole.data_ptr())
+            continue
+        rows = torch.empty((len(place.outputs), shape[1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
+        model.unpack(index, place.product, place.first, len(rows), rows.data_ptr())
+        whole[place.outputs] = rows
+    return whole
 
 
 @lru_cache
-def _rows_agree(form: str) -> bool:
+def _rows_agree(dtype: torch.dtype) -> bool:
     """Whether this build computes rows on this processor alike in a pass over all of them and in one over each."""
     kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    weight = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), **kind) / 10
-    model = native.Model(torch.get_num_threads(), weight, 1.0, form)
+    embedding = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), **kind) / 10
+    cached = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    model = native.Model(torch.get_num_threads(), embedding, 1.0, FORMATS[cached])
     norm = torch.ones(96, **kind), None, 1e-6, False
     model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
     sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
-    weights = {"qkv": ([weight], None), "out": ([weight[:, :32].contiguous()], None)}
-    weights |= dict.fromkeys(("gate", "up", "down"), ([weight], None))
+    weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
+    scales = torch.full((96,), 1 / 400, **kind)
+    weights = {"out": ([weight[:, :32].contiguous()], None, scales)}
+    weights |= dict.fromkeys(("qkv", "gate", "up", "down"), ([weight], None, scales))
     norms = {"before_attention": norm, "before_mlp": norm}
-    model.add_layer(norms, weights, form, {**sizes, "parallel": False, "activation": "silu"})
-    model.add_head(norm, ([weight], None), form, 1.0)
+    model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
+    model.add_head(norm, ([weight], None, scales), 1.0)
     layout, rows = CacheLayout.uniform(1, 1, 32), 19
-    like = torch.empty(0, dtype={name: dtype for dtype, name in FORMATS.items()}[form], device="cpu")
+    like = torch.empty(0, dtype=cached, device="cpu")
     found = []
     for step in (rows, 1):
         cache = TreeCache(layout, rows)
@@ -373,15 +450,55 @@ def _rows_agree(form: str) -> bool:
     return torch.equal(found[0], torch.cat(found[1:]))
 
 
-def describe(module: PreTrainedModel) -> list["NativeLayer"]:
-    """The decoder layers of a module.
+class Place(NamedTuple):
+    """Where outputs of a linear layer are.
 
-    Raises:
-        AttributeError: a layer is not as those of its family.
+    Attributes:
+        product: the product that they are in.
+        first: the first of them there.
+        outputs: which they are, None for all in order.
     """
-    decoder: Any = module.get_decoder()
-    layer = NativeLlamaLayer if module.config.model_type in LLAMAS else NativeNeoXLayer
-    return [layer(block, module.config) for block in decoder.layers]
+
+    product: str
+    first: int
+    outputs: Tensor | None
+
+
+class Products:
+    """The products of a decoder layer.
+
+    Attributes:
+        arrays: by name, the weights that they are made of, their bias, and the scales of weights of eight bits.
+        places: where the outputs of each linear layer are.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[list[Tensor], Tensor | None, Tensor | None]] = {}
+        self.places: dict[Any, list[Place]] = {}
+
+    def add(self, name: str, layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Add the product of linear layers of one input.
+
+        Args:
+            name: its name.
+            layers: the layers.
+            taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
+                without.
+        """
+        first, take = 0, taken or (lambda rows: rows)
+        for layer in layers:
+            outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
+            self.places.setdefault(layer, []).append(Place(name, first, outputs))
+            first += layer.out_features if outputs is None else len(outputs)
+        weights = [take(getattr(layer, _name(layer)).detach()).contiguous() for layer in layers]
+        is_int8 = isinstance(layers[0], Int8Linear)
+        scales = torch.cat([take(layer.scale.detach()) for layer in layers]) if is_int8 else None
+        biases = [  # some may have one and others none
+            torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
+            for layer in layers
+        ]
+        has_bias = any(layer.bias is not None for layer in layers)
+        self.arrays[name] = weights, torch.cat([take(bias) for bias in biases]) if has_bias else None, scales
 
 
 class NativeLayer:
@@ -389,13 +506,13 @@ class NativeLayer:
 
     Attributes:
         norms: by place; None or nothing for none.
-        weights: by product, the weights it is made of and its bias.
+        products: its products.
         shape: sizes and numbers of the layer.
         rotary: type of the rotary embedding, None where all layers have the same.
     """
 
     norms: dict[str, tuple | None]
-    weights: dict[str, tuple]
+    products: Products
     shape: dict[str, Any]
     rotary: str | None
 
@@ -410,20 +527,21 @@ class NativeLlamaLayer(NativeLayer):
             raise AttributeError("layers that attend in chunks are not known")
         self.rotary = kind.layer_type
         width, groups = attention.head_dim, attention.num_key_value_groups
-        qkv = _joined(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
-        self.weights = {"qkv": qkv, "out": weight_of(attention.o_proj), "down": weight_of(mlp.down_proj)}
-        if hasattr(mlp, "gate_up_proj"):
-            weights, biases = mlp.gate_up_proj.weight.detach().chunk(2), mlp.gate_up_proj.bias
-            halves = (None, None) if biases is None else biases.detach().float().chunk(2)
-            for name, weight, bias in zip(("gate", "up"), weights, halves, strict=True):
-                self.weights[name] = [weight], bias
-        else:
-            self.weights |= {"gate": weight_of(mlp.gate_proj), "up": weight_of(mlp.up_proj)}
+        joined = hasattr(attention, "qkv_proj")  # as in Phi-3
+        qkv = [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.products = Products()
+        for name, layers in (("qkv", qkv), ("out", [attention.o_proj]), ("down", [mlp.down_proj])):
+            self.products.add(name, layers)
+        for half, name in enumerate(("gate", "up")):
+            if hasattr(mlp, "gate_up_proj"):
+                self.products.add(name, [mlp.gate_up_proj], lambda rows, half=half: rows.chunk(2)[half])
+            else:
+                self.products.add(name, [getattr(mlp, f"{name}_proj")])
         self.norms = _block_norms(block)
         if hasattr(attention, "q_norm"):
             self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
         activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        outputs = sum(len(weight) for weight in qkv[0])
+        outputs = sum(layer.out_features for layer in qkv)
         self.shape = {
             "key_heads": outputs // width // (2 + groups),
             "groups": groups,
@@ -444,15 +562,15 @@ class NativeNeoXLayer(NativeLayer):
     def __init__(self, block: Any, config: Any) -> None:
         attention, mlp = block.attention, block.mlp
         heads, width = config.num_attention_heads, attention.head_size
-        weight = attention.query_key_value.weight.detach().unflatten(0, (heads, 3, width))
-        bias = attention.query_key_value.bias
-        by_kind = None if bias is None else bias.detach().float().view(heads, 3, width).transpose(0, 1).flatten()
-        self.weights = {
-            "qkv": ([weight[:, kind].flatten(0, 1).contiguous() for kind in range(3)], by_kind),
-            "out": weight_of(attention.dense),
-            "up": weight_of(mlp.dense_h_to_4h),
-            "down": weight_of(mlp.dense_4h_to_h),
-        }
+        self.products = Products()
+        self.products.add(
+            "qkv",
+            [attention.query_key_value],
+            lambda rows: rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2),
+        )
+        parts = {"out": attention.dense, "up": mlp.dense_h_to_4h, "down": mlp.dense_4h_to_h}
+        for name, part in parts.items():
+            self.products.add(name, [part])
         self.norms = {
             "before_attention": norm_of(block.input_layernorm),
             "before_mlp": norm_of(block.post_attention_layernorm),
@@ -476,26 +594,26 @@ def _products(module: PreTrainedModel) -> list[Any]:
     ]
 
 
-def _identity(layer: nn.Linear) -> tuple:
-    """What tells a linear layer from others, and from what it was before an edit."""
-    bias = None if layer.bias is None else (layer.bias.data_ptr(), version(layer.bias))
-    return layer.weight.data_ptr(), version(layer.weight), layer.weight.shape, bias
+def weight_of(layer: Any) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    """The product of a linear layer alone, as of `Products.arrays`."""
+    products = Products()
+    products.add("own", [layer])
+    return products.arrays["own"]
 
 
-def weight_of(layer: nn.Linear) -> tuple[list[Tensor], Tensor | None]:
-    bias = None if layer.bias is None else layer.bias.detach().float().contiguous()
-    return [layer.weight.detach().contiguous()], bias
+def _name(layer: Any) -> str:
+    """The name of a linear layer's weight."""
+    return "quantized" if isinstance(layer, Int8Linear) else "weight"
 
 
-def _joined(part: Any, joined: str, *names: str) -> tuple[list[Tensor], Tensor | None]:
-    """Linear layers of one input, which some families (Phi-3) have as one."""
-    layers = [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
-    weights, biases = zip(*(weight_of(layer) for layer in layers), strict=True)
-    if all(bias is None for bias in biases):
-        return [weight for own in weights for weight in own], None
-    parts = zip(biases, layers, strict=True)  # some have one and others none
-    filled = [layer.weight.new_zeros(len(layer.weight)).float() if bias is None else bias for bias, layer in parts]
-    return [weight for own in weights for weight in own], torch.cat(filled)
+def _is_released_by(layer: Any, uses: Counter[int]) -> bool:
+    """Whether a layer has released its weight, or could."""
+    own, name = vars(layer)["_parameters"], _name(layer)
+    if isinstance(own, ReleasedParameters):
+        return True
+    memory = own[name].untyped_storage().data_ptr()
+    del own
+    return can_release(layer, name, uses[memory])
 
 
 def _block_norms(block: Any) -> dict[str, tuple | None]:

@@ -1,0 +1,224 @@
+"""Weights that exist once: what drafttree-native has packed is released by the layers until somebody reads it.
+
+A released layer's `_parameters` is a `ReleasedParameters`. Anything that reads the weight there (a pass of the module,
+an adapter, a state dict, `parameters()`, `deepcopy`, `to`, an optimiser) gets it back first, unpacked, and the layer is
+an ordinary one again. What only looks uses `look` and `weights`.
+
+A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost.
+"""
+
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+MOST = 2
+"""Times that a weight is given back before it stays: somebody uses it, and to unpack it again and again takes time."""
+_giving = threading.RLock()
+
+
+class Released:
+    """Stands for a released weight where it is only looked at.
+
+    Attributes:
+        owner: gives it back.
+        shape: its shape.
+        dtype: its dtype.
+        nbytes: its bytes.
+    """
+
+    def __init__(self, owner: "ReleasedParameters", weight: Tensor) -> None:
+        self.owner, self.shape, self.dtype, self.nbytes = owner, weight.shape, weight.dtype, weight.nbytes
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def is_unchanged(self, weight: object) -> bool:
+        """Whether a weight is the one that was given back, with the values it had."""
+        return weight is self.owner.given() and torch.equal(self.owner.unpack(), weight)  # pyright: ignore[reportArgumentType]
+
+
+class ReleasedParameters(dict[str, Any]):
+    """The parameters of a layer of which one is released; in place of a module's `_parameters`.
+
+    Args:
+        layer: the layer, which has the weight still.
+        name: the name of the weight.
+        unpack: makes the weight anew, of the same shape and values.
+
+    Attributes:
+        weight: stands for the weight.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor]) -> None:
+        self.unpack, self._layer, self._name = unpack, weakref.ref(layer), name
+        weight = vars(layer)["_parameters"][name]
+        self._requires_grad, self._attributes = weight.requires_grad, dict(vars(weight))
+        self._input_major = weight.stride(0) == 1 and weight.shape[1] > 1
+        self.weight = Released(self, weight)
+        self._given: weakref.ref[Any] | None = None
+        self._times = 0
+        self._plain: dict[str, Any] | None = None
+        """What the layer has instead since the weight was given back; whoever has this object reads and edits that."""
+        self._take(layer)
+
+    def given(self) -> Tensor | None:
+        """The weight that the layer has instead, None if it was never given back or is gone."""
+        return self._given() if self._given else None
+
+    def look(self) -> dict[str, Any]:
+        """All parameters in order, with `weight` for one that is released."""
+        with _giving:
+            return dict(self._looked) if self._plain is None else dict(self._plain)
+
+    def give_back(self) -> dict[str, Any]:
+        """Let the layer have the weight again; its parameters."""
+        with _giving:
+            if self._plain is not None:
+                return self._plain
+            # an ordinary parameter, in whatever mode it is read
+            with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+                unpacked = self.unpack()
+                unpacked = unpacked.t().contiguous().t() if self._input_major else unpacked
+                weight = nn.Parameter(unpacked, self._requires_grad)
+            vars(weight).update(self._attributes)
+            self._given, self._times = weakref.ref(weight), self._times + 1
+            plain = self._plain = self._looked | {self._name: weight}
+            layer = self._layer()
+            if layer is not None and vars(layer)["_parameters"] is self:
+                vars(layer)["_parameters"] = plain
+            return plain
+
+    def take_back(self) -> None:
+        """Release the weight again if it is unchanged, nobody else holds it and it is not read all the time."""
+        with _giving:
+            layer = self._layer()
+            if self._plain is None or layer is None or self._times >= MOST:
+                return
+            if vars(layer)["_parameters"] is not self._plain:
+                return
+            if not self.weight.is_unchanged(self._plain.get(self._name)):
+                return
+            self._plain = None
+            if can_release(layer, self._name, 1):
+                self._take(layer)
+            else:
+                self._plain = vars(layer)["_parameters"]
+
+    def _take(self, layer: nn.Module) -> None:
+        self._looked = vars(layer)["_parameters"] | {self._name: self.weight}
+        vars(layer)["_parameters"] = self
+
+    def __contains__(self, name: object) -> bool:  # asked before every attribute of a module
+        return name in self.look()
+
+    def __getitem__(self, name: str) -> Any:
+        return (self.give_back() if name == self._name else self.look())[name]
+
+    def __reduce_ex__(self, _: Any) -> tuple[type[dict], tuple[dict[str, Any]]]:
+        return dict, (self.give_back(),)
+
+
+def _giving_back(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+    return lambda self, *given, **named: method(self.give_back(), *given, **named)
+
+
+for _name in ("__iter__", "__len__", "__reversed__", "__setitem__", "__delitem__", "__eq__", "__ne__", "__repr__"):
+    setattr(ReleasedParameters, _name, _giving_back(_name))
+for _name in ("__or__", "__ror__", "__ior__", "keys", "values", "items", "get", "pop", "popitem", "setdefault"):
+    setattr(ReleasedParameters, _name, _giving_back(_name))
+for _name in ("update", "clear", "copy"):
+    setattr(ReleasedParameters, _name, _giving_back(_name))
+
+
+def look(part: nn.Module) -> dict[str, Any]:
+    """The parameters of a module itself, with a `Released` for one that it has released."""
+    own = vars(part)["_parameters"]
+    return own.look() if isinstance(own, ReleasedParameters) else own
+
+
+def weights(module: nn.Module) -> Iterator[Any]:
+    """What `parameters()` gives, with a `Released` for each that is released."""
+    seen = set[int]()
+    for part in module.modules():
+        for each in look(part).values():
+            if each is not None and id(each) not in seen:
+                seen.add(id(each))
+                yield each
+
+
+def place(weight: Any) -> int:
+    """What tells the memory of a weight of `weights` from that of others."""
+    return id(weight) if isinstance(weight, Released) else weight.data_ptr()
+
+
+def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
+    """Name, shape and dtype of all that a state dict has."""
+    found = []
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
+        own = ((name, each) for name, each in (look(part) | kept).items() if each is not None)
+        found += [(f"{prefix}.{name}".lstrip("."), list(each.shape), str(each.dtype)) for name, each in own]
+    return found
+
+
+def storage_uses(module: nn.Module) -> Counter[int]:
+    """How many weights of a module are in each piece of memory, by its address."""
+    return Counter(each.untyped_storage().data_ptr() for each in weights(module) if isinstance(each, Tensor))
+
+
+def can_release(layer: nn.Module, name: str, uses: int) -> bool:
+    """Whether a layer may release a parameter: an ordinary one that nobody else holds.
+
+    Args:
+        layer: the layer.
+        name: the name of the parameter.
+        uses: how many weights of the module are in its memory.
+    """
+    weight = vars(layer)["_parameters"][name]
+    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or not weight.is_leaf or weight.is_shared():
+        return False
+    if weight.grad is not None or weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return False
+    del weight
+    *references, users = _holders(layer, name)
+    *alone, user = _alone()
+    return references == alone and users == user + uses - 1
+
+
+def release(layer: nn.Module, name: str, unpack: Callable[[], Tensor], uses: Counter[int]) -> None:
+    """Let a layer do without a weight that somebody else keeps, where that is safe.
+
+    Args:
+        layer: the layer.
+        name: the name of the weight among its parameters.
+        unpack: makes the weight anew.
+        uses: of `storage_uses`.
+    """
+    memory = vars(layer)["_parameters"][name].untyped_storage().data_ptr()
+    if can_release(layer, name, uses[memory]):
+        uses[memory] -= 1
+        ReleasedParameters(layer, name, unpack)
+
+
+def _holders(layer: nn.Module, name: str) -> tuple[int, int, int, int]:
+    """How often are referred to: a layer's parameters, one of them, its memory as an object, and its memory as such."""
+    own = vars(layer)["_parameters"]
+    weight = own[name]
+    memory = weight.untyped_storage()
+    users = torch._C._storage_Use_Count(memory._cdata)
+    return sys.getrefcount(own), sys.getrefcount(weight), sys.getrefcount(memory), users
+
+
+@lru_cache(maxsize=1)
+def _alone() -> tuple[int, int, int, int]:
+    """What is counted of a parameter that nobody holds but its layer."""
+    return _holders(nn.Linear(1, 1, device="cpu"), "weight")
