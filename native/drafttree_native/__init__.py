@@ -43,6 +43,7 @@ def load(flags: set[str]) -> ModuleType:
 _module = load(_flags())
 Model = _module.Model
 panel: int = _module.panel
+trim_heap = _module.trim_heap
 use_openmp = _module.use_openmp
 best_tokens = _module.best_tokens
 variant = _module.__name__.rpartition(".")[2].removeprefix("_")

@@ -125,7 +125,9 @@ def quantize_int8(module: PreTrainedModel) -> None:
         raise ModelError(f"{kind} has no linear layers to quantise but its head; leave out quantize")
     for _, name, child in layers:
         _check_device(kind, name, child)
-    for part, name, child in layers:
+    del parts, child
+    while layers:  # which hold weights that go one by one
+        part, name, child = layers.pop()
         setattr(part, name, Int8Linear(child))
 
 

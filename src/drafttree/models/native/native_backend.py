@@ -390,6 +390,7 @@ class PackedModel:
             unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
             del weight
             release(layer, _name(layer), unpack, uses)
+        native.trim_heap()
 
 
 _packed = WeakKeyDictionary[PreTrainedModel, PackedModel]()
