@@ -19,6 +19,7 @@ from drafttree.core import Proposal, SeededRandomness
 from drafttree.drafters.session import draft_expand
 from drafttree.engine import grow
 from drafttree.engine.child_sampler import ChildSampler
+from drafttree.engine.tree_growth import DraftRows
 from drafttree.errors import ConfigError
 from drafttree.evaluation.exactness import toy_tree
 from drafttree.exactness import TabularModel
@@ -95,7 +96,7 @@ worlds = st.builds(
 )
 
 
-class ToyRows:
+class ToyRows(DraftRows):
     """Sessions that draft one after the other, as growth asks for them.
 
     Attributes:

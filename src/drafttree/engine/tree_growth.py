@@ -49,7 +49,7 @@ class DraftRows(Protocol):
 
     def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
         """Return chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
-        ...
+        return None
 
 
 class Gate(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafttree.drafters import Frontier
 from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
-from drafttree.engine.tree_growth import grow
+from drafttree.engine.tree_growth import DraftRows, grow
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
 from drafttree.policies.base import TextContext, TreePolicy
@@ -81,7 +81,7 @@ class ExpansionBench:
         return {**asdict(self), "rows": [row.summary() for row in self.rows]}
 
 
-class ZipfDraft:
+class ZipfDraft(DraftRows):
     """The logits of a drafter whose passes cost nothing: views of rows made beforehand.
 
     Args:

@@ -123,9 +123,9 @@ def quantize_int8(module: PreTrainedModel) -> None:
     layers = [(part, name, child) for part, name, child in parts if type(child) is nn.Linear and child is not head]
     if not layers:
         raise ModelError(f"{kind} has no linear layers to quantise but its head; leave out quantize")
-    for _, name, child in layers:
-        _check_device(kind, name, child)
-    del parts, child
+    for _, name, layer in layers:
+        _check_device(kind, name, layer)
+    layer = parts = None
     while layers:  # which hold weights that go one by one
         part, name, child = layers.pop()
         setattr(part, name, Int8Linear(child))
