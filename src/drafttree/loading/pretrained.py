@@ -173,10 +173,21 @@ def _read(
     model = model.to(device).eval()
     if quantize:
         apply_quantization(model, quantize, source)
+    if device.type == "cpu" and tensor_parallel_size == 1:
+        _copy_what_stays(model)
     if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def _copy_what_stays(model: PreTrainedModel) -> None:
+    """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
+    released = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
+    shared = {id(each) for part in model.modules() if isinstance(part, nn.Embedding) for each in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in released - shared:
+            parameter.data = parameter.data.clone()
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:

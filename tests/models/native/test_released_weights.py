@@ -243,9 +243,12 @@ def double(weight: torch.Tensor) -> None:
         lambda module: module.model.layers[0].mlp.up_proj.register_parameter("bias", nn.Parameter(torch.randn(48))),
         lambda module: module.state_dict()["model.layers.1.mlp.up_proj.weight"].mul_(2),
         lambda module: module.double().float() and double(module.lm_head.weight),
+        lambda module: module.requires_grad_(False) and double(module.lm_head.weight),
+        lambda module: module.double(),
+        lambda module: module.bfloat16(),
         lambda module: double(module.get_input_embeddings().weight),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 @pytest.mark.parametrize("texts", [0, 1])
 def test_edits_are_of_the_model_that_writes(edit, texts):
@@ -256,8 +259,11 @@ def test_edits_are_of_the_model_that_writes(edit, texts):
         logits(model)
     model.release()
     edit(model.module)
-    assert not torch.equal(logits(model), before)
-    assert_as_module(model)
+    found = logits(model)
+    assert found.dtype != before.dtype or not torch.equal(found, before)
+    tolerance = 0.1 if model.dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found.double(), own_logits(model.module).double(), atol=tolerance, rtol=tolerance)
+    assert {each.dtype for each in model.module.parameters()} == {model.dtype}
 
 
 def test_adapters_are_added_scaled_and_removed():

@@ -4,13 +4,13 @@ A released layer's `_parameters` is a `ReleasedParameters`. Anything that reads 
 an adapter, a state dict, `parameters()`, `deepcopy`, `to`, an optimiser) gets it back first, unpacked, and the layer is
 an ordinary one again. What only looks uses `look` and `weights`.
 
-A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost.
+A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost. So
+weights that several models share (`drafttree.loading.shared_weights`) stay.
 """
 
 import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -62,10 +62,7 @@ class ReleasedParameters(dict[str, Any]):
 
     def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor]) -> None:
         self.unpack, self._layer, self._name = unpack, weakref.ref(layer), name
-        weight = vars(layer)["_parameters"][name]
-        self._requires_grad, self._attributes = weight.requires_grad, dict(vars(weight))
-        self._input_major = weight.stride(0) == 1 and weight.shape[1] > 1
-        self.weight = Released(self, weight)
+        self.weight = Released(self, vars(layer)["_parameters"][name])
         self._given: weakref.ref[Any] | None = None
         self._times = 0
         self._plain: dict[str, Any] | None = None
@@ -110,12 +107,15 @@ class ReleasedParameters(dict[str, Any]):
             if not self.weight.is_unchanged(self._plain.get(self._name)):
                 return
             self._plain = None
-            if can_release(layer, self._name, 1):
+            if can_release(layer, self._name):
                 self._take(layer)
             else:
                 self._plain = vars(layer)["_parameters"]
 
     def _take(self, layer: nn.Module) -> None:
+        weight = vars(layer)["_parameters"][self._name]
+        self._requires_grad, self._attributes = weight.requires_grad, dict(vars(weight))
+        self._input_major = weight.stride(0) == 1 and weight.shape[1] > 1
         self._looked = vars(layer)["_parameters"] | {self._name: self.weight}
         vars(layer)["_parameters"] = self
 
@@ -173,43 +173,15 @@ def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
     return found
 
 
-def storage_uses(module: nn.Module) -> Counter[int]:
-    """How many weights of a module are in each piece of memory, by its address."""
-    return Counter(each.untyped_storage().data_ptr() for each in weights(module) if isinstance(each, Tensor))
-
-
-def can_release(layer: nn.Module, name: str, uses: int) -> bool:
-    """Whether a layer may release a parameter: an ordinary one that nobody else holds.
-
-    Args:
-        layer: the layer.
-        name: the name of the parameter.
-        uses: how many weights of the module are in its memory.
-    """
+def can_release(layer: nn.Module, name: str) -> bool:
+    """Whether a layer may release a parameter: an ordinary one that nobody else holds."""
     weight = vars(layer)["_parameters"][name]
     if type(weight) is not nn.Parameter or weight.device.type != "cpu" or not weight.is_leaf or weight.is_shared():
         return False
     if weight.grad is not None or weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return False
     del weight
-    *references, users = _holders(layer, name)
-    *alone, user = _alone()
-    return references == alone and users == user + uses - 1
-
-
-def release(layer: nn.Module, name: str, unpack: Callable[[], Tensor], uses: Counter[int]) -> None:
-    """Let a layer do without a weight that somebody else keeps, where that is safe.
-
-    Args:
-        layer: the layer.
-        name: the name of the weight among its parameters.
-        unpack: makes the weight anew.
-        uses: of `storage_uses`.
-    """
-    memory = vars(layer)["_parameters"][name].untyped_storage().data_ptr()
-    if can_release(layer, name, uses[memory]):
-        uses[memory] -= 1
-        ReleasedParameters(layer, name, unpack)
+    return _holders(layer, name) == _alone()
 
 
 def _holders(layer: nn.Module, name: str) -> tuple[int, int, int, int]:

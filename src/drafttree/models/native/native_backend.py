@@ -8,7 +8,6 @@ in a batch. `drafttree.models.validation.select_backend` compares it with the mo
 import importlib
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,8 +31,6 @@ from drafttree.models.module.released import (
     ReleasedParameters,
     can_release,
     look,
-    release,
-    storage_uses,
     weights,
 )
 from drafttree.models.segment import Output, Segment, split, split_layers
@@ -98,8 +95,8 @@ def is_native(module: PreTrainedModel) -> bool:
         return False
     if not knows(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
         return False
-    memory, uses = machine_memory(), storage_uses(module)
-    copied = sum(look(part)[_name(part)].nbytes for part in products if not _is_released_by(part, uses))
+    memory = machine_memory()
+    copied = sum(look(part)[_name(part)].nbytes for part in products if not _is_released_by(part))
     return not copied or module in _packed or memory is None or memory.free - copied > LEFT_FREE * memory.total
 
 
@@ -347,14 +344,12 @@ class PackedModel:
             entry = norm_of(embedding.enorm), norm_of(embedding.hnorm), projection, embedding.states_first, False
             embedding = embedding.embed_tokens
         self.model = new_model(embedding, entry, getattr(config, "embedding_multiplier", None))
-        kinds, uses, shape = dict[str | None, int](), storage_uses(module), dict[str, Any]()
-        # the model reads the embedding where it lies
-        uses[embedding.weight.untyped_storage().data_ptr()] += embedding.weight.is_contiguous()
+        kinds, shape = dict[str | None, int](), dict[str, Any]()
         kind = NativeLlamaLayer if config.model_type in LLAMAS else NativeNeoXLayer
         for index, block in enumerate(decoder.layers):
             layer = kind(block, config)
             add_layer(self.model, layer, decoder.rotary_emb, kinds)
-            self._release(index, layer.products, uses)
+            self._release(index, layer.products)
             shape = layer.shape
         self.layout = CacheLayout.uniform(len(decoder.layers), shape["key_heads"], shape["width"])
         norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
@@ -362,7 +357,7 @@ class PackedModel:
         if add_head(self.model, norm_of(norm), head, getattr(config, "logits_scaling", 1.0)):
             products = Products()
             products.places[head] = [Place("head", 0, None)]
-            self._release(-1, products, uses)
+            self._release(-1, products)
         self._stamps, self._head = [*map(_stamp, weights(module))], _stamp(look(head)[_name(head)])
         self._head_bias = None if head.bias is None else _stamp(head.bias)
 
@@ -382,14 +377,15 @@ class PackedModel:
             if isinstance(stamp, Released):
                 stamp.owner.take_back()
 
-    def _release(self, index: int, products: "Products", uses: Counter[int]) -> None:
+    def _release(self, index: int, products: "Products") -> None:
         """Let the layers that were packed release their weights."""
         products.arrays.clear()
         for layer, found in products.places.items():
             weight = look(layer)[_name(layer)]
             unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
             del weight
-            release(layer, _name(layer), unpack, uses)
+            if can_release(layer, _name(layer)):
+                ReleasedParameters(layer, _name(layer), unpack)
         native.trim_heap()
 
 
@@ -607,14 +603,9 @@ def _name(layer: Any) -> str:
     return "quantized" if isinstance(layer, Int8Linear) else "weight"
 
 
-def _is_released_by(layer: Any, uses: Counter[int]) -> bool:
+def _is_released_by(layer: Any) -> bool:
     """Whether a layer has released its weight, or could."""
-    own, name = vars(layer)["_parameters"], _name(layer)
-    if isinstance(own, ReleasedParameters):
-        return True
-    memory = own[name].untyped_storage().data_ptr()
-    del own
-    return can_release(layer, name, uses[memory])
+    return isinstance(look(layer)[_name(layer)], Released) or can_release(layer, _name(layer))
 
 
 def _block_norms(block: Any) -> dict[str, tuple | None]:
