@@ -160,6 +160,16 @@ def test_what_is_read_all_the_time_stays():
     assert model.packed_nbytes > 0
 
 
+def test_what_is_set_at_a_weight_stays():
+    model = build()
+    model.module.requires_grad_(False)
+    model.module.lm_head.weight.role = "head"  # pyright: ignore[reportAttributeAccessIssue]
+    logits(model)
+    assert model.module.lm_head in released(model.module)
+    assert not any(each.requires_grad for each in model.module.parameters())
+    assert model.module.lm_head.weight.role == "head"  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize(
     "hold",
     [
