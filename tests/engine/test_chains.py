@@ -1,5 +1,6 @@
 """Chains that are drafted in one call are those that are drafted level by level, and so are the texts."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
-from drafttree.models import TargetModel
+from drafttree.models import TargetModel, select_backend
 from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS
 from helpers.drafter_kinds import drafter_of, random_states, random_text
@@ -90,6 +91,39 @@ def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level(needs_nat
     assert isinstance(drafter, LanguageModelDrafter)
     other = Other(drafter.model)
     _, chains = rounds(other, Chain(depth=4), [5], [4])
+    assert chains == 0
+
+
+class Negated(TargetModel):
+    """Prefers what its module does not."""
+
+    def forward(self, segments, *, hidden_layers=()):
+        found = super().forward(segments, hidden_layers=hidden_layers)
+        return [each._replace(logits=-each.logits) for each in found]
+
+
+def of_a_model_of_another_class() -> LanguageModelDrafter:
+    return LanguageModelDrafter(Negated(tiny.build("llama"), select_backend))
+
+
+def of_a_model_with_another_forward() -> LanguageModelDrafter:
+    model: Any = TargetModel(tiny.build("llama"), select_backend)
+    model.forward = partial(Negated.forward, Negated(model.module, select_backend))
+    return LanguageModelDrafter(model)
+
+
+def with_another_expand() -> LanguageModelDrafter:
+    drafter: Any = LanguageModelDrafter(TargetModel(tiny.build("llama"), select_backend))
+    expand = drafter.expand
+    drafter.expand = lambda sessions, frontiers: -expand(sessions, frontiers)
+    return drafter
+
+
+@pytest.mark.parametrize("drafter", [of_a_model_of_another_class, of_a_model_with_another_forward, with_another_expand])
+def test_what_changes_logits_changes_those_of_chains(drafter, needs_native):
+    found, chains = rounds(drafter(), Chain(depth=4), [5], [4])
+    expected, _ = rounds(drafter(), ByLevels(depth=4), [5], [4])
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
     assert chains == 0
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
-from drafttree.models import Model, Segment, prefill
+from drafttree.models import Model, Segment, TargetModel, prefill
 
 
 class LanguageModelDrafter(ShownBySize):
@@ -59,7 +59,10 @@ class LanguageModelDrafter(ShownBySize):
         self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Chains behind the trees' only nodes; see `drafttree.drafters.base.SharedDrafter`."""
-        draft: Any = getattr(getattr(self.model, "backend", None), "draft_chains", None)
+        model: Any = self.model
+        # another `forward` than this may change logits
+        is_target = getattr(model.forward, "__func__", None) is TargetModel.forward
+        draft = getattr(model.backend, "draft_chains", None) if is_target else None
         if not draft:
             return None
         with count_pass(sessions, count):

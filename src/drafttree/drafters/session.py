@@ -130,10 +130,11 @@ def draft_chain(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Chains behind the only node of each tree, as of `SharedDrafter.chain`; None where they are drafted by levels.
 
-    So they are where a class derives from one that drafts chains, and expands in another way.
+    So they are where a class derives from one that drafts chains, or an object is of it, and expands in another way.
     """
     drafter: Any = _shared_drafter(sessions)
-    own = next((vars(kind) for kind in type(drafter).__mro__ if {"chain", "expand"} & {*vars(kind)}), {})
+    spaces = getattr(drafter, "__dict__", {}), *map(vars, type(drafter).__mro__)
+    own = next((space for space in spaces if {"chain", "expand"} & {*space}), {})
     return drafter.chain(sessions, tokens, count, allowed) if {"chain", "expand"} <= {*own} else None
 
 
