@@ -276,6 +276,25 @@ def test_edits_are_of_the_model_that_writes(edit, texts):
     assert {each.dtype for each in model.module.parameters()} == {model.dtype}
 
 
+def test_an_edit_while_a_text_begins_is_not_lost(monkeypatch):
+    model = build()
+    before, layer, equal = logits(model), model.module.lm_head, torch.equal
+    weight, edit = weakref.ref(layer.weight), threading.Thread(target=lambda: double(layer.weight))
+
+    def equal_and_edited(*given: torch.Tensor) -> bool:
+        found = equal(*given)
+        if given[1] is weight() and not edit.ident:
+            edit.start()
+            edit.join(0.2)  # the edit may wait
+        return found
+
+    monkeypatch.setattr(torch, "equal", equal_and_edited)
+    logits(model)
+    edit.join()
+    assert not equal(logits(model), before)
+    assert_as_module(model)
+
+
 def test_adapters_are_added_scaled_and_removed():
     model = build()
     before = logits(model)

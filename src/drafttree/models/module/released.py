@@ -99,18 +99,17 @@ class ReleasedParameters(dict[str, Any]):
     def take_back(self) -> None:
         """Release the weight again if it is unchanged, nobody else holds it and it is not read all the time."""
         with _giving:
-            layer = self._layer()
-            if self._plain is None or layer is None or self._times >= MOST:
+            layer, weight = self._layer(), self.given()
+            if self._plain is None or layer is None or weight is None or self._times >= MOST:
                 return
-            if vars(layer)["_parameters"] is not self._plain:
+            if vars(layer)["_parameters"] is not self._plain or self._plain.get(self._name) is not weight:
                 return
-            if not self.weight.is_unchanged(self._plain.get(self._name)):
-                return
-            self._plain = None
-            if can_release(layer, self._name):
-                self._take(layer)
-            else:
-                self._plain = vars(layer)["_parameters"]
+            del weight
+            self._take(layer)  # first: whoever reads or edits the weight from now on waits
+            kept = nn.Module()
+            vars(kept)["_parameters"], self._plain = self._plain, None
+            if not (can_release(kept, self._name) and self.weight.is_unchanged(self.given())):
+                self._plain = vars(layer)["_parameters"] = vars(kept)["_parameters"]
 
     def _take(self, layer: nn.Module) -> None:
         weight = vars(layer)["_parameters"][self._name]
