@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels, native_backend
 from testing.fixed_costs import fixed_costs
 
 __all__ = ["fixed_costs"]
@@ -62,13 +62,13 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def on_torch(monkeypatch):
     """Passes run on torch, as where drafttree-native is not installed."""
-    monkeypatch.setattr(native_backend, "native", None)
+    monkeypatch.setattr(kernels, "native", None)
 
 
 @pytest.fixture
 def needs_native(monkeypatch):
     """Passes run in one call, also in bfloat16 on CPUs where that is left to torch."""
-    if native_backend.native is None:
+    if kernels.native is None:
         pytest.skip("drafttree-native is not installed")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
 
@@ -77,8 +77,8 @@ def needs_native(monkeypatch):
 def fast(request, monkeypatch):
     """The fastest backend of a Llama where drafttree-native is installed, and where it is not."""
     if request.param is FusedBackend:
-        monkeypatch.setattr(native_backend, "native", None)
-    elif native_backend.native is None:
+        monkeypatch.setattr(kernels, "native", None)
+    elif kernels.native is None:
         pytest.skip("drafttree-native is not installed")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # where bfloat16 is left to torch
     return request.param

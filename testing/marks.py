@@ -2,6 +2,6 @@
 
 import pytest
 
-from drafttree.models.native.native_backend import native
+from drafttree.models.native.kernels import native
 
 needs_native = pytest.mark.skipif(native is None, reason="drafttree-native is not installed")

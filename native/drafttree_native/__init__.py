@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from types import ModuleType
 
-CALLS = 3
+CALLS = 4
 """The version of what drafttree calls here; raised when it changes."""
 VARIANTS = {
     "_avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},

@@ -15,7 +15,7 @@ from drafttree.drafters.head import Head
 from drafttree.drafters.native_eagle import NativeEagle
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import checkpoints
@@ -33,8 +33,8 @@ every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if 
 def fast(request, monkeypatch) -> type:
     """The fastest backend of a head, where drafttree-native is installed and where it is not."""
     if request.param is FusedEagle3:
-        monkeypatch.setattr(native_backend, "native", None)
-    elif native_backend.native is None:
+        monkeypatch.setattr(kernels, "native", None)
+    elif kernels.native is None:
         pytest.skip("drafttree-native is not installed")
     return request.param
 
@@ -148,9 +148,7 @@ def test_a_window_moves_with_the_drafted_rows(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_passes_in_one_call_are_the_formulas_over_rounds(name):
-    if native_backend.native is None:
-        pytest.skip("drafttree-native is not installed")
+def test_passes_in_one_call_are_the_formulas_over_rounds(name, needs_native):
     session = Session(name)
     assert isinstance(session.drafter.heads[0].inner, NativeEagle)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):

@@ -9,7 +9,7 @@ from drafttree.evaluation import demo
 from drafttree.evaluation.demo import DRAFTED, PLAIN, DemoTarget, judge, load_demo
 from drafttree.evaluation.reference import Difference
 from drafttree.evaluation.shapes import Shape
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels
 from testing.given_times import give_times
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.5, "seed": 0}
@@ -36,7 +36,7 @@ def test_too_little_memory_says_what_is_needed(monkeypatch):
 def decoders():
     """Decoders on torch, whose texts may differ by ties in bfloat16."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_backend, "native", None)
+        patch.setattr(kernels, "native", None)
         return {dtype: drafttree.load(policy="dynatree", dtype=dtype) for dtype in ("float32", "bfloat16")}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree.evaluation.shapes import SHAPES, Shape
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels
 from drafttree_lab.micro import products
 from testing.command_line import complaint
 
@@ -26,7 +26,7 @@ def embedded_shape(monkeypatch):
 def test_every_kind_is_timed_by_rows():
     seen = []
     found = products.bench_products(shape=None, rows=(1, 3), repeats=2, progress=seen.append)
-    assert [row.kind for row in found.rows] == ["float32", "bfloat16", "int8"][: 3 if native_backend.native else 2]
+    assert [row.kind for row in found.rows] == ["float32", "bfloat16", "int8"][: 3 if kernels.native else 2]
     assert [row.weight_bytes for row in found.rows[:2]] == [4 * 64 * 96, 2 * 64 * 96]
     assert all(set(row.product) == {1, 3} and min(row.product.values()) > 0 for row in found.rows[:2])
     assert sorted(seen) == sorted(["float32", "bfloat16"] * 3)
@@ -37,8 +37,8 @@ def test_passes_are_timed_on_torch_and_in_one_call(embedded_shape):
     found = products.bench_products(shape=embedded_shape, rows=(1, 3), repeats=1)
     assert all(set(row.passes) == {1, 3} for row in found.rows[:2])
     by_kind = {row.kind: row.native and set(row.native) for row in found.rows}
-    assert by_kind["float32"] == ({1, 3} if native_backend.native else None)
-    if native_backend.native:
+    assert by_kind["float32"] == ({1, 3} if kernels.native else None)
+    if kernels.native:
         assert by_kind["int8"] == {1, 3}
 
 

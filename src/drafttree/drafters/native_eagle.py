@@ -9,24 +9,16 @@ from torch import Tensor
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.eagle import Eagle3Head, EagleHead
 from drafttree.models import Segment, TreeCache
-from drafttree.models.native.native_backend import (
-    BEFORE_NORM,
-    NativeLlamaLayer,
-    add_head,
-    add_layer,
-    draft_chains,
-    new_model,
-    norm_of,
-    run_pass,
-    weight_of,
-)
+from drafttree.models.native.kernels import BEFORE_NORM, draft_chains, run_pass
+from drafttree.models.native.native_layers import NativeLlamaLayer, norm_of, weight_of
+from drafttree.models.native.packed_model import add_head, add_layer, new_model
 
 
 class NativeEagle:
     """Runs a head in one call; see `drafttree.drafters.head.Head` for the protocol. States and logits are float32.
 
     Args:
-        head: frozen, on a CPU, of a dtype that `drafttree.models.native.native_backend.knows`.
+        head: frozen, on a CPU, of a dtype that `drafttree.models.native.kernels.knows`.
 
     Raises:
         AttributeError: a layer or the order of its norms is not known.
@@ -71,7 +63,7 @@ class NativeEagle:
     def draft_chains(
         self, segments: Sequence[Segment], count: int, allowed: int, states: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draft chains; see `drafttree.models.native.native_backend.draft_chains`."""
+        """Draft chains; see `drafttree.models.native.kernels.draft_chains`."""
         ids, columns = self._head.target_ids, self._head.lm_head.out_features
         allowed = min(allowed, columns) if ids is None else columns
         how = {"output": self._output, "read": states, "ids": ids}

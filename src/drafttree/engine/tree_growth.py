@@ -28,7 +28,7 @@ from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.policy_answers import checked_answer
-from drafttree.models.native.native_backend import native_candidates
+from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
 
 

@@ -16,7 +16,7 @@ from drafttree.core.errors import ConfigError, ModelError, unknown
 from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
 from drafttree.models.base import Backend
 from drafttree.models.fused.int8_linear import quantization_method, quantize_int8
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
@@ -64,7 +64,7 @@ def check_quantization(option: str, kind: Any, device: torch.device, source: obj
         raise unknown(option, kind, KINDS)
     if isinstance(source, PreTrainedModel):
         raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
-    if device.type == "cpu" and native_backend.native is None:
+    if device.type == "cpu" and kernels.native is None:
         install = 'pip install "drafttree[native]"'
         raise ConfigError(f"{option}={kind!r} needs drafttree-native on a CPU; install it: {install}")
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafttree.engine.tree_growth import best_candidates
-from drafttree.models.native import native_backend
-from drafttree.models.native.native_backend import MOST_CANDIDATES, native_candidates
+from drafttree.models.native.kernels import MOST_CANDIDATES, native_candidates
+from testing.marks import needs_native
 
-pytestmark = pytest.mark.skipif(native_backend.native is None, reason="drafttree-native is not installed")
+pytestmark = needs_native
 
 
 def expected(logits: torch.Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -19,8 +19,9 @@ from drafttree.models import Segment, TargetModel, append, prefill, select_backe
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
 from drafttree.models.module.module_backend import ModuleBackend
-from drafttree.models.native import native_backend
+from drafttree.models.native import kernels, native_backend, native_layers
 from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.native.packed_model import packed_models
 from testing import tiny
 from testing.fused_families import CONFIGS
 from testing.marks import needs_native
@@ -201,7 +202,7 @@ def test_another_default_dtype_changes_nothing(default):
     expected = append(backend, backend.new_cache(9), tiny.random_tokens(9, 1)).logits
     torch.set_default_dtype(default)
     try:
-        native_backend._rows_agree.cache_clear()
+        kernels._rows_agree.cache_clear()
         assert native_backend.is_native(module)
         assert torch.equal(append(backend, backend.new_cache(9), tiny.random_tokens(9, 1)).logits, expected)
     finally:
@@ -262,8 +263,8 @@ def test_a_pass_that_gives_other_logits_is_not_trusted(monkeypatch):
     def wrong(block):
         return {place: (scale * 1.1, *rest) for place, (scale, *rest) in right(block).items()}
 
-    right = native_backend._block_norms
-    monkeypatch.setattr(native_backend, "_block_norms", wrong)
+    right = native_layers._block_norms
+    monkeypatch.setattr(native_layers, "_block_norms", wrong)
     assert isinstance(select_backend(tiny.build("llama")), FusedBackend | ModuleBackend)
 
 
@@ -276,14 +277,14 @@ def test_bfloat16_is_left_to_torch_where_it_multiplies_tiles(monkeypatch):
 
 
 def test_without_the_package_layers_are_fused(monkeypatch):
-    monkeypatch.setattr(native_backend, "native", None)
+    monkeypatch.setattr(kernels, "native", None)
     assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
 
 
 @pytest.mark.parametrize(("later", "said"), [(-1, "a newer one"), (1, "an older one")])
 def test_a_package_of_another_version_is_left_alone(monkeypatch, caplog, later, said):
-    monkeypatch.setattr(native_backend.native, "CALLS", native_backend.CALLS + later)
-    assert native_backend.find_native() is None
+    monkeypatch.setattr(kernels.native, "CALLS", kernels.CALLS + later)
+    assert kernels.find_native() is None
     assert f"this drafttree needs {said} of drafttree-native; install both anew" in caplog.text
 
 
@@ -291,8 +292,8 @@ def test_a_package_that_does_not_load_is_told(monkeypatch, caplog):
     def broken(name):
         raise ImportError("GLIBC_2.99 not found")
 
-    monkeypatch.setattr(native_backend.importlib, "import_module", broken)
-    assert native_backend.find_native() is None
+    monkeypatch.setattr(kernels.importlib, "import_module", broken)
+    assert kernels.find_native() is None
     assert "drafttree-native does not load (GLIBC_2.99 not found), so passes run on torch" in caplog.text
 
 
@@ -324,7 +325,7 @@ def test_what_is_no_number_is_not_hidden(dtype, quantize):
     assert append(model, model.new_cache(4), [1, 3, 2]).logits.isnan().all()
 
 
-@pytest.mark.skipif(not native_backend._openmp(), reason="no OpenMP library is known here")
+@pytest.mark.skipif(not kernels._openmp(), reason="no OpenMP library is known here")
 @torch.inference_mode()
 def test_passes_run_on_torchs_threads():
     """Threads of their own would share the cores with torch's, which spin after each operation."""
@@ -385,14 +386,14 @@ def test_a_process_may_be_forked_while_another_thread_is_in_a_pass():
 def test_builds_for_other_processors_agree(dtype, quantize, variant, monkeypatch):
     """Those whose instructions this one has too; a build's own rows agree with each other to the last bit."""
     try:
-        other = native_backend.native.load(native_backend.native.VARIANTS[variant])
+        other = kernels.native.load(kernels.native.VARIANTS[variant])
     except ImportError:
         pytest.skip("not built here")
     module = in_kind(tiny.build("llama"), dtype, quantize)
     prompt, tree = tiny.random_tokens(70, 1), tiny.random_tree((3, 5, 4), 2)
     expected = append(NativeBackend(module), NativeBackend(module).new_cache(70), prompt).logits
-    monkeypatch.setattr(native_backend, "native", other)
-    native_backend._packed.clear()
+    monkeypatch.setattr(kernels, "native", other)
+    packed_models.clear()
     model = TargetModel(module, NativeBackend)
     cache = model.new_cache(90)
     found = append(model, cache, prompt).logits
@@ -404,4 +405,4 @@ def test_builds_for_other_processors_agree(dtype, quantize, variant, monkeypatch
         append(model, single, prompt)
         rows = [append(model, single, [int(tree.tokens[0, node])]).logits[0] for node in path]
         assert torch.equal(torch.cat(rows), logits[path])
-    native_backend._packed.clear()
+    packed_models.clear()

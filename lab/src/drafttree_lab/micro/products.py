@@ -15,7 +15,8 @@ from drafttree.evaluation.inflation import load_inflated
 from drafttree.models import TargetModel
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.fused_linear import FusedProduct, fuse, multiplies_bfloat16_fast
-from drafttree.models.native.native_backend import NativeBackend, is_native, native
+from drafttree.models.native.kernels import native
+from drafttree.models.native.native_backend import NativeBackend, is_native
 from drafttree_lab.experiment.law import copy_bandwidth
 
 INPUTS, OUTPUTS = 1024, 5888

@@ -133,11 +133,11 @@ def _giving_back(name: str) -> Callable[..., Any]:
     return lambda self, *given, **named: method(self.give_back(), *given, **named)
 
 
-for _name in ("__iter__", "__len__", "__reversed__", "__setitem__", "__delitem__", "__eq__", "__ne__", "__repr__"):
-    setattr(ReleasedParameters, _name, _giving_back(_name))
-for _name in ("__or__", "__ror__", "__ior__", "keys", "values", "items", "get", "pop", "popitem", "setdefault"):
-    setattr(ReleasedParameters, _name, _giving_back(_name))
-for _name in ("update", "clear", "copy"):
+for _name in (
+    *("__iter__", "__len__", "__reversed__", "__setitem__", "__delitem__", "__eq__", "__ne__", "__repr__"),
+    *("__or__", "__ror__", "__ior__", "keys", "values", "items", "get", "pop", "popitem", "setdefault"),
+    *("update", "clear", "copy"),
+):
     setattr(ReleasedParameters, _name, _giving_back(_name))
 
 

@@ -1,0 +1,201 @@
+"""The package drafttree-native, where there is one, and its calls: passes, chains, and the best tokens of rows."""
+
+import importlib
+import logging
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
+from drafttree.models.segment import Segment
+
+logger = logging.getLogger("drafttree")
+CALLS = 4
+"""The version of what is called of drafttree-native."""
+MOST_CANDIDATES = 64
+"""Tokens of a row for which keeping them sorted is faster than sorting the row."""
+FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+BEFORE_NORM = -1
+"""Stands for the layer whose states are what the last norm reads."""
+
+
+def find_native() -> Any:
+    """The package drafttree-native, an extra (`drafttree[native]`); None where there is none that can be used."""
+    try:
+        found = importlib.import_module("drafttree_native")
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        logger.warning("drafttree-native does not load (%s), so passes run on torch; install it anew", error)
+        return None
+    if found.CALLS != CALLS:
+        needed = "a newer one" if found.CALLS < CALLS else "an older one"
+        logger.warning("passes run on torch: this drafttree needs %s of drafttree-native; install both anew", needed)
+        return None
+    if library := _openmp():
+        found.use_openmp(library)
+    return found
+
+
+def _openmp() -> str | None:
+    """The path of the OpenMP library that torch has loaded; None where the system does not tell."""
+    try:
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        return None
+    found = [path for path in mapped if re.search(r"/lib(g|i)?omp\d*[-.\w]*\.so", path)]
+    return next((path for path in found if "torch" in path), next(iter(found), None))
+
+
+native: Any = find_native()
+
+
+def knows(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> bool:
+    """Whether weights of a dtype on a device can be packed, and those of eight bits if some are quantised."""
+    if native is None or device.type != "cpu" or dtype not in FORMATS:
+        return False
+    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not quantized:
+        return False  # torch's products of several rows use it; nothing here does yet
+    return all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])]))
+
+
+@lru_cache
+def _rows_agree(dtype: torch.dtype) -> bool:
+    """Whether this build computes rows on this processor alike in a pass over all of them and in one over each."""
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}
+    embedding = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), **kind) / 10
+    cached = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    model = native.Model(torch.get_num_threads(), embedding, 1.0, FORMATS[cached])
+    norm = torch.ones(96, **kind), None, 1e-6, False
+    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
+    sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
+    weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
+    scales = torch.full((96,), 1 / 400, **kind)
+    weights = {"out": ([weight[:, :32].contiguous()], None, scales)}
+    weights |= dict.fromkeys(("qkv", "gate", "up", "down"), ([weight], None, scales))
+    norms = {"before_attention": norm, "before_mlp": norm}
+    model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
+    model.add_head(norm, ([weight], None, scales), 1.0)
+    layout, rows = CacheLayout.uniform(1, 1, 32), 19
+    like = torch.empty(0, dtype=cached, device="cpu")
+    found = []
+    for step in (rows, 1):
+        cache = TreeCache(layout, rows)
+        for first in range(0, rows, step):
+            segment = Segment.of_text(cache, list(range(first, first + step)), torch.device("cpu"))
+            found.append(run_pass(model, [segment._replace(wanted=slice(None))], like, ())[0][:, :96])
+            cache.commit(range(step))
+    return torch.equal(found[0], torch.cat(found[1:]))
+
+
+def run_pass(
+    model: Any, segments: Sequence[Segment], like: Tensor, hidden_layers: Sequence[int], read: Tensor | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """Run a pass; keys and values join the KV caches.
+
+    Args:
+        model: of drafttree-native.
+        segments: the texts.
+        like: an empty tensor of the dtype of the caches.
+        hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
+        read: `[1, nodes, hidden]` states that a draft head reads.
+
+    Returns:
+        Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
+    """
+    texts, _held = _texts(segments, like)
+    nodes, wanted = sum(segment.nodes for segment in segments), sum(text[-1] - text[-2] for text in texts)
+    # named, since the default dtype and device are the process's, and others change them while they load a model
+    kind: Any = {"dtype": torch.float32, "device": "cpu"}
+    logits = torch.empty(wanted, model.room, **kind)
+    states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
+    asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
+    read = None if read is None else read.float().contiguous()
+    model.forward(
+        torch.get_num_threads(), texts, 0 if read is None else read.data_ptr(), logits.data_ptr(), model.room, asked
+    )
+    for segment in segments:
+        segment.cache.grow(segment.positions)
+    return logits, states
+
+
+def draft_chains(
+    model: Any,
+    segments: Sequence[Segment],
+    like: Tensor,
+    count: int,
+    allowed: int,
+    *,
+    output: int = BEFORE_NORM,
+    read: Tensor | None = None,
+    ids: Tensor | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draft the best token behind each text, the best behind that, and so on; every node but the last is expanded.
+
+    Args:
+        model: of drafttree-native.
+        segments: a node of each text, whose rows are committed.
+        like: an empty tensor of the dtype of the caches.
+        count: tokens of a chain.
+        allowed: columns of logits whose tokens may be drafted.
+        output: the layer whose states the next pass of a draft head reads.
+        read: `[1, texts, hidden]` states that a draft head reads.
+        ids: the tokens that columns stand for, None for themselves.
+
+    Returns:
+        Tokens and their log-probabilities `[count, texts]`.
+    """
+    for segment in segments:
+        segment.cache.reserve(like, count)
+    texts, _held = _texts(segments, like)
+    tokens, logprobs = np.empty((count, len(texts)), np.int64), np.empty((count, len(texts)), np.float32)
+    read = None if read is None else read.float().contiguous()
+    given = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
+    model.draft_chains(torch.get_num_threads(), texts, *given, tokens.ctypes.data, logprobs.ctypes.data)
+    for segment in segments:
+        segment.cache.grow(segment.positions + torch.arange(count, device="cpu"))
+    return tokens, logprobs
+
+
+def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[object]]:
+    """The texts of a pass as drafttree-native reads them, and what must be held meanwhile."""
+    texts, held = list[list[int]](), list[object]()
+    for segment in segments:
+        cache, scored = segment.cache, range(segment.nodes)[segment.wanted]
+        cache.reserve(like, segment.nodes)
+        (buffer,) = cache.buffers
+        given = segment.tokens.contiguous(), segment.positions.contiguous(), segment.visible.contiguous()
+        held.append(given)
+        slot, head = buffer.stride(0) * buffer.itemsize, buffer.stride(2) * buffer.itemsize
+        seen = cache.drafted + segment.nodes
+        if given[2].shape != (1, segment.nodes, seen):
+            raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
+        rows = segment.nodes, seen, slot, head, cache.length, scored.start, scored.stop
+        texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
+    return texts, held
+
+
+def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The log-probabilities and ids `[rows, count]` of the best tokens of logits `[rows, columns]`.
+
+    Of equal ones the lower id is the better. None where torch has to look.
+
+    Args:
+        logits: of all columns.
+        count: tokens of a row.
+        allowed: columns that tokens may be of; the others count among the probabilities.
+    """
+    fits = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
+    if native is None or not fits or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):
+        return None
+    rows, columns = logits.shape
+    logprobs, tokens = np.empty((rows, count), np.float32), np.empty((rows, count), np.int64)
+    given = logits.data_ptr(), rows, logits.stride(0), columns, allowed, count, logprobs.ctypes.data, tokens.ctypes.data
+    native.best_tokens(torch.get_num_threads(), *given)
+    return logprobs, tokens

@@ -1,0 +1,198 @@
+"""What drafttree-native has to know of decoder layers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.models.fused.fused_layers import LayerKind, norm_offset
+from drafttree.models.fused.int8_linear import Int8Linear
+
+ACTIVATIONS = {
+    **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
+    **{"NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"},
+}
+"""Names of activations in drafttree-native by those of transformers' and torch's classes."""
+
+
+class Place(NamedTuple):
+    """Where outputs of a linear layer are.
+
+    Attributes:
+        product: the product that they are in.
+        first: the first of them there.
+        outputs: which they are, None for all in order.
+    """
+
+    product: str
+    first: int
+    outputs: Tensor | None
+
+
+class Products:
+    """The products of a decoder layer.
+
+    Attributes:
+        arrays: by name, the weights that they are made of, their bias, and the scales of weights of eight bits.
+        places: where the outputs of each linear layer are.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[list[Tensor], Tensor | None, Tensor | None]] = {}
+        self.places: dict[Any, list[Place]] = {}
+
+    def add(self, name: str, layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Add the product of linear layers of one input.
+
+        Args:
+            name: its name.
+            layers: the layers.
+            taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
+                without.
+        """
+        first, take = 0, taken or (lambda rows: rows)
+        for layer in layers:
+            outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
+            self.places.setdefault(layer, []).append(Place(name, first, outputs))
+            first += layer.out_features if outputs is None else len(outputs)
+        weights = [take(getattr(layer, weight_name(layer)).detach()).contiguous() for layer in layers]
+        is_int8 = isinstance(layers[0], Int8Linear)
+        scales = torch.cat([take(layer.scale.detach()) for layer in layers]) if is_int8 else None
+        biases = [  # some may have one and others none
+            torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
+            for layer in layers
+        ]
+        has_bias = any(layer.bias is not None for layer in layers)
+        self.arrays[name] = weights, torch.cat([take(bias) for bias in biases]) if has_bias else None, scales
+
+
+class NativeLayer:
+    """What drafttree-native has to know of a decoder layer.
+
+    Attributes:
+        norms: by place; None or nothing for none.
+        products: its products.
+        shape: sizes and numbers of the layer.
+        rotary: type of the rotary embedding, None where all layers have the same.
+    """
+
+    norms: dict[str, tuple | None]
+    products: Products
+    shape: dict[str, Any]
+    rotary: str | None
+
+
+class NativeLlamaLayer(NativeLayer):
+    """A layer of the Llama kind; see `drafttree.models.fused.fused_layers.LlamaLayer`."""
+
+    def __init__(self, block: Any, config: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        kind = LayerKind.of(attention)
+        if kind.span.chunk is not None:
+            raise AttributeError("layers that attend in chunks are not known")
+        self.rotary = kind.layer_type
+        width, groups = attention.head_dim, attention.num_key_value_groups
+        joined = hasattr(attention, "qkv_proj")  # as in Phi-3
+        qkv = [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.products = Products()
+        for name, layers in (("qkv", qkv), ("out", [attention.o_proj]), ("down", [mlp.down_proj])):
+            self.products.add(name, layers)
+        for half, name in enumerate(("gate", "up")):
+            if hasattr(mlp, "gate_up_proj"):
+                self.products.add(name, [mlp.gate_up_proj], lambda rows, half=half: rows.chunk(2)[half])
+            else:
+                self.products.add(name, [getattr(mlp, f"{name}_proj")])
+        self.norms = _block_norms(block)
+        if hasattr(attention, "q_norm"):
+            self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
+        activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        outputs = sum(layer.out_features for layer in qkv)
+        self.shape = {
+            "key_heads": outputs // width // (2 + groups),
+            "groups": groups,
+            "width": width,
+            "window": kind.span.window,
+            "scale": attention.scaling,
+            "multiplier": getattr(block, "residual_multiplier", 1.0),
+            "parallel": False,
+            "activation": _activation(activation),
+        }
+
+
+class NativeNeoXLayer(NativeLayer):
+    """A layer of GPT-NeoX, whose queries, keys and values are interleaved by heads in the module."""
+
+    rotary = None
+
+    def __init__(self, block: Any, config: Any) -> None:
+        attention, mlp = block.attention, block.mlp
+        heads, width = config.num_attention_heads, attention.head_size
+        self.products = Products()
+        self.products.add(
+            "qkv",
+            [attention.query_key_value],
+            lambda rows: rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2),
+        )
+        parts = {"out": attention.dense, "up": mlp.dense_h_to_4h, "down": mlp.dense_4h_to_h}
+        for name, part in parts.items():
+            self.products.add(name, [part])
+        self.norms = {
+            "before_attention": norm_of(block.input_layernorm),
+            "before_mlp": norm_of(block.post_attention_layernorm),
+        }
+        self.shape = {
+            "key_heads": heads,
+            "groups": 1,
+            "width": width,
+            "window": None,
+            "scale": attention.scaling,
+            "multiplier": 1.0,
+            "parallel": block.use_parallel_residual,
+            "activation": _activation(mlp.act),
+        }
+
+
+def weight_of(layer: Any) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    """The product of a linear layer alone, as of `Products.arrays`."""
+    products = Products()
+    products.add("own", [layer])
+    return products.arrays["own"]
+
+
+def weight_name(layer: Any) -> str:
+    """The name of a linear layer's weight."""
+    return "quantized" if isinstance(layer, Int8Linear) else "weight"
+
+
+def _block_norms(block: Any) -> dict[str, tuple | None]:
+    """The norms of a layer by place; transformers' name of a norm does not always say where it is."""
+    names = ["before_attention", "before_mlp"]
+    if hasattr(block, "post_feedforward_layernorm"):
+        names = ["before_attention", "after_attention", "before_mlp", "after_mlp"]
+        if not hasattr(block, "pre_feedforward_layernorm"):
+            names = ["after_attention", "after_mlp"]
+    attributes = ["input_layernorm", "post_attention_layernorm"]
+    attributes += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    found = [getattr(block, attribute) for attribute in attributes if hasattr(block, attribute)]
+    return {name: norm_of(norm) for name, norm in zip(names, found, strict=True)}
+
+
+def norm_of(norm: Any) -> tuple | None:
+    """Scale, shift, epsilon, and whether the mean is taken off; None for no norm."""
+    if isinstance(norm, nn.Identity):
+        return None
+    weight = norm.weight.detach().float()
+    if isinstance(norm, nn.LayerNorm):
+        return weight, None if norm.bias is None else norm.bias.detach().float(), norm.eps, True
+    offset = norm_offset(norm, norm.weight.detach())
+    if offset is None:
+        raise AttributeError(f"{type(norm).__name__} is no norm that is known")
+    return weight + offset, None, getattr(norm, "variance_epsilon", getattr(norm, "eps", None)), False
+
+
+def _activation(function: Any) -> str:
+    name = type(function).__name__
+    if name not in ACTIVATIONS or getattr(function, "approximate", "none") not in ("none", "tanh"):
+        raise AttributeError(f"{name} is no activation that is known")
+    return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else ACTIVATIONS[name]
