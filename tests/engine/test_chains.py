@@ -20,6 +20,8 @@ from helpers.drafter_kinds import drafter_of, random_states, random_text
 from testing import tiny
 
 CPU = torch.device("cpu")
+RANDOMNESS: Any = RoundRandomness
+"""Of no round: greedy verifiers draw nothing."""
 KINDS = ["language model", "eagle3", "mtp"]
 
 
@@ -44,10 +46,9 @@ def rounds(drafter: Any, policy: Chain, prompts: list[int], limits: list[int], v
     for session, length in zip(sessions, prompts, strict=True):
         session.prefill(random_states(drafter, length - 1, length), length - 1)
     trees, chains, token = [], 0, 3
-    randomness: Any = RoundRandomness
     verifier = verifier or VERIFIERS["greedy"](Sampling(0.0))
     for turn in range(3):
-        adjustments = [LogitsAdjustment(verifier, randomness) for _ in sessions]
+        adjustments = [LogitsAdjustment(verifier, RANDOMNESS) for _ in sessions]
         draft = Counted(sessions, adjustments, CPU)
         trees += grow(policy, draft, [token] * len(sessions), limits, states=[None] * len(sessions), vocab=4000)
         chains += draft.chains
@@ -78,6 +79,36 @@ def test_texts_are_drafted_alike(kind, dtype, needs_native):
     assert texts[0].tokens == texts[1].tokens == decoder.plain().generate("A story", max_new_tokens=40).tokens
     drafted = [[(turn.levels, turn.accepted, turn.draft_passes) for turn in each.metrics.rounds] for each in texts]
     assert drafted[0] == drafted[1]
+
+
+@pytest.mark.parametrize("budget", [2, 3, 4])
+def test_chains_keep_to_the_budget(budget, needs_native):
+    drafter = drafter_of("eagle3")
+    found, chains = rounds(drafter, Chain(depth=7, budget=budget), [9, 5], [6, 9])
+    expected, _ = rounds(drafter, ByLevels(depth=7, budget=budget), [9, 5], [6, 9])
+    assert chains == (3 if budget > 2 else 0)
+    assert [tree.tokens for tree in found] == [tree.tokens for tree in expected]
+    assert {tree.size for tree in found} == {budget}
+
+
+def test_where_a_chain_fails_the_tree_ends_at_the_level_it_has(needs_native, monkeypatch):
+    def failing(*_: object) -> None:
+        raise RuntimeError("no chain today")
+
+    drafter = drafter_of("language model")
+    monkeypatch.setattr(type(drafter), "chain", failing)
+    session = drafter.start([1, 2, 3], 64)
+    session.prefill((), 2)
+    draft = AdjustedDraft([session], [LogitsAdjustment(VERIFIERS["greedy"](Sampling(0.0)), RANDOMNESS)], CPU)
+    told: list[Exception] = []
+
+    def ends(error: Exception) -> bool:
+        told.append(error)
+        return True
+
+    (tree,) = grow(Chain(depth=4), draft, [3], [9], states=[None], ends=ends)
+    assert tree.size == 2
+    assert str(told[0]) == "no chain today"
 
 
 def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level(needs_native):
@@ -131,7 +162,7 @@ def test_what_changes_logits_changes_those_of_chains(drafter, needs_native):
 def test_what_verifiers_change_is_drafted_level_by_level(name, needs_native):
     decoder = Decoder(TargetModel(tiny.build("llama")), None, Chain(), VERIFIERS[name])
     request = decoder.new_request([1, 2, 3], max_new_tokens=4, temperature=1.0, seed=1)
-    assert not LogitsAdjustment(request.verifier, request.randomness.at(3)).is_none
+    assert not LogitsAdjustment(request.verifier, request.randomness.at(3)).changes_nothing
 
 
 def test_two_heads_behind_each_other_are_asked_level_by_level():

@@ -41,8 +41,8 @@ class LogitsAdjustment:
         self._depth, self._paths = 0, [()]
 
     @property
-    def is_none(self) -> bool:
-        """Whether logits stay as they are at every depth but the first."""
+    def changes_nothing(self) -> bool:
+        """Whether logits stay as they are at every depth."""
         return not (self._constrain or self._verifier.guides) and self._temperature == 1
 
     def begin(self) -> None:
@@ -93,7 +93,7 @@ class AdjustedDraft:
         return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
 
     def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
-        if not all(adjustment.is_none for adjustment in self._adjustments):
+        if not all(adjustment.changes_nothing for adjustment in self._adjustments):
             return None
         return draft_chain(self._sessions, tokens, count, allowed)
 

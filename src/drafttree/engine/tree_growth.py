@@ -115,8 +115,10 @@ def grow(
             growth.add_level(rows, widths, depth, vocab)
             if depth == levels or not any(widths := growth.narrow(gate, depth)):
                 break
-            if depth == 1 and policy.is_chain and not (sampler or gate) and growth.add_chains(draft, levels - 1, vocab):
-                break
+            if depth == 1 and policy.is_chain and not (sampler or gate):
+                drafting = True
+                if growth.add_chains(draft, min(levels, policy.budget - 1) - 1, vocab):
+                    break
     except Exception as error:
         if not ((drafting or is_out_of_memory(error)) and ends(error)):
             raise
