@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from drafttree.engine.costs import measured_costs
-from drafttree.engine.costs.cost_file import KeptCosts
+from drafttree.engine.drafting import measure
+from drafttree.engine.drafting.prices import KeptCosts
 from drafttree.evaluation.toy_models import TOY_COSTS
 
 
@@ -17,7 +17,7 @@ def fixed_costs(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measured_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
-        patch.setattr(measured_costs, "is_current", lambda kept, target: True)
-        patch.setattr(measured_costs, "FEWEST", sys.maxsize)
+        patch.setattr(measure, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+        patch.setattr(measure, "is_current", lambda kept, target: True)
+        patch.setattr(measure, "FEWEST", sys.maxsize)
         yield

@@ -8,7 +8,6 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, SuffixDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.lookup import LookupSession
-from drafttree.drafters.mixed import MixedSession
 from drafttree.policies import Chain, Talon
 from testing import tiny
 from testing.small_trees import DRAFT, PROMPT, TARGET, VOCAB
@@ -146,54 +145,19 @@ def test_a_mixed_drafter_has_the_context_and_hidden_layers_of_its_model():
     assert (both.vocab_size, both.context, both.hidden_layers) == (VOCAB, 32, (1, 2))
 
 
-@pytest.mark.parametrize(("expected", "told"), [(0.0, None), (0.3, None), (0.4, 0.4), (9.0, 9.0)])
-def test_it_tells_what_it_expects_where_lookup_drafts(expected, told, monkeypatch):
-    """Before the model's first round it is taken to have one token accepted: lookup drafts from 2/3 * 2 - 1 on."""
+@pytest.mark.parametrize("expected", [0.0, 0.3, 9.0])
+def test_it_tells_what_lookup_expects(expected, monkeypatch):
     monkeypatch.setattr(LookupSession, "expect", lambda self, levels: expected)
     session = MixedDrafter(SuffixDrafter(tiny.VOCAB), SuffixDrafter(tiny.VOCAB)).start([1, 2, 3], 32)
-    assert session.expected_accepted == told
+    assert session.expected_accepted == expected
 
 
-TURNS = [9.0, 0.0, 0.0, 9.0]
-"""What lookup expects to have accepted in four rounds: it drafts the first and the last."""
-
-
-def session() -> MixedSession:
+def test_the_source_that_is_named_drafts():
     model = LanguageModelDrafter(ToyModel(DRAFT, VOCAB))
-    started = MixedDrafter(SuffixDrafter(VOCAB), model).start(PROMPT, 64)
-    assert isinstance(started, MixedSession)
-    return started
-
-
-def test_who_drafts_is_chosen_once_a_round(monkeypatch):
-    expected = iter([9.0, 0.0])
-    monkeypatch.setattr(LookupSession, "expect", lambda self, levels: next(expected))
-    draft = session()
-    source, first = draft.choose()
-    assert (source, draft.choose()[1]) == (0, first)
-    draft.commit([1], ())
-    source, later = draft.choose()
-    assert source == 1
-    assert isinstance(later, LanguageModelSession)
-
-
-def test_a_chosen_drafter_that_does_not_draft_teaches_nothing(monkeypatch):
-    chosen, unasked = session(), session()
-    for expected in TURNS:
-        monkeypatch.setattr(LookupSession, "expect", lambda self, levels, expected=expected: expected)
-        chosen.choose()
-        for draft in (chosen, unasked):
-            draft.commit([1, 2], ())
-    assert vars(chosen)["_accepted"] == vars(unasked)["_accepted"]
-
-
-def test_a_drafter_that_is_asked_directly_counts_as_asked_by_the_session(monkeypatch):
-    direct, asked = session(), session()
-    for expected in TURNS:
-        monkeypatch.setattr(LookupSession, "expect", lambda self, levels, expected=expected: expected)
-        direct.choose()[1].root()
-        asked.root()
-        for draft in (direct, asked):
-            draft.commit([1, 2], ())
-    assert direct.passes == asked.passes == len(TURNS)
-    assert vars(direct)["_accepted"] == vars(asked)["_accepted"]
+    session = MixedDrafter(SuffixDrafter(VOCAB), model).start(PROMPT, 64)
+    assert isinstance(session.choose(0), LookupSession)
+    assert isinstance(session.choose(1), LanguageModelSession)
+    session.choose(1).root()
+    session.commit([1, 2], ())
+    session.choose(0).root()
+    assert session.passes == 2

@@ -6,10 +6,9 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.costs import measured_costs
-from drafttree.engine.costs.cost_file import KeptCosts
-from drafttree.engine.costs.measured_costs import FEWEST, MeasuredCosts
-from drafttree.engine.costs.round_costs import RoundCosts, RoundTimes
+from drafttree.engine.drafting import measure
+from drafttree.engine.drafting.measure import FEWEST, MeasuredCosts
+from drafttree.engine.drafting.prices import KeptCosts, Prices
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree
@@ -20,6 +19,8 @@ from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET
 from testing.toy import ToyDrafter, ToyModel
 
 pytestmark = pytest.mark.measured_costs
+GREEDY = True, 0
+"""The kind of drafts of greedy texts by a drafter of one model."""
 SLOW_TREES = CostCurve(
     target=Costs((1, 4, 16, 64), (1.0, 1.5, 4.0, 9.0)),
     draft=(DraftCosts(0.2, Costs((1, 8), (0.2, 0.3))),),
@@ -38,17 +39,17 @@ def generate(made: Decoder, temperature: float = 0.0):
 
 def learned(made: Decoder, temperature: float = 0.0):
     request = made.new_request(PROMPT, temperature=temperature)
-    return made.learned.policy_state(request.policy, request.verifier)
+    return made.learned.controller_of(request)
 
 
 def test_a_text_begins_with_what_the_last_one_has_learned():
     made = decoder()
     assert learned(made) is None
     generate(made)
-    state = learned(made)
-    assert sum(state.calibrations[0].trials.values()) > 0
+    controller = learned(made)
+    assert controller.acceptance(GREEDY).judged > 0
     generate(made)
-    assert learned(made) is not state
+    assert learned(made) is not controller
 
 
 def test_a_text_that_is_broken_off_is_learned_from_and_one_without_rounds_is_not():
@@ -57,7 +58,7 @@ def test_a_text_that_is_broken_off_is_learned_from_and_one_without_rounds_is_not
     next(stream)
     assert learned(made) is None
     stream.close()
-    assert sum(learned(made).calibrations[0].trials.values()) > 0
+    assert learned(made).acceptance(GREEDY).judged > 0
     before = learned(made)
     made.stream(PROMPT, max_new_tokens=LENGTH).close()
     assert learned(made) is before
@@ -93,7 +94,8 @@ def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not(
         generate(made)
     by_round = decoder(DynaTree())
     generate(by_round)
-    assert learned(by_round) is None
+    request = by_round.new_request(PROMPT)
+    assert by_round.learned.policy_state(request.policy, request.verifier) is None
 
 
 def test_history_by_prompt_begins_anew_where_drafts_decide_the_draws():
@@ -132,7 +134,7 @@ SHAPES = ((1, ()), (4, (1, 2)), (8, (1, 4, 4)))
 
 @pytest.fixture
 def costs(monkeypatch) -> MeasuredCosts:
-    monkeypatch.setattr(measured_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+    monkeypatch.setattr(measure, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
     return MeasuredCosts(ToyModel(TARGET), ToyDrafter(DRAFT), lambda *_: iter([]), greedy=True)
 
 
@@ -175,10 +177,10 @@ def test_small_differences_are_mended_too(costs):
 
 
 def test_costs_of_lone_and_of_batched_rounds_are_learned_apart():
-    costs = RoundCosts(TOY_COSTS)
+    costs = Prices(TOY_COSTS)
     for each in rounds_of(TOY_COSTS, 64):
-        costs.observe(RoundTimes(8, each.nodes, 3 * each.target_seconds, each.drafting_seconds, 0.0, []))
-        costs.observe(RoundTimes(1, each.nodes, each.target_seconds, each.drafting_seconds, 0.0, []))
+        costs.observe(8, each.nodes, 3 * each.target_seconds, each.drafting_seconds, 0.0, [])
+        costs.observe(1, each.nodes, each.target_seconds, each.drafting_seconds, 0.0, [])
     assert costs.curve().target.at(4) == pytest.approx(TOY_COSTS.target.at(4))
     assert costs.target(8, 4) == pytest.approx(3 * TOY_COSTS.target.at(4))
 
@@ -189,7 +191,7 @@ def clock(monkeypatch) -> FakeClock:
 
 
 def test_measured_costs_are_mended_between_texts_and_given_ones_are_not(clock, monkeypatch):
-    monkeypatch.setattr(measured_costs, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
+    monkeypatch.setattr(measure, "measure_costs", lambda *_: KeptCosts(TOY_COSTS, 1.5))
     drafter = TimedDrafter(DRAFT, clock, SLOW_TREES)
     made = Decoder(TimedModel(TARGET, clock, SLOW_TREES), drafter, Auto(budget=12))
     first = made.generate(PROMPT, max_new_tokens=384)

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
+from drafttree.engine.drafting.measure import TRIAL_COSTS
 from drafttree.engine.pass_recording import PROMPT, TOKENS, record_passes
 from drafttree.policies import Chain, Talon
 from helpers.replays import Replays

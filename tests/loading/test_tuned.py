@@ -7,7 +7,7 @@ import pytest
 
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.costs.cost_file import machine
+from drafttree.engine.drafting.prices import machine
 from drafttree.engine.model_digest import model_digest
 from drafttree.errors import ConfigError, InputError, ModelError
 from drafttree.loading import TunedPolicy, check_save, parse_policies, read_tuned

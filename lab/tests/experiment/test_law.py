@@ -8,7 +8,7 @@ import torch
 
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.costs.pass_times import time_passes
+from drafttree.engine.drafting.measure import time_passes
 from drafttree.errors import ConfigError
 from drafttree.evaluation.inflation import load_inflated
 from drafttree_lab.display.tables import show_law

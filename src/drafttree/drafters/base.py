@@ -87,7 +87,7 @@ class Session:
         passes: draft passes so far, prefill not included; one that several requests share is one for each.
         timer: the timer of the passes.
         follows_text: whether it has to be told of the text at once, also where nothing is drafted.
-        mixes: whether another session of its own drafts each round (`choose`).
+        mixes: whether sessions of its own draft by turns (`choose`).
         resting: of a session that mixes others: whether nothing is drafted at present, so that what it is told can
             wait.
     """
@@ -164,12 +164,12 @@ class Session:
 
     @property
     def expected_accepted(self) -> float | None:
-        """Drafted tokens that it expects to be accepted in the next round; None where it cannot say."""
+        """Drafted tokens of its first source that it expects to have accepted in the next round; None if it cannot."""
         return None
 
-    def choose(self) -> "tuple[int, Session]":
-        """The source of this round's drafts (see `sources_of`) and its session, the same until the next commit."""
-        return 0, self
+    def choose(self, source: int) -> "Session":
+        """The session of the source that drafts this round (see `sources_of`), told all of the text."""
+        return self
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         """Record the tokens a round has committed. This session may have drafted nothing in that round.

@@ -3,25 +3,17 @@
 from torch import Tensor
 
 from drafttree.drafters.base import Drafter, HiddenStates, Session, ShownBySize
-from drafttree.drafters.lookup import USUAL_LEVELS, LookupDrafter, LookupSession
+from drafttree.drafters.lookup import LookupDrafter, LookupSession
 from drafttree.drafters.session import LateReader
 from drafttree.models import TreeCache
 
-LOOKUP_ROUND_COST = 2 / 3
-"""Cost of a round drafted by lookup over one drafted by the model: v + h against v + c * delta + h."""
-INITIAL_ACCEPTED = 1.0
-"""Accepted tokens per round assumed of the model before its first round."""
-UPDATE_RATE, RESET_RATE = 0.2, 0.02
-"""Step sizes of the model's mean accepted tokens: towards its latest round, and back to the initial value per round
-that lookup drafts, so that a model that once did badly is tried again."""
-
 
 class MixedDrafter(ShownBySize):
-    """Chooses lookup or a model for every round.
+    """Lookup and a model, one of which drafts each round.
 
-    Lookup drafts a round if it has a match and the tokens it expects to commit are at least `LOOKUP_ROUND_COST` times
-    what the model's recent rounds have committed. Both numbers depend on committed tokens alone and on no clock, so the
-    same seed gives the same rounds.
+    The engine's controller chooses: lookup, where the tokens it expects to commit are worth more for their time than
+    those of the model's recent rounds. Both follow from committed tokens and costs that stay the same for a text that
+    is written alone, so the same seed gives the same rounds.
 
     Args:
         lookup: the lookup drafter, whose passes cost next to nothing.
@@ -38,7 +30,7 @@ class MixedDrafter(ShownBySize):
 
     @property
     def sources(self) -> tuple[Drafter, Drafter]:
-        """Who drafts a round, by the source that the session chooses: 0 is lookup, 1 the model."""
+        """Who drafts a round, by the number that the session is given: 0 is lookup, 1 the model."""
         return self.lookup, self.model
 
     def start(self, prompt: list[int], capacity: int) -> Session:
@@ -53,9 +45,6 @@ class MixedSession(Session):
 
     def __init__(self, lookup: LookupSession, model: Session) -> None:
         self._lookup, self._model, self._model_text = lookup, model, LateReader(model)
-        self._drafting: Session | None = None
-        self._accepted, self._levels = INITIAL_ACCEPTED, USUAL_LEVELS
-        self._passes_before = 0
 
     @property
     def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -89,38 +78,22 @@ class MixedSession(Session):
         return self._model.resume(kept, tokens)
 
     @property
-    def expected_accepted(self) -> float | None:
-        """What lookup expects to have accepted, where it drafts the next round; None where the model does."""
-        expected = self._lookup.expect(self._levels)
-        return expected if self._takes_lookup(expected) else None
+    def expected_accepted(self) -> float:
+        return self._lookup.expected_accepted
 
-    def _takes_lookup(self, expected: float) -> bool:
-        return expected > 0 and 1 + expected >= LOOKUP_ROUND_COST * (1 + self._accepted)
-
-    def choose(self) -> tuple[int, Session]:
-        if self._drafting is None:
-            use_lookup = self._takes_lookup(self._lookup.expect(self._levels))
-            self._drafting = self._lookup if use_lookup else self._model
-            if not use_lookup:
-                self._model_text.catch_up()
-            self._passes_before = self._drafting.passes
-        return int(self._drafting is self._model), self._drafting
+    def choose(self, source: int) -> Session:
+        if source == 0:
+            return self._lookup
+        self._model_text.catch_up()
+        return self._model
 
     def root(self) -> Tensor:
-        return self.choose()[1].root()
+        return self.choose(1).root()
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        assert self._drafting
-        return self._drafting.expand(tokens, origins)
+        return self._model.expand(tokens, origins)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        levels = self._drafting.passes - self._passes_before if self._drafting else 0
-        if levels and self._drafting is self._model:
-            self._accepted += UPDATE_RATE * (len(tokens) - 1 - self._accepted)
-            self._levels = levels
-        else:
-            self._accepted += RESET_RATE * (INITIAL_ACCEPTED - self._accepted)
-        self._drafting = None
         self._lookup.commit(tokens, hidden_states)
         self._model_text.resting = self.resting
         self._model_text.commit(tokens, hidden_states)

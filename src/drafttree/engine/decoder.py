@@ -16,17 +16,18 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.counts import MAX_BATCH, check_count, is_token_ids
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
-from drafttree.drafters.base import Drafter
+from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine import compatibility
+from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.batching.batch_state import BatchState
 from drafttree.engine.batching.generate_all import generate_all
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
-from drafttree.engine.costs.cost_measurement import TRIAL_COSTS, TRIAL_TEMPERATURE
-from drafttree.engine.costs.round_costs import RoundCosts
 from drafttree.engine.detokenizer import Detokenizer
+from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.measure import TRIAL_COSTS, TRIAL_TEMPERATURE
+from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.fidelity import Fidelity
 from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
@@ -301,6 +302,11 @@ class Decoder:
         """
         request = self._prepare(prompt, options, alone=True)
         self.open(request)
+        if costs := request.drafting.costs:
+            controller = self._new_controller(Prices(costs, frozen=True), None, request.drafting.head_watch)
+            if earlier := self.learned.controller_of(request):
+                controller.begin_with(earlier)
+            request.drafting.controller = controller
         return request
 
     def prepare(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
@@ -337,6 +343,8 @@ class Decoder:
             finally:
                 del turn  # the frames of an error that they refer to would be kept until the garbage collector comes
         request.metrics.record(turn, time.perf_counter() - begun)
+        drafted = [(turn.source, turn.widths)] if turn.widths else []
+        request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, drafted)
         return turn.committed
 
     def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop:
@@ -351,13 +359,19 @@ class Decoder:
             ConfigError: the target is sharded over processes.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
-        state = self.learned.batches((self.policy, self.verifier), self._new_state)
+        controller = self.learned.controller((self.policy, self.verifier, budget), partial(self._of_batches, budget))
         memory = memory or KVMemory(self.target)
-        return BatchLoop(self.loop, state, self.learned.remember, max_batch, memory, budget)
+        return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory)
 
-    def _new_state(self) -> BatchState:
-        curve = None if self.drafter is None else self.costs()
-        return BatchState(RoundCosts(curve, frozen=self.learned.given is not None))
+    def _of_batches(self, budget: int | None) -> Controller:
+        """The controller of batches, whose prices follow the clock unless costs are given."""
+        prices = Prices(self.costs() if self.drafter else None, frozen=self.learned.given is not None)
+        return self._new_controller(prices, budget, self.learned.head_watch)
+
+    def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:
+        models = sources_of(self.drafter) if self.drafter else ()
+        heads = [place for place, model in enumerate(models) if model.hidden_layers]
+        return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
     def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""

@@ -1,23 +1,21 @@
-"""What is known of a target and a drafter together: their costs, and what policies have learned of earlier texts."""
+"""What is known of a target and a drafter together: their costs, and what was learned of earlier texts."""
 
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import derived_seed
 from drafttree.drafters.base import Drafter
 from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.engine.costs.cost_measurement import Rounds
-from drafttree.engine.costs.measured_costs import MeasuredCosts
+from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.measure import MeasuredCosts, Rounds
 from drafttree.engine.request import Request
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
-
-T = TypeVar("T")
 
 
 class LearnedState:
@@ -38,8 +36,8 @@ class LearnedState:
         self.given = costs
         self.measured: dict[bool, MeasuredCosts] = {}
         self.head_watch = head_watch or HeadWatch()
-        self._learned: dict[Any, Any] = {}
-        self._batches: dict[Any, Any] = {}
+        self._states: dict[Any, Any] = {}
+        self._controllers: dict[Any, Controller] = {}
         self._texts = itertools.count()
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
@@ -55,16 +53,31 @@ class LearnedState:
 
         None too where earlier texts must not decide this one: where its draws depend on the drafts.
         """
-        return self._learned.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
+        return self._states.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
+
+    def controller_of(self, request: Request) -> Controller | None:
+        """That of the last text that was written alone like this one; None as for `policy_state`."""
+        policy, verifier = request.policy, request.verifier
+        return self._controllers.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
+
+    def controller(self, key: object, make: Callable[[], Controller]) -> Controller:
+        """The controller of batches of a kind, made where there was none."""
+        if key not in self._controllers:
+            self._controllers[key] = make()
+        return self._controllers[key]
 
     @contextmanager
     def learning(self, request: Request) -> Iterator[None]:
-        """Remember what a text's policy has learned when the block ends, by an error too."""
+        """Remember what a text that is written alone has shown when the block ends, by an error too."""
         try:
             yield
         finally:
             if request.drafting.session and request.metrics.rounds:
-                self._learn(request)
+                self.remember(request)
+                if request.drafting.costs and is_text_of_seed(type(request.verifier)):
+                    self._controllers[_key(request.policy, request.verifier)] = request.drafting.controller
+                    if watched := self.measured.get(request.verifier.sampling.greedy):
+                        watched.watch(request.metrics.rounds)
 
     def unshared_seed(self, seed: int) -> int:
         """A seed for one text of a batch, whose numbers no other text uses, whatever the texts' own seeds are.
@@ -75,22 +88,10 @@ class LearnedState:
         """
         return derived_seed(seed, f"text {next(self._texts)}")
 
-    def batches(self, key: object, make: Callable[[], T]) -> T:
-        """What batches of a kind have shown, made where there were none."""
-        if key not in self._batches:
-            self._batches[key] = make()
-        return self._batches[key]
-
     def remember(self, request: Request) -> None:
         """Remember what a text's policy has learned, for texts that begin later."""
         if request.drafting.session and request.policy.remembers:
-            self._learned[_key(request.policy, request.verifier)] = request.drafting.state
-
-    def _learn(self, request: Request) -> None:
-        self.remember(request)
-        watched = self.measured.get(request.verifier.sampling.greedy)
-        if watched and request.drafting.costs and is_text_of_seed(type(request.verifier)):
-            watched.watch(request.metrics.rounds)
+            self._states[_key(request.policy, request.verifier)] = request.drafting.state
 
 
 def _key(policy: TreePolicy, verifier: Verifier) -> Any:

@@ -8,8 +8,8 @@ import torch
 
 from drafttree.drafters import HeadDrafter
 from drafttree.drafters.base import sources_of
-from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.measure import TRIAL_COSTS
 from drafttree.engine.out_of_memory import is_out_of_memory
 
 LONGEST_TEXT = 4096

@@ -9,7 +9,9 @@ whose. So a request joins by adding a segment and leaves by adding none.
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +23,13 @@ from drafttree.drafters.base import Drafter, Session, accepted_rows, sources_of
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
+from drafttree.engine.drafting.controller import Kind
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefix_cache import PrefixCache, ReadText
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
-from drafttree.engine.tree_growth import Gate, grow
+from drafttree.engine.tree_growth import Limits, grow
 from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.verifiers.base import check_verdict
@@ -68,6 +71,35 @@ class DraftGroup(NamedTuple):
     places: list[int]
     requests: list[Request]
     sessions: list[Session]
+
+
+@dataclass
+class Drafts:
+    """The trees of a round.
+
+    Attributes:
+        trees: one for each request; a root alone where nothing was drafted for it.
+        grown: the trees before the controller cut them.
+        groups: source and widths, over all requests, of what was drafted.
+        expected: tokens that the round is expected to commit.
+        failure: the message of what the drafter raised, or of memory that ran out; None if there was none.
+        not_drafted: why nothing was drafted, None where something was.
+    """
+
+    trees: list[DraftTree]
+    grown: list[DraftTree] = field(init=False)
+    groups: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    expected: float = 0.0
+    failure: str | None = None
+    not_drafted: str | None = None
+
+    def __post_init__(self) -> None:
+        self.grown = self.trees  # one list, until a cut makes another
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was drafted, or not all; None where all was."""
+        return self.not_drafted if self.failure is None else f"the drafter failed: {self.failure}"
 
 
 class RoundLoop:
@@ -139,14 +171,14 @@ class RoundLoop:
         return session
 
     @torch.inference_mode()
-    def begin(self, request: Request, *, resting: bool = False, running: Sequence[tuple[int, ReadText]] = ()) -> None:
+    def begin(self, request: Request, *, batch: int = 1, running: Sequence[tuple[int, ReadText]] = ()) -> None:
         """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
 
         Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
 
         Args:
             request: a request that is open.
-            resting: whether nothing is to be drafted at first.
+            batch: texts that are written at once.
             running: as for `PrefixCache.restore`.
         """
         request.cache.long_rope = self._is_long(request)
@@ -156,7 +188,8 @@ class RoundLoop:
             reads_hidden = self.reads_hidden and drafting.session is not None
             self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
         drafting.reads_prompt = drafting.session is not None and self.max_levels(request) > 0
-        drafting.rest(resting or not self._wants_draft(request))
+        wants = drafting.session is None or request.policy.wants_draft(drafting.state, drafting.session)
+        drafting.rest(drafting.controller.rests(batch) or not wants)
         if request.cache.recurrent:
             self._read_whole(request)
 
@@ -196,35 +229,59 @@ class RoundLoop:
         """
         clock = clock or RoundClock()
         if trees is None:
-            trees = self.draft(requests)
+            trees = self.draft(requests).trees
             clock.lap("draft")
         outputs = self.score(requests, trees, parts, clock)
         for part, output in zip(parts, outputs[len(requests) :], strict=True):
             self._commit_part(part, output)
         return [self._settle(*each, clock) for each in zip(requests, trees, outputs, strict=False)]
 
-    def draft(self, requests: Sequence[Request]) -> list[DraftTree]:
-        """The trees of a round; a root alone where nothing is drafted."""
-        trees = [self.root_tree(request) for request in requests]
+    def draft(self, requests: Sequence[Request], rows: int | None = None, reason: str | None = None) -> Drafts:
+        """Draft a round of requests that have one controller.
+
+        Args:
+            requests: requests that a token is chosen for.
+            rows: rows of the target pass without drafted nodes; by default one for each of them.
+            reason: why nothing may be drafted, None where the controller decides.
+        """
+        batch = len(requests)
+        drafts = Drafts([self.root_tree(request) for request in requests], expected=float(batch))
+        if requests and not reason:
+            reason = requests[0].drafting.controller.reason(batch)
+        if not requests or reason:
+            drafts.not_drafted = reason
+            return drafts
+        controller, known = requests[0].drafting.controller, [None] * batch
         for group in self.groups(requests):
-            levels = [self.max_levels(request) for request in group.requests]
-            for place, tree in zip(group.places, self.grow(group, levels), strict=True):
-                trees[place] = tree
-        return trees
+            limits = self._limits(group, batch, rows or batch)
+            grown = self._grow(group, limits, drafts)
+            for place, tree, chances in zip(group.places, grown, limits.chances if limits else known, strict=False):
+                drafts.trees[place], known[place] = tree, chances
+            if widths := tuple(map(sum, zip_longest(*(tree.widths for tree in grown), fillvalue=0))):
+                drafts.groups.append((group.source, widths))
+        if not drafts.groups:
+            drafts.not_drafted = controller.none_wanted(batch)
+        else:
+            kinds = [_kind(request, tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
+            budgets = [request.policy.budget for request in requests]
+            drafts.trees, drafts.expected = controller.cut(drafts.trees, kinds, budgets, rows or batch, known)
+        return drafts
 
     def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
         """The requests that are to be drafted for, by what must be alike to draft together."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for place, request in enumerate(requests):
-            if self.max_levels(request) <= 0 or not self._wants_draft(request):
+            drafting, session = request.drafting, request.drafting.session
+            if session is None or self.max_levels(request) <= 0:
                 continue
-            if request.drafting.pauses:
-                request.drafting.pauses = False
+            if not request.policy.wants_draft(drafting.state, session):
                 continue
-            chosen = request.drafting.choose()
-            if chosen is None:
+            if drafting.pauses:
+                drafting.pauses = False
                 continue
-            source, session = chosen
+            source = drafting.controller.choose(session, len(requests))
+            if source is None or (session := drafting.choose(source)) is None:
+                continue
             key = source, type(session), request.policy, request.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
             group.places.append(place)
@@ -232,41 +289,29 @@ class RoundLoop:
             group.sessions.append(session)
         return [*groups.values()]
 
-    def _wants_draft(self, request: Request) -> bool:
-        session = request.drafting.session
-        return session is not None and request.policy.wants_draft(request.drafting.state, session)
+    def _limits(self, group: DraftGroup, batch: int, rows: int) -> Limits | None:
+        first, kinds = group.requests[0], [_kind(request, group.source) for request in group.requests]
+        return first.drafting.controller.limits(first.policy, first.verifier.proposal, kinds, batch, rows)
 
-    def grow(
-        self,
-        group: DraftGroup,
-        max_levels: Sequence[int],
-        gate: Gate | None = None,
-        on_failure: Callable[[Exception], None] | None = None,
-    ) -> list[DraftTree]:
+    def _grow(self, group: DraftGroup, limits: Limits | None, drafts: Drafts) -> list[DraftTree]:
         """Draft the trees of a group, one pass per level for all of them.
 
-        Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing.
-
-        Args:
-            group: the group to draft for.
-            max_levels: levels that each tree may have.
-            gate: as for `tree_growth.grow`.
-            on_failure: told of what has ended the trees; None to raise what the drafter raises.
+        Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing. So they
+        do where the drafter fails, if somebody is to be told of it.
         """
+        first = group.requests[0]
 
         def ends(error: Exception) -> bool:
             if is_out_of_memory(error):
                 self.prefixes.clear()
                 for request in group.requests:
                     request.drafting.pauses = True
-            elif on_failure is None or isinstance(error, ConfigError):
+            elif first.drafting.on_failure is None or isinstance(error, ConfigError):
                 return False
             self.log_failure(error)
-            if on_failure:
-                on_failure(error)
+            drafts.failure = str(error) or type(error).__name__  # its traceback would hold the round's tensors
             return True
 
-        first = group.requests[0]
         randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
         adjustments = [
             LogitsAdjustment(
@@ -280,11 +325,11 @@ class RoundLoop:
             first.policy,
             AdjustedDraft(group.sessions, adjustments, self.target.device),
             [request.tokens[-1] for request in group.requests],
-            max_levels,
+            [self.max_levels(request) for request in group.requests],
             states=[request.drafting.state for request in group.requests],
             sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
             vocab=self.target.vocab_size,
-            gate=gate,
+            limits=limits,
             source=group.source,
             ends=ends,
         )
@@ -400,6 +445,7 @@ class RoundLoop:
                 drafting.rest(not tree.widths)
                 drafting.commit([*tokens], accepted_rows(output.hidden, path))
                 drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
+                drafting.controller.accept(_kind(request, tree.source), tree, path)
             clock.lap("commit")
             watch = drafting.watch if drafting.session else None
             collapsed = watch is not None and self._watch(watch, request, tree, path)
@@ -455,6 +501,10 @@ class RoundLoop:
                 "target, report what that prints",
                 *(getattr(self.drafter, "name", "") or repr(self.drafter), BEST, watch.found, watch.claimed),
             )
+
+
+def _kind(request: Request, source: int) -> Kind:
+    return request.verifier.sampling.greedy, source
 
 
 def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int]) -> Verdict:

@@ -13,6 +13,7 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.session import LateReader
 from drafttree.engine.acceptance_watch import AcceptanceWatch, HeadWatch
+from drafttree.engine.drafting.controller import Controller, as_written
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
 
@@ -33,6 +34,7 @@ class TextDrafting:
         head_watch: tests heads by this text and others; None where its tokens are less likely than in the target's law.
         claim: a position and the log-probabilities `[vocab]` that a head has given there; None where none is tested.
         reads_prompt: whether the drafter reads the prompt too.
+        controller: decides how much is drafted; that of the batch, or one of a text that is written alone.
         context: what the policy was told when the text began.
         state: what the policy has learned of the text.
         pauses: whether the next round drafts nothing, since memory ran out in this one.
@@ -46,6 +48,7 @@ class TextDrafting:
     head_watch: HeadWatch | None = None
     claim: tuple[int, Tensor] | None = None
     reads_prompt: bool = False
+    controller: Controller = field(default_factory=as_written)
     context: TextContext | None = None
     state: Any = None
     pauses: bool = False
@@ -97,12 +100,12 @@ class TextDrafting:
                 self._told.catch_up()
         return self.session
 
-    def choose(self) -> tuple[int, Session] | None:
-        """The source of the next round's drafts and its session, told all of the text; None where that has failed."""
+    def choose(self, source: int) -> Session | None:
+        """The session of the model that drafts the next round, told all of the text; None where that has failed."""
         if (session := self.catch_up()) is None:
             return None
         with self.failing_softly(begun=True):
-            return session.choose()
+            return session.choose(source)
 
     def read_costs(self) -> tuple[float, int]:
         """Seconds and passes of the drafter that were not read yet."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,8 +52,15 @@ class DraftRows(Protocol):
         return None
 
 
-class Gate(Protocol):
-    """Narrows the frontiers of all requests beyond what the policy does."""
+class Limits(Protocol):
+    """Narrows the trees of all requests beyond what the policy does; who gives them cuts the finished trees, too.
+
+    Attributes:
+        chances: of each tree, the log-probabilities that its first nodes are accepted, as far as they are known; None
+            where they are not.
+    """
+
+    chances: Any
 
     def expand(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
         """Which of the nodes that the policy would expand are worth it, per tree, in order.
@@ -61,6 +68,15 @@ class Gate(Protocol):
         Args:
             texts: the trees so far; the `frontier` of each is what the policy would expand.
             depth: the depth of these nodes.
+        """
+        ...
+
+    def children(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]] | None:
+        """How many children to draw at most for each node of the frontiers; None for as many as the policy keeps.
+
+        Args:
+            texts: the trees so far.
+            depth: the depth of the children.
         """
         ...
 
@@ -75,7 +91,7 @@ def grow(
     states: Sequence[Any],
     sampler: ChildSampler | None = None,
     vocab: int | None = None,
-    gate: Gate | None = None,
+    limits: Limits | None = None,
     source: int = 0,
     ends: Callable[[Exception], bool] = lambda error: False,
 ) -> list[DraftTree]:
@@ -93,7 +109,7 @@ def grow(
         sampler: draws the children at random; None takes the draft's best tokens.
         vocab: the vocab of the target; columns beyond it count among the probabilities and are never drafted. None for
             no such.
-        gate: leaves out nodes that the policy would expand.
+        limits: leaves out nodes that the policy would expand, or draw; a policy that re-ranks then cuts nothing itself.
         source: which model of the drafter drafts.
         ends: whether the trees end where the drafter has raised this, or memory ran out; else it is raised.
 
@@ -103,7 +119,7 @@ def grow(
     Raises:
         ConfigError: the policy answers with something else than masks.
     """
-    growth = Growth(policy, roots, max_levels, states, sampler, source)
+    growth = Growth(policy, roots, max_levels, states, sampler, source, limits)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
     widths, drafting = [1] * len(roots), True
@@ -113,9 +129,9 @@ def grow(
             rows = draft.root() if depth == 1 else draft.expand(growth.frontiers())
             drafting = False
             growth.add_level(rows, widths, depth, vocab)
-            if depth == levels or not any(widths := growth.narrow(gate, depth)):
+            if depth == levels or not any(widths := growth.narrow(depth)):
                 break
-            if depth == 1 and policy.is_chain and not (sampler or gate):
+            if depth == 1 and policy.is_chain and not (sampler or limits):
                 drafting = True
                 if growth.add_chains(draft, min(levels, policy.budget - 1) - 1, vocab):
                     break
@@ -140,8 +156,10 @@ class Growth:
         states: Sequence[Any],
         sampler: ChildSampler | None,
         source: int,
+        limits: Limits | None = None,
     ) -> None:
         self._policy, self._states, self._sampler, self._source = policy, tuple(states), sampler, source
+        self._limits, self._may_exceed = limits, policy.reranks and sampler is None
         self._texts = [GrowingTree(*each) for each in zip(roots, max_levels, strict=True)]
         self._paths = self._scores = _zeros(len(roots))
         self._labels: Array | None = None
@@ -218,8 +236,8 @@ class Growth:
         room = [policy.budget - text.size for text in self._texts]
         if self._sampler:
             return self._draw(self._sampler, layer, keep, logits.log_softmax(-1)[..., :vocab], widths, room)
-        may_exceed = not policy.reranks and keep.size > min(room) * len(room)
-        if may_exceed and any(np.count_nonzero(own) > left for own, left in zip(keep, room, strict=True)):
+        overfull = not self._may_exceed and keep.size > min(room) * len(room)
+        if overfull and any(np.count_nonzero(own) > left for own, left in zip(keep, room, strict=True)):
             keep = best_mask(layer.scores, keep, room)
         return layer, padded(tokens, widths, 0), keep
 
@@ -234,6 +252,8 @@ class Growth:
     ) -> tuple[Layer, Array, Array]:
         """As many drawn children as the policy keeps candidates and the budget has room for."""
         wanted = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
+        if self._limits and (most := self._limits.children(self._texts, layer.depth)) is not None:
+            wanted = np.minimum(wanted, padded(np.array([*chain.from_iterable(most)]), widths, 0))
         counts = np.minimum(wanted, (np.array(room)[:, None] - (wanted.cumsum(1) - wanted)).clip(0))
         own = [row[:width] for row, width in zip(counts.tolist(), widths, strict=True)]
         tokens, logprobs, probs = sampler.draw(rows, own, layer.depth)
@@ -264,7 +284,7 @@ class Growth:
                 text.widths.append(1)
         return True
 
-    def narrow(self, gate: Gate | None, depth: int) -> list[int]:
+    def narrow(self, depth: int) -> list[int]:
         """Choose the nodes to expand next; how many there are of each text."""
         new, policy = self._new, self._policy
         self._levels.append((new.paths, new.scores, new.counts))
@@ -272,10 +292,10 @@ class Growth:
         stopped, begin = self._stopped(expand), 0
         for text, count, stops in zip(self._texts, new.counts, stopped, strict=True):
             part, begin = expand[begin : begin + count], begin + count
-            ends = stops or text.limit <= depth or (not policy.reranks and text.size >= policy.budget)
+            ends = stops or text.limit <= depth or (not self._may_exceed and text.size >= policy.budget)
             text.frontier = [] if ends else [text.first + place for place, wanted in enumerate(part) if wanted]
-        if gate:
-            for text, frontier in zip(self._texts, gate.expand(self._texts, depth), strict=True):
+        if self._limits:
+            for text, frontier in zip(self._texts, self._limits.expand(self._texts, depth), strict=True):
                 text.frontier = [*frontier]
         widths = [len(text.frontier) for text in self._texts]
         if any(widths):
@@ -316,11 +336,7 @@ class Growth:
         """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
         proposal = self._sampler.proposal if self._sampler else Proposal.TOP_K
         trees = [text.finish(proposal, self._source) for text in self._texts]
-        if self._sampler or not self._policy.reranks:
-            return trees
-        return [
-            tree.best(self._policy.size(tree.scores, state)) for tree, state in zip(trees, self._states, strict=True)
-        ]
+        return [tree.best(self._policy.budget) for tree in trees] if self._may_exceed and not self._limits else trees
 
 
 class _Level(NamedTuple):

@@ -151,8 +151,8 @@ class NarrowSession(Session):
     def __init__(self, session: Session, hidden: int) -> None:
         self._session, self._hidden = session, hidden
 
-    def choose(self) -> tuple[int, Session]:
-        return self._session.choose()
+    def choose(self, source: int) -> Session:
+        return self._session.choose(source)
 
     def root(self) -> Tensor:
         return self._session.root()

@@ -76,7 +76,7 @@ LARGE: dict[str, tuple[str, str]] = {
 
 COSTLY_DRAFTS = CostCurve(
     target=Costs((1, 2, 4, 8), (1.0, 1.1, 1.3, 1.9)),
-    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.3, 0.3))),),
+    draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.17, 0.17))),),
     overhead=0.1,
     plain_overhead=0.05,
 )

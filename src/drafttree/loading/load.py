@@ -9,8 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine import compatibility
-from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.prices import machine
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest

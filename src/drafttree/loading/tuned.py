@@ -35,7 +35,7 @@ class TunedPolicy:
         policy: its specification.
         verifier: the name of the verifier, or "auto".
         dtype: dtype of the target, such as "float32".
-        machine: the machine on which the costs were measured, as `drafttree.engine.costs.cost_file.machine` has it.
+        machine: the machine on which the costs were measured, as `drafttree.engine.drafting.prices.machine` has it.
         costs: the cost curve; None without a drafter.
         draft_temperature: divides the drafter's logits; files of earlier versions lack it, for 1.
         measured: figures of the tuning, for people.

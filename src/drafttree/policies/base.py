@@ -65,8 +65,9 @@ class TreePolicy(BaseModel):
     Attributes:
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child. A class attribute or a property.
-        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes, or to `size` of them.
-        uses_costs: whether it needs the costs of a `TextContext`, which have to be measured.
+        reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
+        uses_costs: whether costs, which have to be measured, narrow its trees in texts that are written alone too; they
+            are told to the policy by a `TextContext`.
         budget: nodes of the tree at most, the root included.
 
     Raises:
@@ -164,15 +165,6 @@ class TreePolicy(BaseModel):
             tree: the tree so far, to look at.
             frontier: `[batch, width]` path log-probabilities of the nodes to expand next; -inf marks padding.
         """
-
-    def size(self, scores: Sequence[float], state: Any) -> int:
-        """How many of the best nodes remain of a finished tree, root included, if the policy `reranks`.
-
-        Args:
-            scores: per node, what it is ranked by; infinite for the root.
-            state: the text's state.
-        """
-        return self.budget
 
     def observe(self, state: Any, outcome: RoundOutcome) -> Any:
         """The state of a text after a round, given the one before it."""

@@ -5,15 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from drafttree import Decoder, DraftTree
+from drafttree import Decoder
+from drafttree.core.tree import Proposal
 from drafttree.engine import Request
-from drafttree.engine.batching import draft_switch
-from drafttree.engine.batching.level_limit import LevelLimit
-from drafttree.engine.batching.shared_budget import cut
+from drafttree.engine.drafting import controller
+from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.learned_state import LearnedState
-from drafttree.errors import ConfigError
+from drafttree.engine.round_loop import Drafts
 from drafttree.evaluation import exactness
 from drafttree.evaluation.exactness import ToyDecoder
 from drafttree.evaluation.pair_trials import COSTLY_DRAFTS
@@ -22,6 +22,7 @@ from drafttree.exactness import RoundLaw, TextLaw, Texts, law, text_law
 from drafttree.policies import Chain, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import p_value
+from helpers.trees import tree_of
 from testing.toy_pairs import EXACT, toy_pair
 
 RAGGED = Template(paths=((0,), (1,), (0, 0)))
@@ -57,23 +58,21 @@ def test_trees_that_branch_keep_the_law(verifier, seeds):
     assert found.reach.siblings == 2
 
 
-@pytest.mark.parametrize("verifier", [RRSw, pytest.param(Traversal, marks=pytest.mark.slow)])
-def test_limits_of_levels_do_change_with_what_was_accepted(verifier, monkeypatch):
-    limits, own = set(), LevelLimit.choose
-    monkeypatch.setattr(LevelLimit, "choose", lambda *args: (limits.add(found := own(*args)), found)[1])
-    assert batch_law(Chain(depth=2), verifier, at_once=2, length=5).total_variation < EXACT
-    assert limits == {None, 1, 2}
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("verifier", [RRSw, Traversal])
+def test_limits_of_levels_do_change_with_what_was_accepted(verifier, at_once, monkeypatch):
+    found, own = set(), Controller.limits
+    monkeypatch.setattr(Controller, "limits", lambda *args: (found.add((limits := own(*args)).levels), limits)[1])
+    assert batch_law(Chain(depth=2), verifier, at_once=at_once, length=4).total_variation < EXACT
+    assert found == {1, 2}
 
 
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, Block, PointMass])
-def test_drafting_that_is_switched_off_by_other_texts_keeps_the_law(verifier, monkeypatch):
-    """One round with drafts decides here, where six do else."""
-    decisions, own = set(), draft_switch.DraftSwitch.decide
-    monkeypatch.setattr(draft_switch, "ENOUGH", 1)
-    monkeypatch.setattr(draft_switch, "FEWEST", 1)
-    monkeypatch.setattr(
-        draft_switch.DraftSwitch, "decide", lambda *args: (decisions.add((found := own(*args)) is None), found)[1]
-    )
+def test_drafting_that_pauses_for_other_texts_keeps_the_law(verifier, monkeypatch):
+    """Any loss pauses here, where one of two rounds does else."""
+    decisions, own = set(), Controller.reason
+    monkeypatch.setattr(controller, "LOST", 0.0)
+    monkeypatch.setattr(Controller, "reason", lambda *args: (decisions.add((found := own(*args)) is None), found)[1])
     found = batch_law(Chain(depth=2), verifier, at_once=1, length=4)
     assert found.total_variation < EXACT
     assert decisions == {True, False}
@@ -81,14 +80,14 @@ def test_drafting_that_is_switched_off_by_other_texts_keeps_the_law(verifier, mo
 
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, KSeq])
 def test_numbers_that_texts_share_would_bias_them(verifier, monkeypatch):
-    """Why each text has its own; and these tests can fail."""
+    """Why each text has its own; and these tests can fail. Texts of four tokens are long enough for a second level."""
     monkeypatch.setattr(LearnedState, "unshared_seed", lambda _, seed: seed)
-    found = batch_law(Chain(depth=2), verifier, at_once=1)
-    alone = batch_law(Chain(depth=2), verifier, seeds=(0, 1), at_once=1)
+    found = batch_law(Chain(depth=2), verifier, at_once=1, length=4)
+    alone = batch_law(Chain(depth=2), verifier, seeds=(0, 1), at_once=1, length=4)
     assert alone.total_variation < EXACT
     later = {text: sum(weight for texts, weight in found.texts.items() if texts[1] == text) for _, text in alone.texts}
     wanted = {text: sum(weight for texts, weight in alone.texts.items() if texts[1] == text) for text in later}
-    assert sum(abs(later[text] - wanted[text]) for text in later) / 2 > 1e-3
+    assert sum(abs(later[text] - wanted[text]) for text in later) / 2 > 1e-2
 
 
 class CuttingDecoder(ToyDecoder):
@@ -98,8 +97,10 @@ class CuttingDecoder(ToyDecoder):
         super().__init__(*args, **options)
         draft = self.loop.draft
 
-        def cut(requests: Sequence[Request]) -> list[DraftTree]:
-            return [replace(tree, scores=tree.path_logprobs).best(max(tree.size - 1, 2)) for tree in draft(requests)]
+        def cut(requests: Sequence[Request]) -> Drafts:
+            drafts = draft(requests)
+            trees = [replace(tree, scores=tree.path_logprobs) for tree in drafts.trees]
+            return replace(drafts, trees=[tree.best(max(tree.size - 1, 2)) for tree in trees])
 
         self.loop.draft = cut
 
@@ -125,10 +126,14 @@ def test_cutting_selected_nodes_keeps_the_law_of_a_verifier_that_draws(monkeypat
 
 
 @pytest.mark.parametrize("verifier", DRAWING)
-def test_the_engine_refuses_to_cut_drawn_trees(verifier):
-    tree = DraftTree.rooted(torch.zeros(1, 1, dtype=torch.long), verifier.proposal)
-    with pytest.raises(ConfigError, match="cannot be cut; limit their levels before they are drawn"):
-        cut([tree], [[0.0]], 1)
+def test_the_controller_cuts_no_drawn_tree(verifier):
+    """However dear its nodes are, and however small the budget."""
+    tree = replace(tree_of([0, 0, 1], [0.1, 0.1, 0.1], widths=(1, 2)), proposal=verifier.proposal)
+    for budget in (None, 0):
+        found = Controller(Prices(COSTLY_DRAFTS, frozen=True), budget=budget)
+        assert found.cut([tree], [(False, 0)], [2], 1, [None])[0] == [tree]
+        selected = replace(tree, proposal=Proposal.TOP_K)
+        assert found.cut([selected], [(False, 0)], [2], 1, [None])[0] != [selected]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import drafttree
 from drafttree.drafters.heads import own_bytes
-from drafttree.engine.costs.cost_file import _digest
+from drafttree.engine.drafting.prices import _digest
 from drafttree.models import TargetModel, append, select_backend
 from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
 from drafttree.models.module.released import MOST, Released, look, shapes

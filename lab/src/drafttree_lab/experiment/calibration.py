@@ -13,7 +13,6 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.run_store import RunStore
 from drafttree.policies import Auto
-from drafttree.policies.auto_state import AutoState
 from drafttree.policies.base import RoundOutcome
 from drafttree_lab.experiment.cells import Key, check_given, run_cells
 
@@ -112,7 +111,7 @@ class RecordingAuto(Auto):
         """All nodes so far."""
         return self._judged
 
-    def observe(self, state: AutoState, outcome: RoundOutcome) -> AutoState:
+    def observe(self, state: Any, outcome: RoundOutcome) -> Any:
         tree, path = outcome.tree, outcome.path
         children = tree.children
         parents = [(node, parent) for parent in path for node in children[parent]]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from drafttree.core.tree import DraftTree
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.controller import as_written
 from drafttree.engine.request import Request
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree.verifiers import Coupled, PointMass, RRSw, Traversal, Verifier
@@ -42,10 +43,10 @@ class JudgedTree:
     def __init__(self, decoder: Decoder, request: Request, policy: TreePolicy, grower: type[Verifier]) -> None:
         verifier = grower(request.verifier.sampling)
         policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
-        drafting = replace(request.drafting, state=policy.init_state(TextContext()))
+        drafting = replace(request.drafting, state=policy.init_state(TextContext()), controller=as_written())
         text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
         self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
-        (self.tree,) = decoder.loop.draft([text])
+        (self.tree,) = decoder.loop.draft([text]).trees
         self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.costs.pass_times import time_passes, wait_for
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.measure import time_passes, wait_for
 from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike

@@ -15,8 +15,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from drafttree.core.tree import DraftTree, Proposal
 from drafttree.drafters import Frontier
-from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
+from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.drafting.measure import TRIAL_COSTS
+from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.tree_growth import DraftRows, grow
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
@@ -154,9 +157,14 @@ def _time(
     device: torch.device,
 ) -> ExpansionTime:
     """Grow the same tree again and again."""
-    states = [policy.init_state(TextContext(TRIAL_COSTS))]
-    work = functools.partial(grow, policy, draft(vocab, alpha), [0], [policy.budget], states=states)
-    (tree,), times = work(), []
+    states, rows = [policy.init_state(TextContext(TRIAL_COSTS))], draft(vocab, alpha)
+    controller = Controller(Prices(TRIAL_COSTS, frozen=True))
+
+    def work() -> DraftTree:
+        limits = controller.limits(policy, Proposal.TOP_K, [(True, 0)], 1, 1) if policy.uses_costs else None
+        return grow(policy, rows, [0], [policy.budget], states=states, limits=limits)[0]
+
+    tree, times = work(), list[float]()
     for _ in range(WARM_UP - 1 + repeats):
         begun = _now(device)
         work()

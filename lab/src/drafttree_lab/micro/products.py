@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drafttree.engine.costs.pass_times import time_passes
+from drafttree.engine.drafting.measure import time_passes
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.inflation import load_inflated
 from drafttree.models import TargetModel

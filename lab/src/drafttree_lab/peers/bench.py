@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from drafttree.core.errors import unknown
-from drafttree.engine.costs.pass_times import time_passes
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.measure import time_passes
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.method import PLAIN, Method

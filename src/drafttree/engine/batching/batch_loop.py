@@ -11,22 +11,18 @@ from typing import NamedTuple
 
 import torch
 
-from drafttree.core.tree import DraftTree
-from drafttree.engine.batching.batch_drafting import BatchDrafting, Drafts
-from drafttree.engine.batching.batch_state import BatchState
-from drafttree.engine.batching.draft_switch import RoundRate
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.running_texts import RunningTexts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
-from drafttree.engine.costs.round_costs import RoundTimes
+from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
-from drafttree.engine.round_loop import PromptPart, RoundLoop
+from drafttree.engine.round_loop import Drafts, PromptPart, RoundLoop
 from drafttree.models import Model
 
 logger = logging.getLogger("drafttree")
@@ -59,11 +55,10 @@ class BatchLoop:
 
     Args:
         loop: the loop of the decoder.
-        state: the state of its batches.
+        controller: decides how much is drafted.
         remember: told of every finished request.
         max_batch: requests at once, at most.
         memory: what their KV caches may take.
-        budget: as for `Engine`.
 
     Attributes:
         memory: as given.
@@ -73,21 +68,17 @@ class BatchLoop:
     def __init__(
         self,
         loop: RoundLoop,
-        state: BatchState,
+        controller: Controller,
         remember: Callable[[Request], None],
         max_batch: int,
         memory: KVMemory,
-        budget: int | None = None,
     ) -> None:
         self.memory, self.metrics = memory, EngineMetrics()
-        self._loop, self._remember, self._budget = loop, remember, budget
+        self._loop, self._remember, self._controller = loop, remember, controller
         self._scheduler = Scheduler(max_batch, memory)
         self._texts = RunningTexts(loop.prefixes, reads_hidden=loop.reads_hidden)
         self._opened: list[ServedRequest] = []
         memory.prefixes = loop.prefixes
-        self._costs, self._switch = state.costs, state.switch
-        self._drafting = BatchDrafting(loop, state, budget)
-        self._predicted = RoundRate()
         self._cancelled = False
 
     @property
@@ -110,6 +101,7 @@ class BatchLoop:
     def add(self, served: ServedRequest) -> None:
         """Let a request wait for its turn."""
         served.request.drafting.on_failure = self._drafter_failed
+        served.request.drafting.controller = self._controller
         self._scheduler.add(served)
 
     @torch.inference_mode()
@@ -162,25 +154,25 @@ class BatchLoop:
         opened = [served for served in self._opened if served in self._scheduler.running]
         self._opened = [served for served in self._opened if served not in opened]
         admitted = self._scheduler.admit()
-        resting = self._budget is None and self._switch.rests(len(self._scheduler.running))
         for place, served in enumerate(waiting := [*opened, *admitted]):
             try:
                 if served in admitted:
                     self._loop.open(served.request)
-                self._begin(served, resting=resting)
+                self._begin(served)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
                     self._put_back(waiting[place:])
                     return
                 self._fail(served, error)
 
-    def _begin(self, served: ServedRequest, *, resting: bool) -> None:
+    def _begin(self, served: ServedRequest) -> None:
         """Let an opened request begin, or wait while another one reads the beginning of its prompt."""
         request = served.request
         if self._texts.is_being_read(request):
             self._opened.append(served)
             return
-        self._loop.begin(request, resting=resting, running=self._texts.shared_with(request))
+        batch, running = len(self._scheduler.running), self._texts.shared_with(request)
+        self._loop.begin(request, batch=batch, running=running)
         self._texts.add(served)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
@@ -192,7 +184,7 @@ class BatchLoop:
         drafts = self._draft(requests, plan.rows)
         clock.lap("draft")
         turns = self._loop.step(requests, plan.parts, drafts.trees, clock)
-        committed = [self._publish(*each) for each in zip(plan.writing, drafts.trees, turns, strict=True)]
+        committed = [self._publish(*each) for each in zip(plan.writing, turns, strict=True)]
         clock.lap("publish")
         self._learn(plan, drafts, self._turn(plan, drafts, sum(committed), clock))
 
@@ -200,31 +192,19 @@ class BatchLoop:
         turns = self._scheduler.by_turns(running)
         reading = [served.request for served in turns if served.request.unread and served not in self._opened]
         writing = [served for served in running if not served.request.unread]
-        return Plan(writing, choose_parts(reading, len(writing), self._costs))
+        return Plan(writing, choose_parts(reading, len(writing), self._controller.prices))
 
     def _draft(self, requests: list[Request], rows: int) -> Drafts:
         """The trees of a round, shown to who observes a request."""
-        drafts = self._drafted(requests, rows)
+        reason = "there is no drafter" if self._loop.drafter is None else None if requests else "prompts are read"
+        drafts = self._loop.draft(requests, rows, reason)
+        self.metrics.drafter_failures += drafts.failure is not None
         for request, grown in zip(requests, drafts.grown, strict=True):
             if request.observer:
                 request.observer.drafted(request, grown, drafts.reason)
         return drafts
 
-    def _drafted(self, requests: list[Request], rows: int) -> Drafts:
-        if reason := self._reason_not_to_draft(len(requests)):
-            return self._drafting.plain(requests, reason)
-        drafts = self._drafting.draft(requests, rows, self._switch.rate(len(requests)))
-        self.metrics.drafter_failures += drafts.failure is not None
-        return drafts
-
-    def _reason_not_to_draft(self, batch: int) -> str | None:
-        if self._loop.drafter is None:
-            return "there is no drafter"
-        if not batch:
-            return "prompts are read"
-        return None if self._budget is not None else self._switch.decide(batch)
-
-    def _publish(self, served: ServedRequest, tree: DraftTree, turn: Round | Exception) -> int:
+    def _publish(self, served: ServedRequest, turn: Round | Exception) -> int:
         """Tell the reader of a request what its round has added; how many tokens were committed."""
         try:
             if isinstance(turn, Exception):
@@ -234,9 +214,7 @@ class BatchLoop:
             self.metrics.count(turn)
             if known == request.prompt_length:
                 self.metrics.count_prompt(request)
-            if not request.finish_reason:
-                self._drafting.observe(request, tree, turn)
-            else:
+            if request.finish_reason:
                 self._finish(served)
             served.publish(known)
         except Exception as error:
@@ -263,14 +241,15 @@ class BatchLoop:
         self._loop.log_failure(error)
 
     def _turn(self, plan: Plan, drafts: Drafts, committed: int, clock: RoundClock) -> EngineRound:
+        drafted = sum(tree.size - 1 for tree in drafts.trees)
         return EngineRound(
             batch=len(plan.writing),
             waiting=len(self._scheduler.waiting),
-            drafted=drafts.drafted,
-            rows=plan.rows + drafts.drafted,
+            drafted=drafted,
+            rows=plan.rows + drafted,
             prefill_rows=plan.prefill_rows,
             committed=committed,
-            draft_passes=drafts.passes,
+            draft_passes=sum(len(widths) for _, widths in drafts.groups),
             draft_seconds=clock.seconds["draft"],
             target_seconds=clock.seconds["masks"] + clock.seconds["target"],
             seconds=clock.total,
@@ -281,21 +260,15 @@ class BatchLoop:
     def _learn(self, plan: Plan, drafts: Drafts, turn: EngineRound) -> None:
         """Mend the costs by a round, and judge drafting where nothing but writing was done in it."""
         self.metrics.record(turn)
-        other = turn.seconds - turn.target_seconds - turn.draft_seconds
+        controller, rest = self._controller, turn.seconds - turn.target_seconds - turn.draft_seconds
         groups = drafts.groups if drafts.failure is None else []  # a level that failed has taken time, too
-        self._costs.observe(RoundTimes(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, other, groups))
+        controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest, groups)
         if plan.parts or not turn.batch or drafts.failure is not None:
             return
-        drafting = sum(self._costs.drafting(*group) for group in drafts.groups)
-        cost = self._costs.round(turn.batch, turn.rows, drafting)
-        if self._budget is None:
-            usual, drafted = self._costs.without_outlier(turn.seconds, cost), bool(drafts.groups)
-            spent = usual if self._costs.frozen else turn.seconds
-            self._switch.observe(turn.batch, turn.committed, usual, drafted=drafted, spent=spent)
-        if drafts.groups:
-            self._predicted.add(drafts.expected * self._costs.round(turn.batch, turn.batch) / turn.batch, cost)
-            self.metrics.predicted_gain = self._predicted.value
-        self.metrics.measured_gain = self._switch.gain(turn.batch)
+        controller.learn(turn.batch, turn.rows, turn.committed, groups, drafts.expected)
+        if groups:
+            self.metrics.predicted_gain = controller.predicted_gain(turn.batch)
+        self.metrics.measured_gain = controller.gain(turn.batch)
 
     def _fail(self, served: ServedRequest, error: Exception) -> None:
         """End a request with an error."""

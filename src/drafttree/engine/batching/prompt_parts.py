@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from drafttree.engine.costs.round_costs import RoundCosts
+from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import LONGEST_PART, PromptPart
 
@@ -12,7 +12,7 @@ STRETCH = 1.7
 """How many times the time of a pass the parts of prompts in it may take it to. The drafter reads them too."""
 
 
-def choose_parts(reading: Sequence[Request], writing: int, costs: RoundCosts) -> list[PromptPart]:
+def choose_parts(reading: Sequence[Request], writing: int, costs: Prices) -> list[PromptPart]:
     """What to read in the next pass, the oldest request's first.
 
     Args:

@@ -5,8 +5,8 @@ import shlex
 from importlib.metadata import version
 from pathlib import Path
 
-from drafttree.engine.costs.cost_file import machine
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.prices import machine
 from drafttree.engine.model_digest import model_digest
 from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.tune.tuning import Tuning

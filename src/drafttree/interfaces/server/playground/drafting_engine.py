@@ -6,8 +6,8 @@ from typing import Any
 from drafttree.core.tree import Proposal
 from drafttree.engine.batching import Engine, EngineMetrics, Handle
 from drafttree.engine.compatibility import incompatibility
-from drafttree.engine.costs.cost_measurement import TRIAL_COSTS
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.measure import TRIAL_COSTS
 from drafttree.engine.prompt import Prompt
 from drafttree.loading.specs import default_policy
 from drafttree.policies import Chain, TreePolicy

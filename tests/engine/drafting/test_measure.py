@@ -5,8 +5,8 @@ import pytest
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine import round_loop
-from drafttree.engine.costs.cost_file import KeptCosts
-from drafttree.engine.costs.cost_measurement import PASS_SECONDS, SIZES, is_current
+from drafttree.engine.drafting.measure import PASS_SECONDS, SIZES, is_current
+from drafttree.engine.drafting.prices import KeptCosts
 from drafttree.errors import ConfigError
 from drafttree.policies import Auto, Chain
 from drafttree.verifiers import Coupled

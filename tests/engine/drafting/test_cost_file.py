@@ -10,8 +10,8 @@ import torch
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
-from drafttree.engine.costs import measured_costs
-from drafttree.engine.costs.cost_file import CostFile, KeptCosts, cost_key
+from drafttree.engine.drafting import measure
+from drafttree.engine.drafting.prices import CostFile, KeptCosts, cost_key
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.models import TargetModel
 from drafttree.policies import Auto
@@ -27,12 +27,12 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
     """What was measured, of which the costs are the toy ones; the user's cache folder is empty."""
     calls: list[tuple] = []
 
-    def measure(target, drafter, rounds) -> KeptCosts:
+    def count(target, drafter, rounds) -> KeptCosts:
         calls.append((target, drafter))
         return KeptCosts(TOY_COSTS, 1.5)
 
-    monkeypatch.setattr(measured_costs, "measure_costs", measure)
-    monkeypatch.setattr(measured_costs, "is_current", lambda kept, target: kept.alone == 1.5)
+    monkeypatch.setattr(measure, "measure_costs", count)
+    monkeypatch.setattr(measure, "is_current", lambda kept, target: kept.alone == 1.5)
     monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / name)
     return calls
 
@@ -55,7 +55,7 @@ def test_costs_are_measured_once_and_read_back(measured, tmp_path):
 
 def test_costs_that_do_not_hold_any_more_are_measured_again(measured, monkeypatch):
     assert decoder().costs() == TOY_COSTS
-    monkeypatch.setattr(measured_costs, "is_current", lambda kept, target: False)
+    monkeypatch.setattr(measure, "is_current", lambda kept, target: False)
     assert decoder().costs() == TOY_COSTS
     assert len(measured) == 2
 

@@ -1,1 +1,0 @@
-"""What passes and rounds cost: measured, kept on disk, and mended by the rounds of texts."""

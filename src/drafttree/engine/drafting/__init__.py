@@ -1,0 +1,1 @@
+"""How much is drafted: one controller, for a text that is written alone and for many."""

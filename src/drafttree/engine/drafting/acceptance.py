@@ -1,0 +1,159 @@
+"""How likely a drafted token is to be accepted, counted by its level, its rank and the drafter's log-probability of it.
+
+A drafter's probabilities are not acceptance probabilities: at temperature 0 its best token of probability 0.3 is often
+the target's best, and a guided draft's (coupling) are no probabilities of anything. So nodes are sorted into cells, and
+it is counted how many of those whose parent was accepted were accepted too. A cell with few counts follows the cells of
+its rank and log-probability at all levels, and those a curve that was fitted beforehand (docs/log.md, 2026-11-22).
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from drafttree.core.tree import DraftTree
+
+LEVELS = 4
+"""Levels told apart; the last stands for all deeper ones."""
+RANKS = 0, 1, 2, 3, 3, 3, 4
+"""The class of each rank among siblings; the last stands for all further ones."""
+CLASSES = RANKS[-1] + 1
+BINS, BIN_SCALE = 16, 6
+"""Bins of the log-probability l: the whole part of `BIN_SCALE` times the root of -l, so they are finest near 0."""
+PRIOR = [
+    [1 / (1 + math.exp(1.3 * ((place + 0.5) / BIN_SCALE) ** 2 - odds)) for place in range(BINS)]
+    for odds in (2.0, 1.3, 1.1, 1.1, 1.0)
+]
+"""Rates before anything is counted, by class and bin, fitted to the embedded drafters at temperatures 0 and 1."""
+PLACE_PRIOR = [0.5 * 0.3**place for place in range(CLASSES)]
+"""Accepted children of an accepted node, by class of their place, before anything is counted."""
+PRIOR_WEIGHT, POOLED_WEIGHT = 8.0, 48.0
+"""Counts that a prior stands for, and that all levels together stand for at one of them."""
+MOST = 512.0
+"""Counts of a cell at most: they are halved there, so that a text that changes is followed."""
+CARRIED = 32.0
+"""Counts of a cell that a later text begins with at most: it is of another kind, perhaps."""
+IMPOSSIBLE = -1e30
+"""Log-probability below which a token is impossible."""
+
+
+class Grown(Protocol):
+    """What `chances` reads of a tree, finished or not: nodes level by level, siblings behind each other by rank."""
+
+    @property
+    def parents(self) -> Sequence[int]: ...
+    @property
+    def path_logprobs(self) -> Sequence[float]: ...
+
+
+class Acceptance:
+    """How often nodes were accepted whose parent was, of one kind of drafts."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int, int], list[float]] = {}  # accepted and judged, by level, class and bin
+        self._sums = [[[0.0, 0.0] for _ in range(CLASSES)] for _ in range(LEVELS)]  # the same without bins
+        self._logs: dict[tuple[int, int, int], float] = {}  # logarithms of the rates that were asked for
+
+    def copy(self, most: float = CARRIED) -> "Acceptance":
+        """The same rates with at most so many counts in a cell."""
+        made = Acceptance()
+        for cell, (hits, trials) in self._cells.items():
+            share = most / max(trials, most)
+            made._count(cell, share * hits, share * trials)
+        return made
+
+    @property
+    def judged(self) -> float:
+        """Nodes that were counted and not forgotten."""
+        return sum(trials for _, trials in self._cells.values())
+
+    def observe(self, tree: DraftTree, path: Sequence[int]) -> None:
+        """Count the nodes that a round has judged: those whose parent was accepted.
+
+        Args:
+            tree: the tree that was verified.
+            path: accepted nodes, the root first.
+        """
+        paths, accepted = tree.path_logprobs, {*path}
+        for depth, parent in enumerate(path):
+            for rank, node in enumerate(tree.children[parent]):
+                cell = min(depth, LEVELS - 1), _class(rank), _bin(paths[node] - paths[parent])
+                self._count(cell, node in accepted, 1.0)
+                hits, trials = self._cells[cell]
+                if trials >= MOST:
+                    self._count(cell, -hits / 2, -trials / 2)
+                for level in range(LEVELS):
+                    self._logs.pop((level, *cell[1:]), None)
+
+    def chances(self, tree: Grown, known: list[float] | None = None) -> list[float]:
+        """Log-probabilities that nodes are accepted: 0 for the root, and never above a parent's or earlier sibling's.
+
+        Args:
+            tree: the tree, perhaps not finished.
+            known: those of its first nodes, which becomes the result; None for none.
+        """
+        known = [0.0] if known is None else known
+        parents, paths = tree.parents, tree.path_logprobs
+        depths, above, rank, least = _depths(parents), -1, 0, 0.0
+        for node in range(len(known), len(parents)):
+            if parents[node] != above:
+                above, rank, least = parents[node], 0, 0.0
+            logprob = paths[node] - paths[above]
+            if logprob > IMPOSSIBLE:
+                cell = min(depths[node], LEVELS) - 1, _class(rank), _bin(logprob)
+                if (rate := self._logs.get(cell)) is None:
+                    rate = self._logs[cell] = math.log(self._rate(cell))
+                least = min(least, rate)
+                known.append(known[above] + least)
+            else:
+                known.append(-math.inf)
+            rank += 1
+        return known
+
+    def children(self, depth: int) -> list[float]:
+        """Accepted children to expect of an accepted node at a depth, by class of rank, if it is expanded."""
+        level = min(depth, LEVELS - 1)
+        return [self._shared_rate(level, kind, of=0) for kind in range(CLASSES)]
+
+    def places(self, depth: int, count: int) -> list[float]:
+        """Rates at which the first, second ... drawn child at a depth is accepted if its parent is; they never rise."""
+        level = min(depth, LEVELS) - 1
+        rates = [*accumulate((self._shared_rate(level, kind, of=kind) for kind in range(CLASSES)), min)]
+        return [rates[_class(place)] for place in range(count)]
+
+    def _count(self, cell: tuple[int, int, int], hits: float, trials: float) -> None:
+        for counts in (self._cells.setdefault(cell, [0.0, 0.0]), self._sums[cell[0]][cell[1]]):
+            counts[0] += hits
+            counts[1] += trials
+
+    def _rate(self, cell: tuple[int, int, int]) -> float:
+        own = [self._cells.get((level, *cell[1:]), (0.0, 0.0)) for level in range(LEVELS)]
+        hits, trials = (sum(counts[place] for counts in own) for place in (0, 1))
+        pooled = _shrunk(hits, trials, PRIOR[cell[1]][cell[2]], PRIOR_WEIGHT)
+        return _shrunk(own[cell[0]][0], own[cell[0]][1], pooled, POOLED_WEIGHT)
+
+    def _shared_rate(self, level: int, kind: int, *, of: int) -> float:
+        """Accepted nodes of a class for each judged one of class `of`, whatever the drafter said of them."""
+        hits, trials = (sum(row[each][place] for row in self._sums) for each, place in ((kind, 0), (of, 1)))
+        pooled = _shrunk(hits, trials, PLACE_PRIOR[kind], PRIOR_WEIGHT)
+        return _shrunk(self._sums[level][kind][0], self._sums[level][of][1], pooled, POOLED_WEIGHT)
+
+
+def _shrunk(hits: float, trials: float, expected: float, weight: float) -> float:
+    """A rate that begins as the expected one, which stands for so many trials."""
+    return (hits + weight * expected) / (trials + weight)
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths
+
+
+def _class(rank: int) -> int:
+    return RANKS[min(rank, len(RANKS) - 1)]
+
+
+def _bin(logprob: float) -> int:
+    return min(int(math.sqrt(max(-logprob, 0.0)) * BIN_SCALE), BINS - 1)
