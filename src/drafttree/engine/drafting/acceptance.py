@@ -29,7 +29,7 @@ PLACE_PRIOR = [0.5 * 0.3**place for place in range(CLASSES)]
 """Accepted children of an accepted node, by class of their place, before anything is counted."""
 PRIOR_WEIGHT, POOLED_WEIGHT = 8.0, 48.0
 """Counts that a prior stands for, and that all levels together stand for at one of them."""
-MOST = 512.0
+MOST = 128.0
 """Counts of a cell at most: they are halved there, so that a text that changes is followed."""
 CARRIED = 32.0
 """Counts of a cell that a later text begins with at most: it is of another kind, perhaps."""

@@ -10,7 +10,7 @@ one costs.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import le
 
 from drafttree.core.tree import DraftTree, Proposal
@@ -27,9 +27,9 @@ LOST, RETRY, GAINED = 2.0, 0.5, 4.0
 """Plain rounds that drafting may lose before it pauses, those that a retry may lose, and those of a gain that are
 remembered. Of many texts at once a round shows more: what they may lose is divided by the root of their number."""
 SHORTEST, LONGEST = 8, 512
-"""Rounds of the first pause and of the longest."""
-LONGER, MUCH_LONGER, CLEAR = 2, 4, 0.85
-"""What a pause is over the one before it, and where drafting was below this share of plain decoding's rate."""
+"""Rounds of the first pause and of the longest; each is twice the one before it."""
+LOSS = 0.005
+"""The share of time that trying drafts again and again may lose: pauses are no longer than that needs."""
 LOOK_EVERY = 4
 """Rounds of a pause after which a drafter that can tell is asked what it expects: asking takes time too."""
 DOUBT = 2.0
@@ -65,6 +65,7 @@ class _Model:
         tokens: tokens of recent rounds.
         cost: their cost.
         surplus: plain rounds by which it is ahead of plain decoding.
+        lost: plain rounds that it has lost since its latest pause.
         waiting: rounds before it is tried again.
         pause: rounds of its latest pause, 0 where it was ahead since.
     """
@@ -72,17 +73,19 @@ class _Model:
     tokens: float = 0.0
     cost: float = 0.0
     surplus: float = 0.0
+    lost: float = 0.0
     waiting: int = 0
     pause: int = 0
 
-    def judge(self, gain: float, *, clear: bool, evidence: float, longest: int) -> None:
-        """Pause where drafting has lost too much, longer each time."""
+    def judge(self, gain: float, evidence: float, longest: int) -> None:
+        """Pause where drafting has lost too much, twice as long each time, up to what it has lost by being tried."""
         self.surplus = min(self.surplus + gain, GAINED)
+        self.lost = max(self.lost - gain, 0.0)
         if self.surplus * evidence >= -LOST:
             self.pause = 0 if self.surplus > 0 else self.pause
             return
-        self.waiting = self.pause = min((MUCH_LONGER if clear else LONGER) * self.pause or SHORTEST, longest)
-        self.surplus = (RETRY - LOST) / evidence
+        self.waiting = self.pause = min(2 * self.pause or SHORTEST, max(round(self.lost / LOSS), SHORTEST), longest)
+        self.surplus, self.lost = (RETRY - LOST) / evidence, 0.0
 
 
 @dataclass
@@ -92,6 +95,7 @@ class _Size:
     Attributes:
         models: what drafting by each model has gained.
         expected: tokens that were expected of the rounds that `models` count.
+        unknown: what a guess of their rate counts for by now.
         plain: plain rounds.
         since_plain: drafted rounds since the latest of them.
         probe: drafted rounds after which there is one again.
@@ -99,6 +103,7 @@ class _Size:
 
     models: list[_Model]
     expected: float = 0.0
+    unknown: float = 1.0
     plain: int = 0
     since_plain: int = 0
     probe: int = FIRST_PROBE
@@ -148,11 +153,8 @@ class Controller:
         pace = self.prices.round(1, 1) / earlier.prices.round(1, 1)
         self._acceptance = {kind: each.copy() for kind, each in earlier._acceptance.items()}
         for size, known in earlier._sizes.items():
-            models = [
-                _Model(each.tokens / 2, pace * each.cost / 2, each.surplus, each.waiting, each.pause)
-                for each in known.models
-            ]
-            self._sizes[size] = _Size(models, known.expected / 2)
+            models = [replace(each, tokens=each.tokens / 2, cost=pace * each.cost / 2) for each in known.models]
+            self._sizes[size] = _Size(models, known.expected / 2, known.unknown)
 
     # Before a round.
 
@@ -269,8 +271,8 @@ class Controller:
         falling = [math.exp(-chance) for chance, _ in nodes]
         if self.budget is None:
             count, _ = best_count(falling, self.costs(batch, rows), self.rate(batch))
-            if not self.prices.knows_rows(batch):  # always adding as many would never show that rows have other prices
-                count += max(count, batch)
+            if self._size(batch).probe > FIRST_PROBE and not self.prices.knows_rows(batch):
+                count += max(count, batch)  # always adding as many would never show that rows have other prices
         else:
             count = int(min(self.budget * batch, len(nodes)))
         kept = [1] * batch
@@ -313,15 +315,15 @@ class Controller:
         cost = self.prices.round(batch, rows, sum(self.prices.drafting(*group) for group in groups))
         size.since_plain += 1
         size.expected = (1 - 1 / MEMORY) * size.expected + expected
+        size.unknown *= 1 - 1 / MEMORY
         size.model(max(sources))
         for source, model in enumerate(size.models):
             share = (source in sources) / len(sources)
             model.tokens = (1 - 1 / MEMORY) * model.tokens + share * committed
             model.cost = (1 - 1 / MEMORY) * model.cost + share * cost
-        clear, evidence = (self.gain(batch) or 1.0) < CLEAR, math.sqrt(batch)
         for source in sources:
-            gain, longest = committed / batch - cost / plain, self._longest_pause(source, batch)
-            size.model(source).judge(gain, clear=clear, evidence=evidence, longest=longest)
+            longest = self._longest_pause(source, batch)
+            size.model(source).judge(committed / batch - cost / plain, math.sqrt(batch), longest)
             self._watches -= longest < LONGEST and size.model(source).waiting == longest and self._watches > 0
 
     def _longest_pause(self, source: int, batch: int) -> int:
@@ -344,7 +346,8 @@ class Controller:
 
     def rate(self, batch: int) -> float:
         """Tokens by cost that rounds of so many texts reach, of the better kind; drafting begins as plain rounds do."""
-        size, plain, weight = self._size(batch), self.prices.round(batch, batch), max(PRIOR_ROUNDS / batch, 1.0)
+        size, plain = self._size(batch), self.prices.round(batch, batch)
+        weight = size.unknown * max(PRIOR_ROUNDS / batch, 1.0)
         return max((size.tokens + weight * batch) / (size.cost + weight * plain), batch / plain)
 
     def acceptance(self, kind: Kind) -> Acceptance:

@@ -25,17 +25,17 @@ from drafttree.engine.metrics import Round
 from drafttree.models import Model, TargetModel
 from drafttree.models.module.released import shapes
 
-MEMORY = 16.0
+MEMORY = 32.0
 """Rounds after which a round counts 1/e, in costs and in the rate of drafting alike."""
 LATEST = 9
 """Values of which the median counts: what else a machine does must not decide, and a new pace has to."""
 FIRST, OUTLIER = 4.0, 1.5
 """Behind so many passes, one counts for this multiple of what was expected at most. One that is cheaper by as much
 shows that those before it were outliers."""
-SPREAD, SPREAD_WEIGHT, INFORMED = 0.25, 4.0, 0.25
-"""Costs are taken to be proportional to the curve's until sizes have differed by this share in more rounds than this;
-what a row adds is known well enough from this share of that evidence on."""
-SLOPES = 4.0
+NOISE, INFORMED = 0.1, 0.25
+"""The share by which passes of one size differ: costs are proportional to the curve's until those of several sizes have
+shown more. What a row adds is known well enough from this share of that evidence on."""
+SLOPES = 32.0
 """The slope of a line is within this factor of the proportional one: noise must not make a row free or endless."""
 UNKNOWN = CostCurve(
     target=Costs((1, 2), (1.0, 1.0625)),
@@ -65,8 +65,14 @@ class Latest:
         """Take note of a round's value."""
         own = bucket(size)
         values = self._values.setdefault(own, deque(maxlen=LATEST))
+        if values and OUTLIER * value < self._medians[own]:
+            values.clear()
         values.append(value)
         self._medians[own] = median(values)
+
+    def forget(self, size: float) -> None:
+        """Take the values at a size for outliers."""
+        del self._values[bucket(size)], self._medians[bucket(size)]
 
 
 class Line:
@@ -110,7 +116,7 @@ class Line:
     @property
     def _prior(self) -> float:
         """The spread that the line through zero stands for."""
-        return SPREAD_WEIGHT * (SPREAD * self._x / self._weight) ** 2
+        return (NOISE * self._x / self._weight) ** 2
 
     @property
     def _spread(self) -> float:
@@ -201,6 +207,8 @@ class Prices:
         self._passes.setdefault(bucket(batch), Line()).observe(self.measured.target.at(rows), target)
         if rows == batch:
             self._plain.observe(batch, target)
+        elif OUTLIER * target < self._plain.at(batch, 0.0, exactly=True):
+            self._plain.forget(batch)  # more rows are never cheaper, so those were outliers
         if (expected := sum(self._by_curve(*group) for group in drafted)) > 0:
             widths = [width for _, own in drafted for width in own]
             for source in {source for source, _ in drafted}:
