@@ -177,7 +177,7 @@ BAD = World(sure=(0.05, 0.02, 0.01, 0.01), unsure=(0.03, 0.02, 0.01, 0.01))
 DEAR = replace(GOOD, first=0.3, later=(0.25, 0.02), rest=(0.2, 0.05))
 STEEP = replace(GOOD, target=(0.5, 0.5, 0.5))
 WORLDS = {"good": GOOD, "weak": WEAK, "bad": BAD, "dear": DEAR, "steep": STEEP}
-ROUNDS = {1: 1500, 4: 800, 16: 300}
+ROUNDS = {1: 1500, 4: 800, 16: 400}
 
 
 def cheap_drafts(world: World) -> World:

@@ -67,6 +67,7 @@ class LevelTable:
         seen: log-probabilities as the policy saw them, `[frontier, vocab]`.
         expand: what the policy expands, bool `[frontier, candidates or drawn children]`, None for all.
         stopped: whether the policy ended the tree behind this level.
+        drafted_from: as for `RecordedLevel`.
     """
 
     possible: Array
@@ -78,6 +79,7 @@ class LevelTable:
     seen: Tensor
     expand: list[list[bool]] | None
     stopped: bool
+    drafted_from: set[int] | None
 
     @classmethod
     def of(cls, level: RecordedLevel, sampling: Sampling, vocab: int) -> "LevelTable":
@@ -90,7 +92,8 @@ class LevelTable:
         arrays = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs)
         possible, keep, logprobs, paths = (array[0] for array in arrays)
         stopped = level.stopped is not None and bool(level.stopped.item())
-        return cls(possible, keep, logprobs, paths, tokens.tolist(), draft, seen, level.expanded, stopped)
+        columns = possible, keep, logprobs, paths, tokens.tolist(), draft, seen
+        return cls(*columns, level.expanded, stopped, level.drafted_from)
 
     def candidate(self, parent: Candidate, row: int, rank: int, token: int) -> Candidate:
         """A candidate behind the node at a place of the frontier."""
@@ -125,7 +128,7 @@ class Growth:
 
     def __init__(self, record: RecordedRound, sampling: Sampling, *, reranks: bool, budget: int) -> None:
         tree, logits, _ = record.judged
-        self._tree, self._reranks = tree, reranks
+        self._tree, self._reranks = tree, reranks and tree.proposal is Proposal.TOP_K
         self.drawn, self._full = tree.proposal is not Proposal.TOP_K, tree.size >= budget
         self.tables = [LevelTable.of(level, sampling, logits.shape[-1]) for level in record.levels]
         self.cut, self.counts = list[Candidate](), Counter[Rule]()
@@ -141,11 +144,12 @@ class Growth:
     def _grow(self, frontier: list[Candidate], table: LevelTable) -> list[Candidate]:
         """Follow the growth of one level; the frontier of the next one."""
         after, joined = list[Candidate](), np.zeros_like(table.keep)
-        for row, rank, token, place in self._members(frontier, table):
+        for number, (row, rank, token, place) in enumerate(self._members(frontier, table)):
             node = table.candidate(frontier[row], row, rank, token)
             node.place = place
             self.joined.append(node)
-            if table.expand is None or table.expand[row][rank]:
+            wanted = table.expand is None or table.expand[row][rank]
+            if wanted if table.drafted_from is None else number in table.drafted_from:
                 after.append(node)
             else:
                 node.rule = Rule.EXPAND

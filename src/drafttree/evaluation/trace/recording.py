@@ -4,7 +4,7 @@ Both are replaced by wrappers that pass every question on, so the loop and the g
 text without a trace pays nothing. Tensors are only kept here; they are read after the round, outside its clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,7 +15,10 @@ from torch import Tensor
 
 from drafttree.core.randomness import RoundRandomness
 from drafttree.core.tree import DraftTree, Layer, PartialTree, Verdict
+from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.request import Request
+from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -32,6 +35,8 @@ class RecordedLevel:
         joined: what the policy was asked to expand: the candidates, or the drawn children.
         expand: what the policy expands, a bool that broadcasts to what joined; None for all.
         stopped: whether the policy ended the tree behind this level, a bool of one element; None for not.
+        drafted_from: of the nodes that joined, in order, the places of those that were expanded; None where the
+            controller left that to the policy.
     """
 
     logits: Tensor
@@ -41,6 +46,7 @@ class RecordedLevel:
     joined: Layer | None = None
     expand: Array | None = None
     stopped: Array | None = None
+    drafted_from: set[int] | None = None
 
     @property
     def decided(self) -> tuple[Layer, Array]:
@@ -85,13 +91,15 @@ class RecordedRound:
 @contextmanager
 def recording(request: Request) -> Iterator[RecordedRound]:
     """Record the round of a request that runs inside the block."""
-    policy, verifier, record = request.policy, request.verifier, RecordedRound()
+    policy, verifier, controller = request.policy, request.verifier, request.drafting.controller
+    record = RecordedRound()
     request.policy = cast(TreePolicy, _RecordingPolicy(policy, record))
     request.verifier = cast(Verifier, _RecordingVerifier(verifier, record))
+    request.drafting.controller = cast(Controller, _RecordingController(controller, record))
     try:
         yield record
     finally:
-        request.policy, request.verifier = policy, verifier
+        request.policy, request.verifier, request.drafting.controller = policy, verifier, controller
 
 
 class _RecordingPolicy:
@@ -116,6 +124,35 @@ class _RecordingPolicy:
     def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
         self._record.levels[-1].stopped = self._policy.stop(tree, frontier)
         return self._record.levels[-1].stopped
+
+
+class _RecordingController:
+    """A controller whose limits note which nodes are expanded."""
+
+    def __init__(self, controller: Controller, record: RecordedRound) -> None:
+        self._controller, self._record = controller, record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)
+
+    def limits(self, *arguments: Any) -> Limits | None:
+        limits = self._controller.limits(*arguments)
+        return limits and cast(Limits, _RecordingLimits(limits, self._record))
+
+
+class _RecordingLimits:
+    """Limits that note their answers in the level under way."""
+
+    def __init__(self, limits: Limits, record: RecordedRound) -> None:
+        self._limits, self._record = limits, record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._limits, name)
+
+    def expand(self, texts: Sequence[GrowingTree], depth: int) -> Sequence[Sequence[int]]:
+        found = self._limits.expand(texts, depth)
+        self._record.levels[-1].drafted_from = {node - texts[0].first for node in found[0]}
+        return found
 
 
 class _RecordingVerifier:
