@@ -122,7 +122,7 @@ def grow(
     growth = Growth(policy, roots, max_levels, states, sampler, source, limits)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
-    widths, drafting = [1] * len(roots), True
+    widths, drafting, is_chain = [1] * len(roots), True, policy.is_chain and not (sampler or limits)
     try:
         for depth in range(1, levels + 1):
             drafting = True
@@ -131,7 +131,7 @@ def grow(
             growth.add_level(rows, widths, depth, vocab)
             if depth == levels or not any(widths := growth.narrow(depth)):
                 break
-            if depth == 1 and policy.is_chain and not (sampler or limits):
+            if depth == 1 and is_chain:
                 drafting = True
                 if growth.add_chains(draft, min(levels, policy.budget - 1) - 1, vocab):
                     break
