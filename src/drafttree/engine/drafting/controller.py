@@ -247,6 +247,8 @@ class Controller:
     ) -> tuple[list[DraftTree], float]:
         """The trees of a round with the nodes of all of them that are worth their rows, and the tokens to expect.
 
+        What they are scored by is the log-probability that a node is accepted.
+
         Trees that were drawn stay whole: dropping a node for what it is would bias the text.
 
         Args:
@@ -278,8 +280,8 @@ class Controller:
         kept = [1] * batch
         for _, place in nodes[:count]:
             kept[place] += 1
-        found = zip(trees, chances, kept, strict=True)
-        return [tree.best(size, [math.inf, *own[1:]]) for tree, own, size in found], batch + sum(falling[:count])
+        scored = [replace(tree, scores=(math.inf, *own[1:])) for tree, own in zip(trees, chances, strict=True)]
+        return [tree.best(size) for tree, size in zip(scored, kept, strict=True)], batch + sum(falling[:count])
 
     def costs(self, batch: int, rows: int) -> list[float]:
         """Costs of target passes with 0, 1, 2 ... drafted nodes."""
