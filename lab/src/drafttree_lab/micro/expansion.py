@@ -111,9 +111,6 @@ class ZipfDraft(DraftRows):
             self._rows = self._rows.repeat(-(-width // len(self._rows)), 1)
         return self._rows[:width]
 
-    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> None:
-        """Level by level."""
-
 
 @torch.inference_mode()
 def bench_expansion(
