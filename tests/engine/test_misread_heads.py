@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import drafttree
 from drafttree import Decoder
+from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine.batching import Engine
 from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.evaluation.toy_models import TOY_COSTS
@@ -18,6 +19,12 @@ HEADS = ("eagle3", "mtp", "block", "hydra", "medusa")
 PROMPTS = shipped_prompts()[:4]
 LONG = {"max_new_tokens": 40, "ignore_eos": True}
 SAMPLED = {"temperature": 1.0, "seed": 1}
+DEAR_DRAFTS = CostCurve(
+    target=Costs.of({1: 1.0, 4: 1.2, 8: 1.45, 16: 1.85, 64: 5.0}),
+    draft=(DraftCosts(0.28, Costs.of({1: 0.22, 8: 0.3, 64: 0.8})),),
+    overhead=0.4,
+    plain_overhead=0.15,
+)
 WARNING = re.compile(
     r"the drafter (\S+) may be misread: the target's token was among the 3 likeliest of its head in (\d+) of (\d+) "
     r"rounds, and should have been in (\d+) by the head's own probabilities\. The head may be made for another .*"
@@ -99,6 +106,21 @@ def test_texts_of_an_engine_are_counted_together(caplog):
     (line,) = told(caplog)
     assert line[1] == "mixed:embedded-eagle3"
     assert decoder.learned.head_watch.is_misread
+
+
+def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(caplog):
+    """It pauses after a few rounds, and is asked now and then all the same, until it is known how it is read."""
+    decoder = pair("embedded-eagle3", "auto").with_costs(DEAR_DRAFTS)
+    swap_halves(decoder)
+    asked = []
+    for prompt in [*PROMPTS] * 6:
+        rounds = decoder.generate(prompt, **LONG).metrics.rounds
+        asked += [bool(each.widths) for each in rounds]
+        if lines := told(caplog):
+            break
+    assert len(lines) == 1
+    assert decoder.learned.head_watch.is_misread
+    assert sum(asked) < len(asked) / 5
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}], ids=["greedy", "sampled"])

@@ -52,16 +52,6 @@ class Costs:
     def _tables(self) -> dict[int, list[float]]:
         return {}
 
-    def cheapest_node(self, most: int) -> float:
-        """The least that a further node of a pass up to this size adds to its cost."""
-        if most not in self._cheapest:
-            self._cheapest[most] = min((large - small for small, large in pairwise(self.up_to(most)[1:])), default=0.0)
-        return self._cheapest[most]
-
-    @cached_property
-    def _cheapest(self) -> dict[int, float]:
-        return {}
-
     def at(self, size: int) -> float:
         """The cost of a pass of this size."""
         place = bisect_left(self.sizes, size)
