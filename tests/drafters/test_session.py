@@ -26,6 +26,7 @@ class Request:
     rng: random.Random
     prompt: int
     nodes: list[list[tuple[int, int]]] = field(default_factory=list)
+    source: int = 0
 
     def __post_init__(self) -> None:
         text = random_text(self.prompt, self.rng.randrange(1000))
@@ -38,7 +39,7 @@ class Request:
     @property
     def drafting(self) -> Any:
         """The session whose passes may be shared."""
-        return self.packed.choose()[1]
+        return self.packed.choose(self.source)
 
     def next_level(self) -> Frontier:
         """Some nodes below those of the level before; none, sometimes."""
@@ -62,6 +63,8 @@ class Request:
         self.alone.commit(tokens, states)
         self.packed.commit(tokens, states)
         self.nodes = []
+        if self.packed.mixes:
+            self.source = self.rng.randrange(2)
 
 
 def assert_same(logits: torch.Tensor, alone: torch.Tensor) -> None:
@@ -74,7 +77,7 @@ def draft(requests: list[Request], levels: int) -> int:
     """Draft a round together and compare all logits with those of each alone; how many were compared."""
     sessions, compared = [request.drafting for request in requests], len(requests)
     for request, logits in zip(requests, draft_root(sessions).split(1), strict=True):
-        assert_same(logits, request.alone.root()[0])
+        assert_same(logits, request.alone.choose(request.source).root()[0])
     for _ in range(levels):
         own = [request.next_level() for request in requests]
         widths = [len(frontier.tokens) for frontier in own]
@@ -85,7 +88,8 @@ def draft(requests: list[Request], levels: int) -> int:
         assert not drafted.isnan().any()
         for request, logits, nodes, width in zip(requests, drafted.split(widths), own, widths, strict=True):
             if width:
-                assert_same(logits, request.alone.expand(*torch.tensor(nodes)[:, None])[0])
+                alone = request.alone.choose(request.source)
+                assert_same(logits, alone.expand(*torch.tensor(nodes)[:, None])[0])
                 compared += width
     return compared
 

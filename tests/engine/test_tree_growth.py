@@ -517,6 +517,8 @@ def test_sampled_trees_of_a_batch_are_those_of_each_text_alone(policy, proposal)
 class OnlyTheBest:
     """Expands the best node of every frontier, wherever it stands."""
 
+    chances = None
+
     def __init__(self) -> None:
         self.depths = []
 
@@ -525,9 +527,9 @@ class OnlyTheBest:
         return [sorted(text.frontier, key=lambda node: -text.path_logprobs[node])[:1] for text in texts]
 
 
-def test_a_gate_narrows_what_the_policy_expands():
+def test_limits_narrow_what_the_policy_expands():
     policy, gate, worlds = Fixed(depth=4, breadth=3, threshold=0.0, budget=60), OnlyTheBest(), map(ToyPair, range(5))
-    trees, drafted = draft_all(policy, *worlds, max_levels=9, gate=gate)
+    trees, drafted = draft_all(policy, *worlds, max_levels=9, limits=gate)
     assert gate.depths == [1, 2, 3]
     assert drafted.passes == 4
     for tree in trees:
@@ -538,13 +540,15 @@ def test_a_gate_narrows_what_the_policy_expands():
     assert max(tree.levels for tree in trees) == 4
 
 
-def test_a_gate_that_leaves_out_nothing_changes_nothing():
+def test_limits_that_leave_out_nothing_changes_nothing():
     class Open:
         def expand(self, texts, depth):
             return [text.frontier for text in texts]
 
     worlds = [ToyPair(seed) for seed in range(5)]
-    gated, free = (draft_all(Talon(width=3, budget=14), *worlds, max_levels=9, gate=gate)[0] for gate in (Open(), None))
+    gated, free = (
+        draft_all(Talon(width=3, budget=14), *worlds, max_levels=9, limits=gate)[0] for gate in (Open(), None)
+    )
     assert list(map(paths_of, gated)) == list(map(paths_of, free))
 
 

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer, Proposal
-from drafttree.policies.base import TreePolicy
+from drafttree.policies.base import TreePolicy, best_mask
 
 LATER_CHILDREN = 4
 """Children of a node at most below the first level, where a node is seldom probable enough for as many."""
@@ -52,4 +52,8 @@ class Auto(TreePolicy):
         return layer.possible
 
     def expand(self, layer: Layer) -> Array | None:
-        return np.broadcast_to(layer.rank == 0, layer.logprobs.shape) if self.flat else None
+        if self.flat:
+            return np.broadcast_to(layer.rank == 0, layer.logprobs.shape)
+        if layer.logprobs.size <= self.budget * len(layer.logprobs):
+            return None
+        return best_mask(layer.path_logprobs, layer.possible, self.budget)  # bounds the work where nothing narrows it
