@@ -208,9 +208,9 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
     seen, draft = [], decoder.loop.draft
 
     def noted(requests):
-        trees = draft(requests)
-        seen.extend(token for tree in trees for token in tree.tokens[1:])
-        return trees
+        drafts = draft(requests)
+        seen.extend(token for tree in drafts.trees for token in tree.tokens[1:])
+        return drafts
 
     decoder.loop.draft = noted
     while not sequence.finish_reason:

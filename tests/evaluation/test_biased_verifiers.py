@@ -224,6 +224,20 @@ def test_a_verifier_that_drops_the_last_node_is_found_out():
     assert is_found_out(SIBLINGS, changed(lambda path, bonus: (path[:-1] or path, bonus)))
 
 
+class GreedyWhereNodesWereCut(PointMass):
+    """Takes the likeliest token where the tree has lost children of nodes that were expanded."""
+
+    def verify(self, tree, logits, randomness):
+        verdict = super().verify(tree, logits, randomness)
+        path, bonus = verdict
+        cut = sum(tree.widths) > sum(map(bool, tree.children))
+        return Verdict(path, int(logits[path[-1]].argmax()) if cut else bonus)
+
+
+def test_a_verifier_that_draws_otherwise_where_nodes_were_cut_is_found_out():
+    assert is_found_out(make_policy(FORMS["auto"][0]), GreedyWhereNodesWereCut)
+
+
 @pytest.mark.parametrize("bonus", [-1, 3])
 def test_a_bonus_that_is_no_token_is_found_out(bonus):
     tables = toy_pair(1)
@@ -393,16 +407,6 @@ class GreedyInFloat32OverManyColumns(RRSw):
         return takes_the_likeliest(view, *super().judge(view), where=where)
 
 
-class GreedyWhereNodesWereCut(PointMass):
-    """Takes the likeliest token where the tree has lost children of nodes that were expanded."""
-
-    def verify(self, tree, logits, randomness):
-        verdict = super().verify(tree, logits, randomness)
-        path, bonus = verdict
-        cut = sum(tree.widths) > sum(map(bool, tree.children))
-        return Verdict(path, int(logits[path[-1]].argmax()) if cut else bonus)
-
-
 class AcceptsAfterAPause(RRSw):
     """Accepts whatever was drafted in the first round behind one without drafts."""
 
@@ -434,7 +438,6 @@ BEYOND_ROUNDS = [
     ("chain", GreedyInFloat32),
     ("chain", GreedyOverManyColumns),
     ("chain", GreedyInFloat32OverManyColumns),
-    ("auto", GreedyWhereNodesWereCut),
     ("chain", AcceptsAfterAPause),
     ("chain", GreedyOnUnknownTokens),
 ]

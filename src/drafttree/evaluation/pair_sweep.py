@@ -11,7 +11,6 @@ from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
 from drafttree.evaluation.exactness import OPTIONS, CoupledText, RoundLaw
 from drafttree.evaluation.pair_trials import (
-    CUT,
     EXACT,
     FORMS,
     LARGE,
@@ -147,9 +146,8 @@ def _sweep_pair(
         return PairFinding(spec, name, "refused", reason=reason)
     small = [make_policy(form) for form in FORMS.get(spec, [policy])]
     wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
-    cutting = make_policy(CUT) if spec == "auto" else policy
     trials: list[Trial] = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
-    trials += [*precision_trials(small[0]), *text_trials(small[0], cutting, verifier)]
+    trials += [*precision_trials(small[0]), *text_trials(small[0], verifier)]
     try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
     return try_pair(spec, name, verifier, trials, sampling)
 

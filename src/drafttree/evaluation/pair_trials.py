@@ -83,8 +83,6 @@ COSTLY_DRAFTS = CostCurve(
 """A level pays only where levels were accepted before, so a batch limits levels by what its texts have accepted."""
 LOSING_DRAFTS = replace(COSTLY_DRAFTS, draft=(DraftCosts(first=4.0, later=Costs((1, 4), (0.3, 0.3))),))
 """A round with drafts costs as much as five without, so `auto` pauses after the first."""
-CUT = "auto:depth=4,children=3,budget=8"
-"""Parameters of `auto` by which it cuts nodes that it has expanded, where passes cost next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -270,13 +268,12 @@ def precision_trials(small: TreePolicy) -> list[RoundTrial]:
     ]
 
 
-def text_trials(small: TreePolicy, cutting: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
+def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
     """Whole texts, alone and in company, with equal seeds and with different ones.
 
     Args:
         small: grows trees of few outcomes.
-        cutting: stands for a policy that cuts its finished trees.
-        verifier: decides whether trees may be cut; of children that may be equal there are too many for larger trees.
+        verifier: decides how children are chosen; of those that may be equal there are too many for larger trees.
     """
     two, three = toy_pair(1, 2), toy_pair(1, 3)
     if verifier.proposal is Proposal.WITH_REPLACEMENT:
@@ -285,12 +282,10 @@ def text_trials(small: TreePolicy, cutting: TreePolicy, verifier: type[Verifier]
     same, other = {"prompts": ((0,), (0,)), "seeds": (0, 0)}, {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
     trials = [
         TextTrial(three, small, Texts(length=4, eos=last, levels=2)),
-        TextTrial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS)),
+        TextTrial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
         TextTrial(two, small, Texts(**other, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
-        TextTrial(two, small, Texts(**other, seeds=(0, 1), batch=2)),
+        TextTrial(two, small, Texts(**other, seeds=(0, 1), length=4, batch=2, pause=1)),
     ]
     if small.uses_costs:
         trials.append(TextTrial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
-        if verifier.proposal is Proposal.TOP_K and not verifier.chains_only:
-            trials.append(TextTrial(toy_pair(2), cutting, Texts(length=5, eos=(2,), levels=4)))
     return trials

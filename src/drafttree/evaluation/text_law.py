@@ -32,6 +32,7 @@ class Texts:
         batch: texts written at once; None for one after the other, each alone.
         levels: the most levels of a tree.
         costs: costs of passes, for policies that weigh them.
+        pause: rounds that drafting pauses for at first, where it may.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -41,6 +42,7 @@ class Texts:
     batch: int | None = None
     levels: int = 3
     costs: CostCurve = TOY_COSTS
+    pause: int = 0
 
     def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
         """The texts, by a decoder that has written none before."""
@@ -59,7 +61,8 @@ class Texts:
         script: ScriptedRandom | None = None,
     ) -> ToyDecoder:
         """A new decoder for them."""
-        toy = ToyDecoder(target, draft, policy, verifier, self.levels, costs=self.costs, eos=self.eos, script=script)
+        given: Any = {"costs": self.costs, "eos": self.eos, "script": script, "pause": self.pause}
+        toy = ToyDecoder(target, draft, policy, verifier, self.levels, **given)
         toy.reach = replace(toy.reach, texts=min(self.batch or 1, len(self.prompts)))
         return toy
 

@@ -10,6 +10,7 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.drafting.controller import SHORTEST, Controller
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Round
@@ -57,6 +58,7 @@ class ToyDecoder(Decoder):
         costs: costs of passes.
         eos: token ids that end a text.
         script: answers for the numbers of all seeds; None for the numbers themselves.
+        pause: rounds that drafting pauses for at first, where it may.
 
     Attributes:
         reach: how far the rounds went so far.
@@ -73,14 +75,24 @@ class ToyDecoder(Decoder):
         costs: CostCurve = TOY_COSTS,
         eos: Context = (),
         script: ScriptedRandom | None = None,
+        pause: int = 0,
     ) -> None:
-        drafter = TabularDrafter(draft, levels)
+        drafter, self._pause = TabularDrafter(draft, levels), pause
         super().__init__(TabularTarget(target), drafter, policy, eos=eos, learned=LearnedState(costs))
         self.verifier = verifier  # not given to the base, which refuses pairs that are not lossless
         self.levels, self.script, self.reach = levels, script, Reach(columns=target.vocab)
 
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
+
+    def _new_controller(self, *given: Any) -> Controller:
+        controller = super()._new_controller(*given)
+        for batch in (1, 2) if self._pause and controller.budget is None else ():
+            while not controller.rests(batch):
+                controller.learn(batch, batch, 0, [(0, (batch,))])
+            for _ in range(SHORTEST - self._pause):
+                controller.learn(batch, batch, batch, [])
+        return controller
 
     def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         request = super()._prepare(prompt, given, alone=alone)
