@@ -9,8 +9,10 @@ from torch import Tensor
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
+from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.controller import SHORTEST, Controller
+from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Round
@@ -85,8 +87,8 @@ class ToyDecoder(Decoder):
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
 
-    def _new_controller(self, *given: Any) -> Controller:
-        controller = super()._new_controller(*given)
+    def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:
+        controller = super()._new_controller(prices, budget, head_watch)
         for batch in (1, 2) if self._pause and controller.budget is None else ():
             while not controller.rests(batch):
                 controller.learn(batch, batch, 0, [(0, (batch,))])
