@@ -22,7 +22,6 @@ CHAIN = ["--policies", "chain"]
 DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temperatures", "1"]
 BENCHES = {
     "acceptance": [*SHORT, "--drafter", "embedded-draft", *DRAWN],
-    "arrival": [*SHORT, "--arriving", 40, "--running", 2, "--repeats", 2],
     "auto": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4, "--sizes", "own"],
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2", "--no-transformers"],
     "calibration": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4],

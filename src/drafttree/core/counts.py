@@ -1,4 +1,4 @@
-"""Checks of numbers that count something, and the default that several interfaces share."""
+"""Checks of numbers that count something, and the defaults that several interfaces share."""
 
 from numbers import Integral
 from typing import TypeGuard
@@ -7,6 +7,8 @@ from drafttree.core.errors import ConfigError
 
 MAX_BATCH = 16
 """Default of the largest number of texts that are written at once."""
+MAX_TOKEN_GAP = 0.2
+"""Default of the seconds between two tokens of a text that reading other prompts may cause."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:

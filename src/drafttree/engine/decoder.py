@@ -1,5 +1,6 @@
 """The decoder: any drafter, tree policy and verifier over one target, and the requests that are made of it."""
 
+import math
 import time
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -347,13 +348,21 @@ class Decoder:
         request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, drafted)
         return turn.committed
 
-    def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop:
+    def batch_loop(
+        self,
+        max_batch: int,
+        *,
+        memory: KVMemory | None = None,
+        budget: int | None = None,
+        max_token_gap: float = math.inf,
+    ) -> BatchLoop:
         """Make a loop that runs many requests at once. Later loops start with what it has learned.
 
         Args:
             max_batch: maximum number of requests at the same time.
             memory: memory for their KV caches; None for half of the device's.
             budget: as for `Engine`.
+            max_token_gap: as for `Engine`; by default as many tokens of prompts are read in a round as fit.
 
         Raises:
             ConfigError: the target is sharded over processes.
@@ -361,7 +370,7 @@ class Decoder:
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
         controller = self.learned.controller((self.policy, self.verifier, budget), partial(self._of_batches, budget))
         memory = memory or KVMemory(self.target)
-        return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory)
+        return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory, max_token_gap)
 
     def _of_batches(self, budget: int | None) -> Controller:
         """The controller of batches, whose prices follow the clock unless costs are given."""

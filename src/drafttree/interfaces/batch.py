@@ -8,6 +8,7 @@ command, by which a record is known again.
 
 import hashlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -161,7 +162,7 @@ def write_texts(
     """
     from drafttree.engine import Engine
 
-    with Engine(decoder, max_batch=max_batch) as engine:
+    with Engine(decoder, max_batch=max_batch, max_token_gap=math.inf) as engine:
         yield from engine_records(engine, jobs, options, LINES_AHEAD * max_batch)
 
 

@@ -44,7 +44,7 @@ class Worker:
     def _engine(self) -> "Engine":
         from drafttree.engine import Engine
 
-        return Engine(self._load(), max_batch=self._max_batch)
+        return Engine(self._load(), max_batch=self._max_batch, max_token_gap=math.inf)
 
     def __call__(self, block: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
         """The records of a block of lines, as JSON; or one that tells why there is no decoder."""

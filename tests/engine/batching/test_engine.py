@@ -188,6 +188,12 @@ def test_a_list_of_prompts_is_not_written_none_at_once(decoder):
         decoder.generate(PROMPTS, max_batch=0)
 
 
+@pytest.mark.parametrize("gap", [0, -1.0, math.nan, "0.2", None])
+def test_a_gap_that_is_no_time_is_refused(decoder, gap):
+    with pytest.raises(ConfigError, match=r"max_token_gap is .*; give seconds above 0, or math\.inf for no limit"):
+        Engine(decoder, max_token_gap=gap)
+
+
 def test_a_budget_for_drawn_trees_is_refused(decoder):
     with pytest.raises(ConfigError, match="a budget of 4 nodes cannot hold with RRSw: its trees are drawn"):
         Engine(decoder.with_verifier(RRSw), budget=4)

@@ -19,7 +19,6 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies
-from drafttree_lab.commands.bench_arrival import bench_arrival_
 from drafttree_lab.commands.bench_auto import bench_auto_, bench_calibration
 from drafttree_lab.commands.bench_batch import bench_batch_
 from drafttree_lab.commands.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
@@ -31,7 +30,6 @@ from drafttree_lab.commands.bench_verifiers import bench_acceptance_, bench_veri
 from drafttree_lab.commands.option_groups import DrawOptions, PairOptions, PromptOptions
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None, add_completion=False)
-app.command(name="arrival")(bench_arrival_)
 app.command(name="auto")(bench_auto_)
 app.command(name="batch")(bench_batch_)
 app.command(name="calibration")(bench_calibration)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 
+from drafttree.core.counts import MAX_TOKEN_GAP
 from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk
@@ -72,7 +73,7 @@ def own_streams(decoder: Decoder) -> Streams:
     """The streams of an engine's loop, driven without its thread, so that all texts are there before it begins."""
 
     def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> LoadRun:
-        loop = decoder.batch_loop(len(prompts))
+        loop = decoder.batch_loop(len(prompts), max_token_gap=MAX_TOKEN_GAP)
         begun = time.perf_counter()
         readers = [_Stamps(begun) for _ in prompts]
         for place, (prompt, reader) in enumerate(zip(prompts, readers, strict=True)):

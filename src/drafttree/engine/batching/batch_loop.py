@@ -59,6 +59,7 @@ class BatchLoop:
         remember: told of every finished request.
         max_batch: requests at once, at most.
         memory: what their KV caches may take.
+        max_token_gap: as for `Engine`.
 
     Attributes:
         memory: as given.
@@ -72,8 +73,9 @@ class BatchLoop:
         remember: Callable[[Request], None],
         max_batch: int,
         memory: KVMemory,
+        max_token_gap: float,
     ) -> None:
-        self.memory, self.metrics = memory, EngineMetrics()
+        self.memory, self.metrics, self._max_token_gap = memory, EngineMetrics(), max_token_gap
         self._loop, self._remember, self._controller = loop, remember, controller
         self._scheduler = Scheduler(max_batch, memory)
         self._texts = RunningTexts(loop.prefixes, reads_hidden=loop.reads_hidden)
@@ -192,7 +194,7 @@ class BatchLoop:
         turns = self._scheduler.by_turns(running)
         reading = [served.request for served in turns if served.request.unread and served not in self._opened]
         writing = [served for served in running if not served.request.unread]
-        return Plan(writing, choose_parts(reading, len(writing), self._controller.prices))
+        return Plan(writing, choose_parts(reading, len(writing), self._controller.prices, self._max_token_gap))
 
     def _draft(self, requests: list[Request], rows: int) -> Drafts:
         """The trees of a round, shown to who observes a request."""

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
-from drafttree.core.counts import MAX_BATCH, check_count
+from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP, check_count
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
@@ -32,7 +32,9 @@ class EngineDecoder(Protocol):
 
     def prepare(self, prompt: Prompt | None, **options: Unpack[GenerationOptions]) -> Request: ...
 
-    def batch_loop(self, max_batch: int, *, memory: KVMemory | None = None, budget: int | None = None) -> BatchLoop: ...
+    def batch_loop(
+        self, max_batch: int, *, memory: KVMemory | None, budget: int | None, max_token_gap: float
+    ) -> BatchLoop: ...
 
 
 class Engine:
@@ -60,13 +62,17 @@ class Engine:
             used are dropped first. None leaves it to the decoder's `prefixes`; 0 disables sharing by default.
         budget: fixed number of drafted nodes per request and round, as a mean over the batch. None drafts as many as
             pay off, which is measured.
+        max_token_gap: maximum time in seconds between two tokens of a text while prompts of others are read, or twice
+            what a round takes without them, whichever is longer. A longer gap lets new texts begin sooner. `math.inf`
+            reads up to 512 tokens of prompts in every round.
 
     Attributes:
         decoder: as given.
 
     Raises:
         ConfigError: `decoder` is not a decoder, a number is not a whole number of at least 1 (0 for `prefix_tokens`),
-            or a budget is given for trees that must not be cut.
+            a budget is given for trees that must not be cut, or
+            `max_token_gap` is no number above 0.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Engine:
         max_kv_tokens: int | None = None,
         prefix_tokens: int | None = None,
         budget: int | None = None,
+        max_token_gap: float = MAX_TOKEN_GAP,
     ) -> None:
         if not isinstance(decoder, EngineDecoder):
             raise ConfigError(f"decoder is {decoder!r}; give a Decoder, such as drafttree.load makes")
@@ -84,10 +91,12 @@ class Engine:
         if prefix_tokens is not None:
             check_count("prefix_tokens", prefix_tokens, ", or None for what fits", least=0)
         check_budget(budget, decoder.verifier)
+        if not isinstance(max_token_gap, int | float) or not max_token_gap > 0:
+            raise ConfigError(f"max_token_gap is {max_token_gap!r}; give seconds above 0, or math.inf for no limit")
         self.decoder = decoder
         with lock_of(decoder.target):
             self._memory = KVMemory(decoder.target, max_kv_tokens)
-            self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget)
+            self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget, max_token_gap=max_token_gap)
         if prefix_tokens is not None:
             self._memory.prefixes.limit(prefix_tokens)
         self._thread = EngineThread(self._loop)

@@ -8,19 +8,23 @@ from drafttree.engine.round_loop import LONGEST_PART, PromptPart
 
 SHORTEST_PART = 8
 """Tokens of prompts in a pass at least, however dear they are, so that no prompt waits for ever."""
-STRETCH = 1.7
-"""How many times the time of a pass the parts of prompts in it may take it to. The drafter reads them too."""
+STRETCH = 2.0
+"""A round with parts may take this many plain ones, however long those are."""
 
 
-def choose_parts(reading: Sequence[Request], writing: int, costs: Prices) -> list[PromptPart]:
+def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_token_gap: float) -> list[PromptPart]:
     """What to read in the next pass, the oldest request's first.
 
     Args:
         reading: requests whose prompt is not read, the oldest first.
-        writing: rows of the pass of the requests that write.
-        costs: costs of passes.
+        writing: requests that write; each has a row of the pass.
+        prices: costs of passes, in seconds.
+        max_token_gap: seconds that the round may take.
     """
-    room = max(costs.rows_within(writing, LONGEST_PART, STRETCH), SHORTEST_PART) if writing else LONGEST_PART
+    room = LONGEST_PART
+    if writing:
+        longest = max(max_token_gap, STRETCH * prices.round(writing, writing))
+        room = max(prices.rows_within(writing, LONGEST_PART, longest), SHORTEST_PART)
     found = []
     for request in reading:
         if count := min(request.unread, room):

@@ -175,12 +175,12 @@ class Prices:
         line = self._passes.get(bucket(batch))
         return self.frozen or (line is not None and line.is_informed)
 
-    def rows_within(self, batch: int, most: int, share: float) -> int:
-        """How many rows, at most so many, may join a pass over a node of each text before it costs `share` of it."""
-        limit, low, high = share * self.target(batch, batch), 0, most
+    def rows_within(self, batch: int, most: int, cost: float) -> int:
+        """How many rows, at most so many, may join those of a plain round before it costs more than this."""
+        low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.target(batch, batch + middle) <= limit else (low, middle - 1)
+            low, high = (middle, high) if self.round(batch, batch + middle) <= cost else (low, middle - 1)
         return low
 
     def observe(

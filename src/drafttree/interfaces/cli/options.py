@@ -99,6 +99,14 @@ PrefixTokens = Annotated[
         min=0, help="Number of tokens kept for reuse by prompts with the same prefix. Default: what fits; 0 disables."
     ),
 ]
+MaxTokenGap = Annotated[
+    float,
+    typer.Option(
+        min=0.001,
+        help="Maximum seconds between two tokens of a text while new prompts are read. Longer gaps let new texts begin "
+        "sooner.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Length = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at end-of-text tokens.")]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from drafttree.core.counts import MAX_BATCH
+from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
+from drafttree.interfaces.cli.options import MaxBatch, MaxTokenGap, PrefixTokens
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
@@ -29,6 +29,7 @@ def serve(
         float | None, typer.Option(min=0.001, help="Maximum seconds per request, waiting included. Default: no limit.")
     ] = None,
     prefix_tokens: PrefixTokens = None,
+    max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
     grammar_timeout: Annotated[
         float, typer.Option(min=0.001, help="Maximum seconds for compiling the grammar of a request.")
     ] = 30,
@@ -93,6 +94,7 @@ def serve(
         grace=grace,
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
+        max_token_gap=max_token_gap,
         grammar_timeout=grammar_timeout,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,

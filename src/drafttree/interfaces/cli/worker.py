@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from drafttree.core.counts import MAX_BATCH
+from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, PrefixTokens
+from drafttree.interfaces.cli.options import MaxBatch, MaxTokenGap, PrefixTokens
 
 
 class Discovery(StrEnum):
@@ -36,6 +36,7 @@ def worker(
         int | None, typer.Option(min=1, help="Maximum number of tokens in all KV caches. Default: half of the memory.")
     ] = None,
     prefix_tokens: PrefixTokens = None,
+    max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
 ) -> None:
     """Run a worker behind NVIDIA Dynamo's frontend.
 
@@ -49,7 +50,8 @@ def worker(
 
     _check_extra()
     name = served_model_name or model
-    settings = FleetSettings(model, name, discovery.value, namespace, max_batch, max_kv_tokens, prefix_tokens)
+    limits = max_batch, max_kv_tokens, prefix_tokens, max_token_gap
+    settings = FleetSettings(model, name, discovery.value, namespace, *limits)
     serves = partial(_serve, model, models, settings)
     if discovery is not Discovery.FILE:
         serves(lambda _: None)

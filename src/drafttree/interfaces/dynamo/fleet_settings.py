@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from drafttree.core.counts import MAX_TOKEN_GAP
 from drafttree.loading import zoo
 
 
@@ -17,6 +18,7 @@ class FleetSettings:
         max_batch: texts that are written at once, at most.
         max_kv_tokens: rows of all KV caches, None for what fits.
         prefix_tokens: as for `Engine`.
+        max_token_gap: as for `Engine`.
     """
 
     model: str
@@ -26,6 +28,7 @@ class FleetSettings:
     max_batch: int
     max_kv_tokens: int | None
     prefix_tokens: int | None = None
+    max_token_gap: float = MAX_TOKEN_GAP
 
     @property
     def files(self) -> str:

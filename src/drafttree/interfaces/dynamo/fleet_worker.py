@@ -56,6 +56,7 @@ class FleetWorker(LLMEngine):
             max_batch=settings.max_batch,
             max_kv_tokens=settings.max_kv_tokens,
             prefix_tokens=settings.prefix_tokens,
+            max_token_gap=settings.max_token_gap,
         )
         record_passes(decoder, settings.max_batch, self._engine.memory.rows)
         self._handles: dict[str, Handle] = {}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from drafttree.core.counts import MAX_BATCH
+from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.pass_recording import record_passes
@@ -37,6 +37,7 @@ class ServerSettings:
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
         grammar_timeout: seconds that compiling the grammar of a request may take.
         prefix_tokens: as for `Engine`.
+        max_token_gap: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
         grace: seconds from the signal that ends the server to its end.
         allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
@@ -53,6 +54,7 @@ class ServerSettings:
     timeout: float | None = None
     grammar_timeout: float = 30
     prefix_tokens: int | None = None
+    max_token_gap: float = MAX_TOKEN_GAP
     max_body_bytes: int = 4 << 20
     grace: float = 10.0
     allowed_hosts: tuple[str, ...] = ("*",)
@@ -237,7 +239,12 @@ class ServingContext:
         check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
-        self.engine = Engine(decoder, max_batch=settings.max_batch, prefix_tokens=settings.prefix_tokens)
+        self.engine = Engine(
+            decoder,
+            max_batch=settings.max_batch,
+            prefix_tokens=settings.prefix_tokens,
+            max_token_gap=settings.max_token_gap,
+        )
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, settings, self.metrics)
