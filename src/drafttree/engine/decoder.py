@@ -344,8 +344,9 @@ class Decoder:
             finally:
                 del turn  # the frames of an error that they refer to would be kept until the garbage collector comes
         request.metrics.record(turn, time.perf_counter() - begun)
-        drafted = [(turn.source, turn.widths)] if turn.widths else []
-        request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, drafted)
+        if request.drafting.session:
+            drafted = [(turn.source, turn.widths)] if turn.widths else []
+            request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, drafted)
         return turn.committed
 
     def batch_loop(

@@ -304,7 +304,9 @@ class Controller:
             groups: what was drafted.
             expected: tokens that were expected of it.
         """
-        size, plain = self._size(batch), self.prices.round(batch, batch)
+        size = self._size(batch)
+        if self.budget == math.inf and len(size.models) == 1:
+            return  # drafting never rests, and there is no other model to choose
         sources = {source for source, _ in groups}
         for source, model in enumerate(size.models):
             if source not in sources:
@@ -314,6 +316,7 @@ class Controller:
             size.probe = min(2 * size.probe, PROBE) if size.since_plain >= size.probe else size.probe
             size.since_plain = 0
             return
+        plain = self.prices.round(batch, batch)
         cost = self.prices.round(batch, rows, sum(self.prices.drafting(*group) for group in groups))
         size.since_plain += 1
         size.expected = (1 - 1 / MEMORY) * size.expected + expected
