@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.frozen_heap import frozen_heap
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 
@@ -40,7 +41,8 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
 
     worker = FleetWorker(decoder, settings, tell)
     try:
-        uvloop.run(Worker(worker, _config(decoder, settings)).run())
+        with frozen_heap():
+            uvloop.run(Worker(worker, _config(decoder, settings)).run())
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the worker cannot join a fleet by {settings.discovery}: {reason}") from error

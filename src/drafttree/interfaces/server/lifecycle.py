@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.frozen_heap import frozen_heap
 from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.connection import Connection
 from drafttree.interfaces.server.serving import Admission, ServingContext
@@ -118,7 +119,8 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         raise _unavailable(host, port, error) from None
     model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
-    make_server(app, tell).run(sockets=[listener])
+    with frozen_heap():
+        make_server(app, tell).run(sockets=[listener])
 
 
 def make_server(app: FastAPI, tell: Callable[[str], None]) -> DrainingServer:
