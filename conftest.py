@@ -41,6 +41,12 @@ os.environ["XDG_CACHE_HOME"] = _caches
 atexit.register(shutil.rmtree, _caches, ignore_errors=True)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where there is a GPU, too, tests load models on the CPU, but for those that `make gpu-tests` asks for by mark."""
+    if "cuda" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
