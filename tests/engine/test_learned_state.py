@@ -12,7 +12,7 @@ from drafttree.engine.drafting.prices import KeptCosts, Prices
 from drafttree.engine.metrics import Round
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain, DynaTree
-from drafttree.verifiers import RRS, Block, Coupled, PointMass, Traversal
+from drafttree.verifiers import RRS, Block, Coupled, Greedy, PointMass, Traversal
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET
@@ -84,6 +84,17 @@ def test_a_policy_that_weighs_nothing_leaves_nothing():
     made = decoder(Chain())
     generate(made)
     assert learned(made) is None
+
+
+@pytest.mark.parametrize(("verifier", "temperature", "budget"), [(Greedy, 0.0, 1), (Coupled, 1.0, 0)])
+def test_a_batch_has_no_controller_of_texts_that_were_written_alone(verifier, temperature, budget):
+    """True and 1 are one key of a dict."""
+    made = decoder(verifier=verifier)
+    generate(made, temperature)
+    made.batch_loop(1, budget=budget)
+    found = made.learned.controller((made.policy, verifier, budget), lambda: pytest.fail("there is one"))
+    assert found.budget == budget
+    assert found is not learned(made, temperature)
 
 
 def test_history_by_prompt_goes_from_text_to_text_and_history_by_round_does_not():

@@ -37,7 +37,8 @@ class LearnedState:
         self.measured: dict[bool, MeasuredCosts] = {}
         self.head_watch = head_watch or HeadWatch()
         self._states: dict[Any, Any] = {}
-        self._controllers: dict[Any, Controller] = {}
+        self._of_texts: dict[Any, Controller] = {}
+        self._of_batches: dict[Any, Controller] = {}
         self._texts = itertools.count()
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
@@ -58,13 +59,13 @@ class LearnedState:
     def controller_of(self, request: Request) -> Controller | None:
         """That of the last text that was written alone like this one; None as for `policy_state`."""
         policy, verifier = request.policy, request.verifier
-        return self._controllers.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
+        return self._of_texts.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
     def controller(self, key: object, make: Callable[[], Controller]) -> Controller:
         """The controller of batches of a kind, made where there was none."""
-        if key not in self._controllers:
-            self._controllers[key] = make()
-        return self._controllers[key]
+        if key not in self._of_batches:
+            self._of_batches[key] = make()
+        return self._of_batches[key]
 
     @contextmanager
     def learning(self, request: Request) -> Iterator[None]:
@@ -75,7 +76,7 @@ class LearnedState:
             if request.drafting.session and request.metrics.rounds:
                 self.remember(request)
                 if request.drafting.costs and is_text_of_seed(type(request.verifier)):
-                    self._controllers[_key(request.policy, request.verifier)] = request.drafting.controller
+                    self._of_texts[_key(request.policy, request.verifier)] = request.drafting.controller
                     if watched := self.measured.get(request.verifier.sampling.greedy):
                         watched.watch(request.metrics.rounds)
 
