@@ -84,3 +84,8 @@ def test_a_shape_has_a_level_and_a_node(rates, rate):
     levels, floor = shape(sorted(rates, reverse=True), rate=rate)
     assert 1 <= levels <= 8
     assert 0 < floor <= 1
+
+
+@pytest.mark.parametrize(("rates", "costs"), [([0.6], [1.0]), ([], [1.0, 1.1])], ids=["no room", "no candidates"])
+def test_a_shape_without_nodes_is_the_root(rates, costs):
+    assert best_shape(lambda number: rates, 8, costs, lambda width: 0.1, 1.0) == (1, 1.0)

@@ -72,7 +72,8 @@ def best_shape(
 ) -> tuple[int, float]:
     """The levels of the most valuable tree of a fixed shape and its nodes' least chance, for trees that are drawn.
 
-    Its first level is always drafted, with one node at least: its draft pass was found to pay before the round.
+    Its first level is always drafted, with one node at least: its draft pass was found to pay before the round. Where
+    there is room for no node, or the policy looks at none, it is the root.
 
     Args:
         places: by level, the rates at which the first, second ... drawn child is accepted.
@@ -87,7 +88,7 @@ def best_shape(
         nodes = sorted((chance * each for chance in nodes for each in rates), reverse=True)[: len(costs) - 1]
         chances = sorted([*chances, *nodes], reverse=True)
         count, value = best_count(chances, costs, rate)
-        if value - spent <= best:
+        if value - spent <= best or not chances:
             break
         floor = chances[max(count, 1) - 1]
         found, best = (number, floor), value - spent
