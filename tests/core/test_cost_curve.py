@@ -44,7 +44,7 @@ def test_a_single_size_stands_for_all():
 
 def test_costs_up_to_a_size_are_those_of_each():
     assert COSTS.up_to(20)[1:] == [COSTS.at(size) for size in range(1, 21)]
-    assert len(COSTS.up_to(20)) == 21
+    assert [len(COSTS.up_to(most)) for most in (20, 4, 30)] == [21, 5, 31]
 
 
 def test_a_larger_pass_measured_cheaper_costs_what_the_smaller_one_does():
@@ -121,6 +121,7 @@ REFUSED = [
     (FILE | {"overhead": None}, "'overhead' is None; give a cost of 0 or more"),
     (FILE | {"plain_overhead": True}, "'plain_overhead' is True; give a cost of 0 or more"),
     (FILE | {"plain_overhead": math.inf}, "'plain_overhead' is inf; give a cost of 0 or more"),
+    (FILE | {"overhead": 1e101}, "'overhead' is 1e+101; give a cost of at most 1e+100"),
     (FILE | {"target": {}}, """'target' is not an object of costs by size, such as {"1": 1.0, "4": 1.2}"""),
     (FILE | {"target": [1.0, 1.2]}, """'target' is not an object of costs by size, such as {"1": 1.0, "4": 1.2}"""),
     (FILE | {"target": {"1": 0}}, "'target' at 1 is 0; give a cost above 0"),

@@ -17,6 +17,8 @@ from drafttree.core.errors import ConfigError
 
 LARGEST_STEP = 8
 """Largest ratio of two neighbouring measured sizes; costs between them are interpolated."""
+LARGEST_COST = 1e100
+"""Of a file: sums and multiples of larger ones leave the range of numbers."""
 SIZE = re.compile("[1-9][0-9]{0,5}")
 
 
@@ -44,13 +46,14 @@ class Costs:
 
     def up_to(self, most: int) -> list[float]:
         """The costs of passes of the sizes 0 to `most`; that of 0 has no meaning."""
-        if most not in self._tables:
-            self._tables[most] = [self.at(size) for size in range(most + 1)]
-        return self._tables[most]
+        table = self._table
+        if len(table) <= most:
+            self.__dict__["_table"] = table = [*table, *map(self.at, range(len(table), most + 1))]
+        return table[: most + 1]
 
     @cached_property
-    def _tables(self) -> dict[int, list[float]]:
-        return {}
+    def _table(self) -> list[float]:
+        return []
 
     def at(self, size: int) -> float:
         """The cost of a pass of this size."""
@@ -175,6 +178,8 @@ def _cost(value: Any, where: str, *, zero: bool = False) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
     if not number or not (value or zero):
         raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost {'of 0 or more' if zero else 'above 0'}")
+    if value > LARGEST_COST:
+        raise ConfigError(f"a cost curve's {where} is {value!r}; give a cost of at most {LARGEST_COST:g}")
     return float(value)
 
 

@@ -84,7 +84,8 @@ class _Model:
         if self.surplus * evidence >= -LOST:
             self.pause = 0 if self.surplus > 0 else self.pause
             return
-        self.waiting = self.pause = min(2 * self.pause or SHORTEST, max(round(self.lost / LOSS), SHORTEST), longest)
+        worth = round(min(self.lost / LOSS, longest))
+        self.waiting = self.pause = min(2 * self.pause or SHORTEST, max(worth, SHORTEST), longest)
         self.surplus, self.lost = (RETRY - LOST) / evidence, 0.0
 
 
