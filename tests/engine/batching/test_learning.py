@@ -1,8 +1,11 @@
 """What an engine learns from its rounds: their costs, whether drafting pays, and what it says of that."""
 
+from itertools import pairwise
+
 import pytest
 
 from drafttree.engine.batching import Engine
+from drafttree.engine.batching.engine_metrics import EngineMetrics
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.prices import Prices
 from drafttree.policies import Fixed, Talon
@@ -23,6 +26,16 @@ def write(served: Engine) -> None:
             handle.result(60)
 
 
+@pytest.fixture
+def finished(monkeypatch) -> list[int]:
+    """How many texts have ended by every round."""
+    found, record = [], EngineMetrics.record
+    monkeypatch.setattr(
+        EngineMetrics, "record", lambda metrics, turn: found.append(metrics.finished) or record(metrics, turn)
+    )
+    return found
+
+
 def test_the_costs_learn_from_every_round(monkeypatch):
     seen, observe = [], Prices.observe
 
@@ -36,7 +49,22 @@ def test_the_costs_learn_from_every_round(monkeypatch):
     assert seen == [(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds) for turn in rounds]
 
 
-def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch):
+def test_what_else_a_round_costs_is_learned_where_texts_are_only_written(finished, monkeypatch):
+    """Drafters read prompts beside the passes, and what texts leave is kept: nothing of a further round of writing."""
+    seen, observe = [], Prices.observe
+
+    def watched(prices, *given):
+        seen.append(given[4] is not None)
+        observe(prices, *given)
+
+    monkeypatch.setattr(Prices, "observe", watched)
+    write(served := engine())
+    ends = [after > before for before, after in pairwise([0, *finished])]
+    assert seen == [not turn.prefill_rows and not end for turn, end in zip(served.metrics.rounds, ends, strict=True)]
+    assert {*seen} == {True, False}
+
+
+def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(finished, monkeypatch):
     seen, learn = [], Controller.learn
 
     def watched(controller, batch, rows, committed, groups, expected):
@@ -45,7 +73,13 @@ def test_drafting_is_judged_by_every_round_in_which_nothing_was_read(monkeypatch
 
     monkeypatch.setattr(Controller, "learn", watched)
     write(served := engine())
-    judged = [turn for turn in served.metrics.rounds if turn.batch and not turn.prefill_rows]
+    ends = [after > before for before, after in pairwise([0, *finished])]
+    assert any(ends)
+    judged = [
+        turn
+        for turn, end in zip(served.metrics.rounds, ends, strict=True)
+        if turn.batch and not turn.prefill_rows and (turn.draft_passes or not end)
+    ]
     assert seen == [(turn.batch, turn.committed, turn.draft_passes > 0) for turn in judged]
     assert any(drafted for *_, drafted in seen)
 

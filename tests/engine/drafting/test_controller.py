@@ -74,6 +74,23 @@ def test_drafting_pauses_after_losses_and_is_tried_again():
     assert max(pauses) <= LONGEST
 
 
+def test_drafts_that_are_dearer_than_numbers_can_tell_pause():
+    controller = frozen(CostCurve(Costs((1,), (5e-324,)), (DraftCosts(1e100, Costs((1,), (1e100,))),), 0.0, 0.0))
+    controller.learn(1, 4, 4, DRAFTS)
+    assert controller.rests(1)
+
+
+def test_a_round_that_reads_prompts_tells_nothing_of_writing():
+    prices = Prices(CURVE)
+    for _ in range(9):
+        prices.observe(1, 1, 1.0, 0.0, 0.1, [])
+    known = prices.round(1, 1), prices.target(1, 64)
+    prices.observe(0, 512, 2.0, 0.0, 9.0, [])
+    assert (prices.round(1, 1), prices.target(1, 64)) == known
+    prices.observe(1, 1, 1.0, 0.0, None, [])
+    assert prices.round(1, 1) == pytest.approx(known[0])
+
+
 def test_a_pause_tells_what_drafting_was():
     controller = frozen()
     lose(controller)

@@ -262,11 +262,12 @@ class BatchLoop:
     def _learn(self, plan: Plan, drafts: Drafts, turn: EngineRound) -> None:
         """Mend the costs by a round, and judge drafting where nothing but writing was done in it."""
         self.metrics.record(turn)
-        controller, rest = self._controller, turn.seconds - turn.target_seconds - turn.draft_seconds
+        controller, ended = self._controller, any(served.request.finish_reason for served in plan.writing)
+        rest = None if plan.parts or ended else turn.seconds - turn.target_seconds - turn.draft_seconds
         groups = drafts.groups if drafts.failure is None else []  # a level that failed has taken time, too
         controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest, groups)
-        if plan.parts or not turn.batch or drafts.failure is not None:
-            return
+        if plan.parts or not turn.batch or drafts.failure is not None or (ended and not groups):
+            return  # the last round of a text, which drafts nothing, is no plain one that others compare with
         controller.learn(turn.batch, turn.rows, turn.committed, groups, drafts.expected)
         if groups:
             self.metrics.predicted_gain = controller.predicted_gain(turn.batch)

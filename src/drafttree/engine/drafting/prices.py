@@ -189,20 +189,20 @@ class Prices:
         rows: int,
         target: float,
         draft: float,
-        rest: float,
+        rest: float | None,
         drafted: Sequence[tuple[int, Sequence[int]]],
     ) -> None:
         """Mend the costs by a round that has ended.
 
         Args:
-            batch: texts that it advanced.
+            batch: texts that it advanced; a round that read prompts and nothing else tells nothing of those.
             rows: rows of its target pass.
             target: seconds of that pass.
             draft: seconds of drafting, growing the trees included.
-            rest: seconds of all else.
+            rest: seconds of all else; None where drafters have read prompts in them, or texts that ended were kept.
             drafted: source and widths, over all texts, of every group that was drafted for.
         """
-        if self.frozen or not rows:
+        if self.frozen or not batch:
             return
         self._passes.setdefault(bucket(batch), Line()).observe(self.measured.target.at(rows), target)
         if rows == batch:
@@ -213,7 +213,8 @@ class Prices:
             widths = [width for _, own in drafted for width in own]
             for source in {source for source, _ in drafted}:
                 self._factor(source).observe(sum(widths) / len(widths), draft / expected)
-        self._rest[bool(drafted)].observe(batch, rest)
+        if rest is not None:
+            self._rest[bool(drafted)].observe(batch, rest)
 
     def observe_text(self, rounds: Sequence[Round]) -> None:
         """Mend the costs by rounds of a text that was written alone."""
