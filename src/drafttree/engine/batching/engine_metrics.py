@@ -25,7 +25,7 @@ class EngineRound:
         draft_seconds: drafting: the passes, growth and bookkeeping.
         target_seconds: seconds in the target pass.
         seconds: wall time of the round.
-        expected: tokens that the calibration expected to be committed, None where nothing was drafted.
+        expected: tokens that the controller expected to be committed, None where nothing was drafted.
         reason: why nothing was drafted, None where something was.
     """
 

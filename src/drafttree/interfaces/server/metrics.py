@@ -30,7 +30,7 @@ COUNTERS = {
 GAUGES = {
     "num_requests_running": ("running", "Requests that run."),
     "num_requests_waiting": ("waiting", "Requests that wait."),
-    "predicted_gain": ("predicted_gain", "Speed of drafting over plain rounds, by costs and calibration."),
+    "predicted_gain": ("predicted_gain", "Speed of drafting over plain rounds, by costs and counted acceptance."),
     "measured_gain": ("measured_gain", "The same, as measured in recent rounds."),
 }
 """Likewise; what is None is left out."""
