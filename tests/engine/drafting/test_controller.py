@@ -80,7 +80,7 @@ def test_drafts_that_are_dearer_than_numbers_can_tell_pause():
     assert controller.rests(1)
 
 
-def test_a_round_that_reads_prompts_tells_nothing_of_writing():
+def test_a_round_that_reads_prompts_tells_of_writing_only_where_that_was_not_seen():
     prices = Prices(CURVE)
     for _ in range(9):
         prices.observe(1, 1, 1.0, 0.0, 0.1, [])
@@ -89,6 +89,9 @@ def test_a_round_that_reads_prompts_tells_nothing_of_writing():
     assert (prices.round(1, 1), prices.target(1, 64)) == known
     prices.observe(1, 1, 1.0, 0.0, None, [])
     assert prices.round(1, 1) == pytest.approx(known[0])
+    unseen = Prices(None)
+    unseen.observe(0, 512, 0.5, 0.0, None, [])
+    assert unseen.target(4, 512) == pytest.approx(0.5)
 
 
 def test_a_pause_tells_what_drafting_was():

@@ -37,6 +37,8 @@ NOISE, INFORMED = 0.1, 0.25
 shown more. What a row adds is known well enough from this share of that evidence on."""
 SLOPES = 32.0
 """The slope of a line is within this factor of the proportional one: noise must not make a row free or endless."""
+READING = -1
+"""Where the others have their `bucket`, that of passes over prompts alone: they score nothing, and are long."""
 UNKNOWN = CostCurve(
     target=Costs((1, 2), (1.0, 1.0625)),
     draft=(DraftCosts(0.0, Costs((1,), (0.0,))), DraftCosts(0.25, Costs((1,), (0.05,)))),
@@ -195,16 +197,19 @@ class Prices:
         """Mend the costs by a round that has ended.
 
         Args:
-            batch: texts that it advanced; a round that read prompts and nothing else tells nothing of those.
+            batch: texts that it advanced, 0 where it read prompts and nothing else.
             rows: rows of its target pass.
             target: seconds of that pass.
             draft: seconds of drafting, growing the trees included.
             rest: seconds of all else; None where drafters have read prompts in them, or texts that ended were kept.
             drafted: source and widths, over all texts, of every group that was drafted for.
         """
-        if self.frozen or not batch:
+        if self.frozen or not rows:
             return
-        self._passes.setdefault(bucket(batch), Line()).observe(self.measured.target.at(rows), target)
+        line = self._passes.setdefault(bucket(batch) if batch else READING, Line())
+        line.observe(self.measured.target.at(rows), target)
+        if not batch:
+            return
         if rows == batch:
             self._plain.observe(batch, target)
         elif OUTLIER * target < self._plain.at(batch, 0.0, exactly=True):
