@@ -6,6 +6,7 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.errors import ConfigError
 from drafttree.engine.drafting import measure
 from drafttree.engine.drafting.measure import FEWEST, MeasuredCosts
 from drafttree.engine.drafting.prices import KeptCosts, Prices
@@ -120,8 +121,18 @@ def test_forms_of_a_decoder_share_it_and_other_drafters_and_targets_do_not():
     assert made.with_policy(Chain()).learned is made.with_verifier(Coupled).learned is made.learned
     assert made.with_costs(SLOW_TREES).learned is not made.learned
     assert made.with_costs(SLOW_TREES).costs() is SLOW_TREES
+    with pytest.raises(ConfigError, match="costs is dict; give a CostCurve"):
+        made.with_costs(SLOW_TREES.to_json())
     assert made.with_drafter(ToyDrafter(DRAFT)).learned.given is None
     assert made.with_target(ToyModel(TARGET)).learned.given is None
+
+
+def test_given_costs_are_those_of_batches_without_a_drafter_too():
+    made = toy_decoder(ToyModel(TARGET), None, Chain(), None).with_costs(SLOW_TREES)
+    made.batch_loop(1)
+    prices = made.learned.controller((made.policy, None, None), lambda: pytest.fail("there is one")).prices
+    assert prices.frozen
+    assert prices.measured is SLOW_TREES
 
 
 # Mending.

@@ -181,7 +181,15 @@ class Decoder:
         return self._with(target=target, learned=None)
 
     def with_costs(self, costs: CostCurve) -> "Decoder":
-        """Return the same decoder with a given cost curve instead of a measured one."""
+        """Return the same decoder with a given cost curve instead of a measured one.
+
+        Raises:
+            ConfigError: it is no cost curve.
+        """
+        if not isinstance(costs, CostCurve):
+            raise ConfigError(
+                f"costs is {type(costs).__name__}; give a CostCurve, such as Generation.costs or Decoder.costs()"
+            )
         return self._with(learned=LearnedState(costs, self.learned.head_watch))
 
     def with_verifier(self, verifier: str | type[Verifier] | None) -> "Decoder":
@@ -375,7 +383,8 @@ class Decoder:
 
     def _of_batches(self, budget: int | None) -> Controller:
         """The controller of batches, whose prices follow the clock unless costs are given."""
-        prices = Prices(self.costs() if self.drafter else None, frozen=self.learned.given is not None)
+        given = self.learned.given
+        prices = Prices(self.costs() if self.drafter else given, frozen=given is not None)
         return self._new_controller(prices, budget, self.learned.head_watch)
 
     def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:

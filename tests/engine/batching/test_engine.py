@@ -188,7 +188,7 @@ def test_a_list_of_prompts_is_not_written_none_at_once(decoder):
         decoder.generate(PROMPTS, max_batch=0)
 
 
-@pytest.mark.parametrize("gap", [0, -1.0, math.nan, "0.2", None])
+@pytest.mark.parametrize("gap", [0, -1.0, math.nan, "0.2", True, None])
 def test_a_gap_that_is_no_time_is_refused(decoder, gap):
     with pytest.raises(ConfigError, match=r"max_token_gap is .*; give seconds above 0, or math\.inf for no limit"):
         Engine(decoder, max_token_gap=gap)

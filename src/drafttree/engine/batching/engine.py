@@ -91,7 +91,7 @@ class Engine:
         if prefix_tokens is not None:
             check_count("prefix_tokens", prefix_tokens, ", or None for what fits", least=0)
         check_budget(budget, decoder.verifier)
-        if not isinstance(max_token_gap, int | float) or not max_token_gap > 0:
+        if not isinstance(max_token_gap, int | float) or isinstance(max_token_gap, bool) or not max_token_gap > 0:
             raise ConfigError(f"max_token_gap is {max_token_gap!r}; give seconds above 0, or math.inf for no limit")
         self.decoder = decoder
         with lock_of(decoder.target):
