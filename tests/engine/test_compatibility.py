@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import pytest
+from pydantic import Field
 
 from drafttree import Decoder
 from drafttree.engine.compatibility import incompatibility
@@ -121,3 +122,14 @@ def test_no_lossy_verifier_is_ever_chosen_unless_named(name):
     assert VERIFIERS[name].lossless is not name.startswith("lossy-")
     plain = Decoder(ToyModel(Table()), ToyDrafter(Table()), Chain())
     assert all(plain.new_request([1], temperature=t).verifier.lossless for t in (0.0, 0.7))
+
+
+class Weighted(Chain):
+    weights: list[float] = Field(default=[1.0])
+
+
+def test_a_policy_whose_fields_cannot_be_compared_by_hash_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"^Weighted\(\) cannot be a key of a dict: .*'list'; use tuples for its fields$"
+    ):
+        toy_decoder(ToyModel(Table()), None, Weighted(), None)

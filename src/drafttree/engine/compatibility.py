@@ -47,6 +47,10 @@ def check_kinds(policy: object, drafter: object, verifier: object) -> None:
         raise ConfigError(
             f"policy is {policy!r}; give an object such as drafttree.policies.Talon(), or its name to load"
         )
+    try:
+        hash(policy)
+    except TypeError as error:
+        raise ConfigError(f"{policy!r} cannot be a key of a dict: {error}; use tuples for its fields") from None
     if isinstance(drafter, type) or not (drafter is None or hasattr(drafter, "start")):
         raise ConfigError(f"drafter is {drafter!r}; give an object of drafttree.drafters, or its name to load")
     if not (verifier is None or (isinstance(verifier, type) and issubclass(verifier, Verifier))):
