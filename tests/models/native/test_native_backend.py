@@ -166,7 +166,9 @@ def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
 @every_kind
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
 def test_texts_are_those_of_plain_decoding_in_every_kind(dtype, quantize, sampled):
-    decoder = drafttree.load("embedded", "embedded-draft", "talon:budget=12", dtype=dtype, quantize=quantize)
+    decoder = drafttree.load(
+        "embedded", "embedded-draft", "talon:budget=12", device="cpu", dtype=dtype, quantize=quantize
+    )
     target: Any = decoder.target
     assert isinstance(target.backend, NativeBackend)
     assert target.exact_text

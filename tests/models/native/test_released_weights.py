@@ -361,7 +361,7 @@ def test_two_targets_share_a_module():
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_others_may_read_while_texts_are_written(quantize):
-    decoder = drafttree.load("embedded", "embedded-draft", "chain", dtype="bfloat16", quantize=quantize)
+    decoder = drafttree.load("embedded", "embedded-draft", "chain", device="cpu", dtype="bfloat16", quantize=quantize)
     module: Any = decoder.target.module  # pyright: ignore[reportAttributeAccessIssue]
     options: Any = {"max_new_tokens": 6, "temperature": 0}
     expected = decoder.generate("It was", **options).tokens
