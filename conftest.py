@@ -71,14 +71,6 @@ def on_torch(monkeypatch):
     monkeypatch.setattr(kernels, "native", None)
 
 
-@pytest.fixture
-def needs_native(monkeypatch):
-    """Passes run in one call, also in bfloat16 on CPUs where that is left to torch."""
-    if kernels.native is None:
-        pytest.skip("drafttree-native is not installed")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-
-
 @pytest.fixture(params=[FusedBackend, native_backend.NativeBackend], ids=["fused", "native"])
 def fast(request, monkeypatch):
     """The fastest backend of a Llama where drafttree-native is installed, and where it is not."""
@@ -86,5 +78,4 @@ def fast(request, monkeypatch):
         monkeypatch.setattr(kernels, "native", None)
     elif kernels.native is None:
         pytest.skip("drafttree-native is not installed")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # where bfloat16 is left to torch
     return request.param

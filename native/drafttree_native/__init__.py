@@ -12,6 +12,7 @@ from types import ModuleType
 CALLS = 4
 """The version of what drafttree calls here; raised when it changes."""
 VARIANTS = {
+    "_amx": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_bf16", "amx_int8"},
     "_avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
     "_avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
     "_avx2": {"avx2", "fma", "f16c", "bmi2"},
@@ -34,9 +35,11 @@ def load(flags: set[str]) -> ModuleType:
     for name, needed in VARIANTS.items():
         if needed <= flags:
             try:
-                return importlib.import_module(f"{__name__}.{name}")
+                found = importlib.import_module(f"{__name__}.{name}")
             except ModuleNotFoundError:
                 continue
+            if found.may_run():
+                return found
     raise ImportError(f"drafttree-native was built for another kind of CPU than this {platform.machine()}")
 
 

@@ -168,8 +168,9 @@ class Attention {
 
   static void tiles(const char* weights, int64_t apart, const char* rows, int64_t stride, int64_t words, int64_t count,
                     float* to, bool first) {
-    for (int64_t block = 0; block < blocks_of(count); block++) {
-      const int64_t start = block_start(count, block), end = block_start(count, block + 1);
+    const Blocks<Format::float32> blocks{count};
+    for (int64_t block = 0; block < blocks.count; block++) {
+      const int64_t start = blocks.start(block), end = blocks.start(block + 1);
       block_tile<Format::float32>(
           end - start, 0, {weights, apart, rows + start * stride, stride, words, weights, to + start * PANEL, first});
     }

@@ -185,6 +185,7 @@ struct Held : Model {
 NB_MODULE(NATIVE_VARIANT, module) {
   nb::set_leak_warnings(false);  // models that live until the end of the process, in caches of Python, are no leaks
   module.attr("panel") = PANEL;
+  module.def("may_run", &Amx::may_run);
   module.def("use_openmp", &OpenMP::use, "path"_a);
   module.def("trim_heap", &trim_heap);
   // addresses of logits [rows][stride], of log-probabilities and of tokens [rows][count]

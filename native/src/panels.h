@@ -5,11 +5,13 @@
 // A word is one float32, two bfloat16 or four int8. A vector of words holds as many outputs, so an output is summed in
 // one lane, over the inputs in order: nothing is ever added across lanes, and nothing about a sum depends on how many
 // rows there are. Outputs and inputs are padded with zeros to whole panels and words. An int8 is stored plus 128, since
-// the instruction multiplies unsigned by signed bytes.
+// the instruction multiplies unsigned by signed bytes. 16 words of 16 outputs are what a matrix instruction takes;
+// where there are any, they compute all products of bfloat16 and int8, and words are padded to 16.
 #pragma once
 #include <algorithm>
 #include <cmath>
 
+#include "amx.h"
 #include "memory.h"
 #include "team.h"
 #include "vectors.h"
@@ -31,6 +33,8 @@ constexpr int64_t CHUNK = 64;
 // instructions for 32, one of 32 inputs a third of the time.
 constexpr int64_t INT8_CHUNK = 32;
 constexpr int64_t chunk_of(Format format) { return format == Format::int8 ? INT8_CHUNK : CHUNK; }
+// Whether matrix instructions compute the products of a format.
+constexpr bool uses_amx(Format format) { return HAS_AMX && format != Format::float32; }
 
 inline int64_t inputs_of_word(Format format) {
   return format == Format::float32 ? 1 : format == Format::bfloat16 ? 2 : 4;
@@ -53,7 +57,8 @@ struct Panels {
     Panels made;
     made.format = format, made.outputs = outputs, made.inputs = inputs;
     const int64_t per = inputs_of_word(format);
-    made.words = (inputs + per - 1) / per, made.count = (outputs + PANEL - 1) / PANEL;
+    made.words = rounded_up((inputs + per - 1) / per, uses_amx(format) ? Amx::WORDS : 1);
+    made.count = (outputs + PANEL - 1) / PANEL;
     // a step calls lines one chunk ahead, also behind the end
     char* data = made.data.reserve<char>(made.count * made.panel_bytes() + CHUNK * PANEL * 4);
     for (Buffer* each : {&made.scales, &made.biases})
@@ -103,7 +108,8 @@ struct Rows {
     count = rows;
     stride = rounded_up(inputs, PANEL) * 4 + 64;  // rows a multiple of 4 KB apart would share lines of the first cache
     chunks = (inputs + INT8_CHUNK * 4 - 1) / (INT8_CHUNK * 4);
-    data.reserve<char>(rows * stride), units.reserve<float>(rows * chunks), starts.reserve<int32_t>(rows * chunks);
+    data.reserve<char>(rounded_up(rows, Amx::ROWS) * stride);  // matrix instructions read whole blocks of them
+    units.reserve<float>(rows * chunks), starts.reserve<int32_t>(rows * chunks);
   }
   const char* row(int64_t index) const { return data.as<char>() + index * stride; }
 

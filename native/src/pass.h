@@ -295,6 +295,7 @@ class Model {
   }
 
   void run(Team& team, int thread, const std::vector<Text>& texts, const float* states, const Results& results) {
+    const Amx registers;
     float* x = x_.as<float>();
     for (int64_t row = thread; row < nodes_; row += team.size())
       embed(texts[text_of_[row]].tokens[node_of_[row]], x + row * hidden_stride_);

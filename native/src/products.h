@@ -9,13 +9,21 @@
 namespace drafttree {
 
 // Rows of a tile. With 32 registers, 6 rows by 4 vectors leave room for the weights; with 16, fewer vectors at once.
-constexpr int64_t BLOCK = 6;
-// Rows whose sums of a panel are kept at once: 16 KB.
-constexpr int64_t GROUP = 64;
+constexpr int64_t block_of(Format format) { return uses_amx(format) ? Amx::ROWS : 6; }
+// Rows whose sums of a panel are kept at once: 16 KB; with matrix instructions 64 KB, since 64 rows take less time than
+// their weights take from memory.
+constexpr int64_t group_of(Format format) { return uses_amx(format) ? 256 : 64; }
 constexpr int LINES = PANEL * 4 / 64;  // cache lines of a step
 
-inline int64_t blocks_of(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
-inline int64_t block_start(int64_t rows, int64_t block) { return rows * block / blocks_of(rows); }
+// Rows cut into those of tiles: as alike as they can be, or all whole but the last.
+template <Format format>
+struct Blocks {
+  int64_t rows, count = (rows + block_of(format) - 1) / block_of(format);
+
+  int64_t start(int64_t block) const {
+    return uses_amx(format) ? std::min(rows, block * block_of(format)) : rows * block / count;
+  }
+};
 
 // One word of weights times one word of a row, added to the sum in each lane.
 template <Format format>
@@ -83,6 +91,16 @@ struct Tile {
   int64_t chunks = 0;
 };
 
+// A chunk's sums of a row join those before.
+template <Format format>
+INLINE void join(const Tile& at, int64_t row, int64_t output, typename Word<format>::Sum sum) {
+  float* to = at.sums + row * PANEL + output;
+  Floats part;
+  if constexpr (format == Format::int8) part = __builtin_convertvector(sum, Floats) * at.units[row * at.chunks];
+  else part = sum;
+  store(to, at.first ? part : load(to) + part);
+}
+
 // ROWS rows by VECTORS vectors of outputs; CALLED cache lines are called at each word.
 // Not inlined: the compiler then keeps some of the sums in memory (int8, 64 rows, GCC 12: 70 ms instead of 46).
 template <Format format, int ROWS, int VECTORS, int CALLED>
@@ -113,14 +131,7 @@ static __attribute__((noinline)) void tile(const Tile& at) {
   }
   UNROLL
   for (int row = 0; row < ROWS; row++) UNROLL
-  for (int v = 0; v < VECTORS; v++) {
-    float* to = at.sums + row * PANEL + v * LANES;
-    Floats part;
-    if constexpr (format == Format::int8)
-      part = __builtin_convertvector(sum[row][v], Floats) * at.units[row * at.chunks];
-    else part = sum[row][v];
-    store(to, at.first ? part : load(to) + part);
-  }
+  for (int v = 0; v < VECTORS; v++) join<format>(at, row, v * LANES, sum[row][v]);
 }
 
 // A tile of all 64 outputs.
@@ -150,22 +161,76 @@ static void calling_tile(int called, const Tile& at) {
   }
 }
 
+#if defined(__AMX_TILE__)
+// A tile of all 64 outputs by matrix instructions, of 16 rows whether they are there or not: what lies behind the rows
+// is read, and what lies behind their sums of bfloat16 written. Registers 0 to 3 are sums, 4 rows, 5 to 7 weights. An
+// instruction sums 16 words by themselves and then adds them, so no chunk of bfloat16 is longer, and its sums go on
+// from where those before are.
+template <Format format>
+static __attribute__((noinline)) void amx_tile(int64_t rows, int called, const Tile at) {
+  constexpr int64_t apart = PANEL * 4;
+  if (format == Format::int8 || at.first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, at.sums, apart);
+    _tile_loadd(1, at.sums + LANES, apart);
+    _tile_loadd(2, at.sums + 2 * LANES, apart);
+    _tile_loadd(3, at.sums + 3 * LANES, apart);
+  }
+  const char *weights = at.weights, *own = at.rows, *ahead = at.ahead;
+  const auto call = [&] {
+    for (int word = 0; word < Amx::WORDS / LINES; word++, ahead += apart)
+      for (int line = 0; line < called; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
+  };
+#define ADD(sums, weight, vector)                                            \
+  _tile_loadd(weight, weights + vector * WIDTH, apart);                      \
+  if constexpr (format == Format::bfloat16) _tile_dpbf16ps(sums, 4, weight); \
+  else _tile_dpbsud(sums, 4, weight);                                        \
+  call()
+  for (int64_t word = 0; word < at.words; word += Amx::WORDS, weights += Amx::WORDS * apart, own += Amx::WORDS * 4) {
+    _tile_loadd(4, own, at.stride);
+    ADD(0, 5, 0);
+    ADD(1, 6, 1);
+    ADD(2, 7, 2);
+    ADD(3, 5, 3);
+  }
+#undef ADD
+  alignas(64) int32_t whole[format == Format::int8 ? Amx::ROWS * PANEL : 1];
+  char* to = format == Format::int8 ? (char*)whole : (char*)at.sums;
+  _tile_stored(0, to, apart);
+  _tile_stored(1, to + WIDTH, apart);
+  _tile_stored(2, to + 2 * WIDTH, apart);
+  _tile_stored(3, to + 3 * WIDTH, apart);
+  if constexpr (format == Format::int8)
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t output = 0; output < PANEL; output += LANES)
+        join<format>(at, row, output, load<Ints>(whole + row * PANEL + output) + at.starts[row * at.chunks]);
+}
+#endif
+
 template <Format format>
 static void block_tile(int64_t rows, int called, const Tile& at) {
-  switch (rows) {
-    case 1:
-      return calling_tile<format, 1>(called, at);
-    case 2:
-      return calling_tile<format, 2>(called, at);
-    case 3:
-      return calling_tile<format, 3>(called, at);
-    case 4:
-      return calling_tile<format, 4>(called, at);
-    case 5:
-      return calling_tile<format, 5>(called, at);
-    default:
-      return calling_tile<format, 6>(called, at);
-  }
+#if defined(__AMX_TILE__)
+  if constexpr (uses_amx(format)) return amx_tile<format>(rows, called, at);
+  else
+#endif
+    switch (rows) {
+      case 1:
+        return calling_tile<format, 1>(called, at);
+      case 2:
+        return calling_tile<format, 2>(called, at);
+      case 3:
+        return calling_tile<format, 3>(called, at);
+      case 4:
+        return calling_tile<format, 4>(called, at);
+      case 5:
+        return calling_tile<format, 5>(called, at);
+      default:
+        return calling_tile<format, 6>(called, at);
+    }
 }
 
 // Where a product goes: `out[row * stride + output] = by * (product + bias)`, or added to what is there.
@@ -185,19 +250,21 @@ struct Share {
 
 template <Format format>
 static void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
-  alignas(64) float sums[GROUP * PANEL];
-  constexpr int64_t chunk = chunk_of(format);
+  constexpr int64_t chunk = chunk_of(format), most = group_of(format);
+  alignas(64) float sums[most * PANEL];
   const char* stop = weight.panel(share.end);
-  for (int64_t group = 0; group < rows.count; group += GROUP) {
-    const int64_t count = std::min(GROUP, rows.count - group), blocks = blocks_of(count);
+  for (int64_t group = 0; group < rows.count; group += most) {
+    const int64_t count = std::min(most, rows.count - group);
+    const Blocks<format> blocks{count};
     for (int64_t panel = share.first; panel < share.end; panel++) {
       for (int64_t word = 0; word < weight.words; word += chunk) {
         const char* weights = weight.panel(panel) + word * PANEL * 4;
         const char* ahead = weights + CHUNK * PANEL * 4;
         if (ahead >= stop) ahead = next && group + count == rows.count ? next + (ahead - stop) : weights;
-        for (int64_t block = 0; block < blocks; block++) {
-          const int64_t start = block_start(count, block), end = block_start(count, block + 1), row = group + start;
-          const int64_t shares = std::min<int64_t>(blocks, LINES);  // blocks among which the lines of a word are dealt
+        for (int64_t block = 0; block < blocks.count; block++) {
+          const int64_t start = blocks.start(block), end = blocks.start(block + 1), row = group + start;
+          // blocks among which the lines of a word are dealt
+          const int64_t shares = std::min<int64_t>(blocks.count, LINES);
           const int64_t from = LINES * std::min(block, shares) / shares,
                         until = LINES * std::min(block + 1, shares) / shares;
           const int64_t own = row * rows.chunks + word / chunk;
@@ -221,8 +288,8 @@ static void multiply(const Panels& weight, const Rows& rows, Share share, Destin
   }
 }
 
-// Computes a share of a product. `next`: the weights that this thread reads afterwards, null if there are none. Rows of
-// `to` have room for whole panels.
+// Computes a share of a product, in a thread that holds an `Amx`. `next`: the weights that this thread reads
+// afterwards, null if there are none. Rows of `to` have room for whole panels.
 inline void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
   switch (weight.format) {
     case Format::float32:

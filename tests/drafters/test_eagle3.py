@@ -22,6 +22,7 @@ from helpers import checkpoints
 from helpers.checkpoints import FORMATS, HIDDEN, VOCAB
 from helpers.replays import Replays, frozen
 from testing import tiny
+from testing.marks import needs_native
 
 TOLERANCE = 1e-5
 NAMES = checkpoints.names("eagle3")
@@ -147,8 +148,9 @@ def test_a_window_moves_with_the_drafted_rows(name):
     session.expand([4], [0])
 
 
+@needs_native
 @pytest.mark.parametrize("name", NAMES)
-def test_passes_in_one_call_are_the_formulas_over_rounds(name, needs_native):
+def test_passes_in_one_call_are_the_formulas_over_rounds(name):
     session = Session(name)
     assert isinstance(session.drafter.heads[0].inner, NativeEagle)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
@@ -220,8 +222,9 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
     assert len(sequence.tokens) == 33
 
 
+@needs_native
 @pytest.mark.parametrize("policy", [Chain(depth=5), Talon(width=4, budget=16)])
-def test_one_head_pass_per_level(policy, needs_native):
+def test_one_head_pass_per_level(policy):
     decoder = small().with_policy(policy)
     decoder = decoder.with_drafter(counted(decoder.drafter))
     passes = decoder.drafter.heads[0].forwarded

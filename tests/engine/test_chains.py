@@ -18,6 +18,7 @@ from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS
 from helpers.drafter_kinds import drafter_of, random_states, random_text
 from testing import tiny
+from testing.marks import needs_native
 
 CPU = torch.device("cpu")
 RANDOMNESS: Any = RoundRandomness
@@ -58,9 +59,10 @@ def rounds(drafter: Any, policy: Chain, prompts: list[int], limits: list[int], v
     return trees, chains
 
 
+@needs_native
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("limits", [[6], [6, 2, 9]], ids=["one text", "three texts"])
-def test_chains_in_one_call_are_those_of_levels(kind, limits, needs_native):
+def test_chains_in_one_call_are_those_of_levels(kind, limits):
     drafter, prompts = drafter_of(kind), [9, 1, 5][: len(limits)]
     found, chains = rounds(drafter, Chain(depth=7), prompts, limits)
     expected, none = rounds(drafter, ByLevels(depth=7), prompts, limits)
@@ -71,9 +73,10 @@ def test_chains_in_one_call_are_those_of_levels(kind, limits, needs_native):
     assert {len(tree.widths) for tree in found} == {min(limit, 7) for limit in limits}
 
 
+@needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["embedded-eagle3", "embedded-draft", "embedded-mtp"])
-def test_texts_are_drafted_alike(kind, dtype, needs_native):
+def test_texts_are_drafted_alike(kind, dtype):
     decoder = drafttree.load("embedded", kind, dtype=dtype)
     texts = [decoder.with_policy(policy).generate("A story", max_new_tokens=40) for policy in (Chain(), ByLevels())]
     assert texts[0].tokens == texts[1].tokens == decoder.plain().generate("A story", max_new_tokens=40).tokens
@@ -81,8 +84,9 @@ def test_texts_are_drafted_alike(kind, dtype, needs_native):
     assert drafted[0] == drafted[1]
 
 
+@needs_native
 @pytest.mark.parametrize("budget", [2, 3, 4])
-def test_chains_keep_to_the_budget(budget, needs_native):
+def test_chains_keep_to_the_budget(budget):
     drafter = drafter_of("eagle3")
     found, chains = rounds(drafter, Chain(depth=7, budget=budget), [9, 5], [6, 9])
     expected, _ = rounds(drafter, ByLevels(depth=7, budget=budget), [9, 5], [6, 9])
@@ -91,7 +95,8 @@ def test_chains_keep_to_the_budget(budget, needs_native):
     assert {tree.size for tree in found} == {budget}
 
 
-def test_where_a_chain_fails_the_tree_ends_at_the_level_it_has(needs_native, monkeypatch):
+@needs_native
+def test_where_a_chain_fails_the_tree_ends_at_the_level_it_has(monkeypatch):
     def failing(*_: object) -> None:
         raise RuntimeError("no chain today")
 
@@ -111,7 +116,8 @@ def test_where_a_chain_fails_the_tree_ends_at_the_level_it_has(needs_native, mon
     assert str(told[0]) == "no chain today"
 
 
-def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level(needs_native):
+@needs_native
+def test_a_drafter_that_expands_in_another_way_is_asked_level_by_level():
     class Other(LanguageModelDrafter):
         """Never drafts what its model would."""
 
@@ -150,16 +156,18 @@ def with_another_expand() -> LanguageModelDrafter:
     return drafter
 
 
+@needs_native
 @pytest.mark.parametrize("drafter", [of_a_model_of_another_class, of_a_model_with_another_forward, with_another_expand])
-def test_what_changes_logits_changes_those_of_chains(drafter, needs_native):
+def test_what_changes_logits_changes_those_of_chains(drafter):
     found, chains = rounds(drafter(), Chain(depth=4), [5], [4])
     expected, _ = rounds(drafter(), ByLevels(depth=4), [5], [4])
     assert [each.tokens for each in found] == [each.tokens for each in expected]
     assert chains == 0
 
 
+@needs_native
 @pytest.mark.parametrize("name", ["coupled", "traversal"])
-def test_what_verifiers_change_is_drafted_level_by_level(name, needs_native):
+def test_what_verifiers_change_is_drafted_level_by_level(name):
     decoder = Decoder(TargetModel(tiny.build("llama")), None, Chain(), VERIFIERS[name])
     request = decoder.new_request([1, 2, 3], max_new_tokens=4, temperature=1.0, seed=1)
     assert not LogitsAdjustment(request.verifier, request.randomness.at(3)).changes_nothing

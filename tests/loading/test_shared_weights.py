@@ -62,8 +62,9 @@ def test_a_second_model_takes_no_memory_for_its_weights(dtype, on_torch):
     assert resident() - before < size
 
 
+@needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_second_model_packs_its_weights_and_keeps_nothing_else(dtype, needs_native):
+def test_a_second_model_packs_its_weights_and_keeps_nothing_else(dtype):
     first = load(drafter="none", dtype=dtype)
     size, before = first.target.nbytes, resident()
     others = [load(drafter="none", dtype=dtype) for _ in range(3)]

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,14 +36,6 @@ every_kind = pytest.mark.parametrize(
     [(torch.float32, None), (torch.bfloat16, None), (torch.float32, "int8"), (torch.bfloat16, "int8")],
     ids=lambda value: str(value),
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _without_amx():
-    """With it, bfloat16 is left to torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        yield
 
 
 def in_kind(module: PreTrainedModel, dtype: torch.dtype, quantize: str | None) -> PreTrainedModel:
@@ -270,14 +264,6 @@ def test_a_pass_that_gives_other_logits_is_not_trusted(monkeypatch):
     assert isinstance(select_backend(tiny.build("llama")), FusedBackend | ModuleBackend)
 
 
-def test_bfloat16_is_left_to_torch_where_it_multiplies_tiles(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    module: Any = tiny.build("llama")
-    assert isinstance(select_backend(module), NativeBackend)
-    assert isinstance(build("llama", torch.bfloat16, "int8").backend, NativeBackend)
-    assert isinstance(select_backend(module.to(torch.bfloat16)), FusedBackend)
-
-
 def test_without_the_package_layers_are_fused(monkeypatch):
     monkeypatch.setattr(kernels, "native", None)
     assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
@@ -382,7 +368,15 @@ def test_a_process_may_be_forked_while_another_thread_is_in_a_pass():
         other.join()
 
 
-@pytest.mark.parametrize("variant", ["_avx512", "_avx2", "_portable"])
+def test_a_build_whose_instructions_the_system_does_not_permit_is_passed_over(monkeypatch):
+    for variant, permitted in {"_amx": False, "_avx512": True}.items():
+        build = SimpleNamespace(may_run=lambda permitted=permitted: permitted)
+        monkeypatch.setitem(sys.modules, f"drafttree_native.{variant}", build)
+    found = kernels.native.load(kernels.native.VARIANTS["_amx"])
+    assert found is sys.modules["drafttree_native._avx512"]
+
+
+@pytest.mark.parametrize("variant", ["_avx512_bf16", "_avx512", "_avx2", "_portable"])
 @every_kind
 @torch.inference_mode()
 def test_builds_for_other_processors_agree(dtype, quantize, variant, monkeypatch):

@@ -29,11 +29,6 @@ TOKENS = tiny.random_tokens(9, 1)
 KINDS = [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")]
 
 
-@pytest.fixture(autouse=True)
-def _without_amx(monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-
-
 def make(name: str = "llama", dtype: torch.dtype = torch.float32, quantize: str | None = None) -> PreTrainedModel:
     module: Any = tiny.from_config(CONFIGS[name]()).to(dtype)
     if quantize:

@@ -60,25 +60,25 @@ def knows(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> 
     """Whether weights of a dtype on a device can be packed, and those of eight bits if some are quantised."""
     if native is None or device.type != "cpu" or dtype not in FORMATS:
         return False
-    if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not quantized:
-        return False  # torch's products of several rows use it; nothing here does yet
     return all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])]))
 
 
 @lru_cache
 def _rows_agree(dtype: torch.dtype) -> bool:
     """Whether this build computes rows on this processor alike in a pass over all of them and in one over each."""
+    width = 160  # more than a chunk, in every dtype but float32
     kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    embedding = torch.randn(96, 96, generator=torch.Generator().manual_seed(0), **kind) / 10
+    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **kind) / 10
     cached = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     model = native.Model(torch.get_num_threads(), embedding, 1.0, FORMATS[cached])
-    norm = torch.ones(96, **kind), None, 1e-6, False
+    norm = torch.ones(width, **kind), None, 1e-6, False
     model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
     sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
     weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
-    scales = torch.full((96,), 1 / 400, **kind)
+    scales = torch.full((width,), 1 / 400, **kind)
     weights = {"out": ([weight[:, :32].contiguous()], None, scales)}
-    weights |= dict.fromkeys(("qkv", "gate", "up", "down"), ([weight], None, scales))
+    weights["qkv"] = [weight[:96]], None, scales[:96]
+    weights |= dict.fromkeys(("gate", "up", "down"), ([weight], None, scales))
     norms = {"before_attention": norm, "before_mlp": norm}
     model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
     model.add_head(norm, ([weight], None, scales), 1.0)
@@ -89,7 +89,7 @@ def _rows_agree(dtype: torch.dtype) -> bool:
         cache = TreeCache(layout, rows)
         for first in range(0, rows, step):
             segment = Segment.of_text(cache, list(range(first, first + step)), torch.device("cpu"))
-            found.append(run_pass(model, [segment._replace(wanted=slice(None))], like, ())[0][:, :96])
+            found.append(run_pass(model, [segment._replace(wanted=slice(None))], like, ())[0][:, :width])
             cache.commit(range(step))
     return torch.equal(found[0], torch.cat(found[1:]))
 
