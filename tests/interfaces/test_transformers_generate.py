@@ -276,7 +276,7 @@ def test_a_processor_is_never_shown_a_text_it_forbids(target, draft):
 
 
 def test_a_grammar_binds_the_text(embedded):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     model, tokenizer = embedded
     inputs = tokenizer("The king said that", return_tensors="pt")
     speculate = hf.generate("embedded-draft", "talon", grammar=grammar.regex(" [a-z]{3}( [0-9]){4}"))

@@ -2,40 +2,37 @@
 
     decoder.generate(prompt, grammar=drafttree.grammar.json_schema({"type": "object", ...}))
 
-xgrammar (Dong et al. 2024), an optional extra, computes the mask of allowed next tokens. One matcher per request visits
-the nodes of a draft tree depth-first: it accepts tokens on the way down and rolls them back on the way up, so a tree
-costs one mask per node. Masks computed while drafting are used again for the target's logits.
+llguidance, an optional extra, computes the mask of allowed next tokens; it compiles little beforehand. One matcher per
+request visits the nodes of a draft tree depth-first: it takes tokens on the way down and rolls them back on the way up,
+so a tree costs one mask per node. Masks computed while drafting are used again for the target's logits.
 """
 
 import functools
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel
-from pydantic.errors import PydanticUserError
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from drafttree.constraints.json_schema import failing_part, prepare_schema
-from drafttree.constraints.marked_arguments import marked_arguments
+from drafttree.constraints.ebnf import ebnf_rules
+from drafttree.constraints.json_schema import schema_texts
+from drafttree.constraints.lark import Rules, limits, load_library, one_line, problem_of
+from drafttree.constraints.patterns import regex_texts
 from drafttree.constraints.processors import Path
-from drafttree.constraints.repetitions import IN_EBNF, IN_REGEX, check_repetitions
-from drafttree.constraints.string_patterns import ignored_part, join_halves
-from drafttree.constraints.xgrammar_library import library_message, load_xgrammar
+from drafttree.constraints.structures import structure_texts
 from drafttree.core.errors import ConfigError
+from drafttree.drafters.vocabulary_map import spell
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
-
-CACHE_BYTES = 256 << 20
-"""What xgrammar may keep of compiled grammars."""
-PARTS = re.compile(r'\[(?:[^\]\\]|\\.)*\]|"(?:[^"\\]|\\.)*"')
-"""Classes of characters and strings of an EBNF grammar."""
-LATIN_1 = re.compile(r"((?<!\\)(?:\\\\)*\\x[0-9a-f]{2})(?=[0-9a-fA-F])")
+NO_TOKEN = "NoExtensionBias"
+"""llguidance's error where the vocabulary cannot spell what the grammar allows."""
+SECONDS, SECONDS_PER_TOKEN = 0.5, 0.005
+"""The CPU time that the masks of a text may take: from its beginning, and more with every token."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -47,156 +44,44 @@ def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespac
             cannot go on writing white space for ever.
 
     Raises:
-        ConfigError: xgrammar is not installed, the schema is invalid, or xgrammar would not enforce a part of it; the
-            message names the part.
+        ConfigError: llguidance is not installed, the schema is invalid, or a part of it cannot be enforced; the message
+            names the part.
     """
-    root = prepare_schema(_load_schema(schema))
-    text = json.dumps(root)
-    with _place_told(root):
-        return Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(text, any_whitespace=any_whitespace))
+    return Grammar("JSON schema", Rules().grammar(schema_texts(schema, any_whitespace=any_whitespace)))
 
 
 def regex(pattern: str) -> "Grammar":
     """Make a grammar of the texts that match a regular expression as a whole.
 
     Raises:
-        ConfigError: xgrammar is not installed, cannot parse the expression, or would misread or ignore a part of it.
+        ConfigError: llguidance is not installed or cannot read the expression.
     """
-    text = _read_regex(pattern)
-    return Grammar(f"regex {pattern!r}", lambda xgr: xgr.Grammar.from_regex(text))
+    return Grammar(f"regex {pattern!r}", Rules().grammar(regex_texts(pattern)))
 
 
 def ebnf(text: str) -> "Grammar":
     """Make a grammar from EBNF in GBNF syntax (llama.cpp); its start rule is named `root`.
 
     Raises:
-        ConfigError: xgrammar is not installed, the grammar is malformed, or xgrammar would misread a repetition.
+        ConfigError: llguidance is not installed, or the grammar is malformed.
     """
-    read = _read_text("EBNF grammar", text, IN_EBNF)
-    return Grammar("EBNF grammar", lambda xgr: xgr.Grammar.from_ebnf(read))
+    rules = Rules()
+    return Grammar("EBNF grammar", rules.grammar(ebnf_rules(text, rules)))
 
 
 def structural_tag(structure: dict[str, Any]) -> "Grammar":
     """Make a grammar of texts some parts of which have a form, such as the calls of tools.
 
     Args:
-        structure: the `format` of an xgrammar structural tag. JSON schemas in it mean what they mean to `json_schema`;
-            `of` beside one is its name in errors.
+        structure: the `format` of an xgrammar structural tag, of the types `const_string`, `json_schema`, `regex`,
+            `grammar`, `any_text`, `sequence`, `or`, `optional`, `tag`, `triggered_tags` and `tags_with_separator`. JSON
+            schemas in it mean what they mean to `json_schema`; `of` beside one is its name in errors.
 
     Raises:
-        ConfigError: xgrammar is not installed, the structure is malformed, or a schema in it cannot be enforced.
+        ConfigError: llguidance is not installed, the structure is malformed, or a part of it is not supported.
     """
-    text = json.dumps({"type": "structural_tag", "format": _prepare_structure(structure)})
-    return Grammar("structural tag", lambda xgr: xgr.Grammar.from_structural_tag(text))
-
-
-def _prepare_structure(part: Any) -> Any:
-    """A copy of a structure with grammars in place of its schemas."""
-    if isinstance(part, list):
-        return [_prepare_structure(each) for each in part]
-    if not isinstance(part, dict):
-        return part
-    match part.get("type"):
-        case "json_schema":
-            return {"type": "grammar", "grammar": _schema_rules(part)}
-        case "regex":
-            return {**part, "pattern": _read_regex(part.get("pattern"))}
-        case "grammar":
-            return {**part, "grammar": _read_text("EBNF grammar", part.get("grammar"), IN_EBNF)}
-    return {name: _prepare_structure(each) for name, each in part.items()}
-
-
-def _schema_rules(part: dict[str, Any]) -> str:
-    """The EBNF grammar of a schema in a structure; xgrammar makes those of the styles of families."""
-    try:
-        if "style" not in part:
-            return str(json_schema(part.get("json_schema", "")).parsed)
-        root = prepare_schema(_load_schema(part["json_schema"]))
-        with _place_told(root):
-            return marked_arguments({**part, "json_schema": root})
-    except ConfigError as error:
-        raise ConfigError(f"{part['of']}: {error}" if "of" in part else str(error)) from None
-
-
-@contextmanager
-def _place_told(root: Any) -> Iterator[None]:
-    """Add to what xgrammar says of a schema where in it that is."""
-
-    def told_of(document: dict[str, Any]) -> str:
-        try:
-            Grammar("JSON schema", lambda xgr: xgr.Grammar.from_json_schema(json.dumps(document)))
-        except ConfigError as found:
-            return str(found)
-        return ""
-
-    load_xgrammar()
-    try:
-        yield
-    except ConfigError as error:
-        if not isinstance(root, dict):
-            raise
-        told = told_of({"$defs": {}, **root}) or str(error)  # a reference to nothing is told in other words without
-        place = failing_part(root, lambda document: told_of(document) == told)
-        raise ConfigError(f"{str(error).rstrip('.')} at {place}") from None
-
-
-@functools.lru_cache(maxsize=4)
-def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
-    """The bytes that every token of a vocabulary stands for; a token may be a part of a character.
-
-    Raises:
-        ConfigError: xgrammar is not installed or cannot read the tokenizer.
-    """
-    return tuple(bytes(each) for each in _tokenizer_info(tokenizer, vocab_size, ()).decoded_vocab)
-
-
-def vocabulary_of(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    """Return xgrammar's `TokenizerInfo`, for which grammars are compiled; arguments as in `Grammar.new_state`.
-
-    Raises:
-        ConfigError: there is no tokenizer or EOS token, or xgrammar cannot read the tokenizer.
-    """
-    if tokenizer is None:
-        raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
-    if not eos:
-        raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-    return _tokenizer_info(tokenizer, vocab_size, eos)
-
-
-def _load_schema(schema: object) -> Any:
-    """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
-    try:
-        if isinstance(schema, type) and issubclass(schema, BaseModel):
-            schema = schema.model_json_schema()
-        if isinstance(schema, str):
-            return json.loads(schema.removeprefix("\ufeff"))
-        if isinstance(schema, dict):
-            return json.loads(json.dumps(schema))
-    except json.JSONDecodeError as error:
-        message = f"invalid JSON schema: {error.msg} at line {error.lineno}, column {error.colno}"
-        raise ConfigError(message) from None
-    except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
-        raise ConfigError(f"invalid JSON schema: {library_message(error)}") from None
-    kind = schema.__name__ if isinstance(schema, type) else type(schema).__name__
-    raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
-
-
-def _read_text(name: str, text: object, parts: re.Pattern[str]) -> str:
-    """A regular expression or an EBNF grammar without escaped surrogate pairs."""
-    if not isinstance(text, str):
-        raise ConfigError(f"the {name} is of type {type(text).__name__}; give a string")
-    if re.search("[\ud800-\udfff]", text):
-        raise ConfigError(f"invalid {name}: it has a lone surrogate, which no text can have")
-    check_repetitions(name, text, parts)
-    return join_halves(name, text)
-
-
-def _read_regex(pattern: object) -> str:
-    """A regular expression as xgrammar reads it right."""
-    text = _read_text("regex", pattern, IN_REGEX)
-    if found := ignored_part(text):
-        raise ConfigError(f"invalid regex: xgrammar would ignore {found}; leave it out")
-    return text
+    rules = Rules()
+    return Grammar("structural tag", rules.grammar(structure_texts(structure, rules)))
 
 
 class Grammar:
@@ -204,26 +89,16 @@ class Grammar:
 
     Args:
         name: name in error messages.
-        parse: makes xgrammar's grammar from the xgrammar module.
-
-    Attributes:
-        parsed: xgrammar's grammar.
+        text: llguidance's grammar.
 
     Raises:
-        ConfigError: xgrammar is not installed, or cannot parse the grammar.
+        ConfigError: llguidance is not installed or refuses the grammar.
     """
 
-    def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
-        self.name = name
-        self._parse = parse
-        try:
-            self.parsed = _separated(parse(load_xgrammar()))
-        except (RuntimeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"invalid {name}: {library_message(error)}") from None
-
-    def __reduce__(self) -> tuple[type["Grammar"], tuple[object, ...]]:
-        """Parse anew where a copy is unpickled, as in a process of Ray; xgrammar's own objects are not pickled."""
-        return Grammar, (self.name, self._parse)
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.text = name, text
+        if problem := problem_of(text):
+            raise ConfigError(f"invalid {name}: {problem}")
 
     def new_state(
         self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
@@ -236,62 +111,56 @@ class Grammar:
             eos: token ids that end a text.
 
         Raises:
-            ConfigError: there is no tokenizer or EOS token, xgrammar cannot compile the grammar, or the vocabulary
-                cannot spell any text of it.
+            ConfigError: there is no tokenizer or EOS token, the grammar is too large, or the vocabulary cannot spell
+                any text of it.
         """
-        state = GrammarState(self._compile(tokenizer, vocab_size, eos), vocab_size)
+        if tokenizer is None:
+            raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
+        if not eos:
+            raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
+        state = GrammarState(self.name, _matcher(self.name, self.text, tokenizer, vocab_size, eos), eos, vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
         return state
-
-    def processor(
-        self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
-    ) -> LogitsProcessor:
-        """Return xgrammar's own processor for one call of transformers' `generate`; arguments as in `new_state`."""
-        return load_xgrammar().contrib.hf.LogitsProcessor(self._compile(tokenizer, vocab_size, eos))
-
-    def _compile(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
-        return _compiled(self, tokenizer, vocab_size, eos)
-
-    def compile_with(self, compiler: Any) -> Any:
-        """Compile the grammar with an xgrammar `GrammarCompiler`.
-
-        Raises:
-            ConfigError: xgrammar cannot compile it.
-        """
-        try:
-            return compiler.compile_grammar(self.parsed)
-        except RuntimeError as error:
-            raise ConfigError(f"xgrammar cannot compile the {self.name}: {library_message(error)}") from None
 
 
 class GrammarState:
     """The matcher of one request's committed text, which can look ahead along drafted paths.
 
     Args:
-        compiled: xgrammar's grammar compiled for the vocabulary.
+        name: the grammar's name in error messages.
+        matcher: llguidance's, at the beginning of a text; it is left there.
+        eos: token ids that end a text.
         vocab_size: columns of the target's logits.
     """
 
-    def __init__(self, compiled: Any, vocab_size: int) -> None:
-        self._xgrammar = load_xgrammar()
-        self._matcher = self._xgrammar.GrammarMatcher(compiled)
-        self._vocab_size = vocab_size
-        self._matched: list[int] = []
-        self._masks: dict[Path, Tensor] = {}
+    def __init__(self, name: str, matcher: Any, eos: tuple[int, ...], vocab_size: int) -> None:
+        self._name, self._eos, self._vocab_size = name, eos, vocab_size
+        self._committed = matcher.deep_copy()
+        self._seconds = SECONDS
+        self._look_again()
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Set logits `[paths, vocab]` to -inf, in place, for tokens the grammar forbids after each path.
 
-        A path that itself breaks the grammar keeps its logits: it is never accepted.
+        A path that itself breaks the grammar keeps its logits: it is never accepted. One behind which the mask takes
+        more than it may has no token.
+
+        Raises:
+            ConfigError: the masks of the text take more than they may, or the one behind it does.
         """
+        begun = time.thread_time()
         # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
             self._masks[path] = self._mask(path)
-        masks = torch.cat([self._masks[path] for path in paths]).to(logits.device)
-        self._xgrammar.apply_token_bitmask_inplace(logits, masks, vocab_size=self._vocab_size)
-        return logits
+        self._seconds -= time.thread_time() - begun
+        if self._seconds < 0 or (() in paths and self._too_much):
+            what = self._too_much or f"more than {SECONDS_PER_TOKEN * 1e3:.3g} ms for a token"
+            raise ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
+        masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
+        of_bytes = _of_bytes().to(logits.device)
+        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, : self._vocab_size])
 
     def commit(self, token: int) -> None:
         """Advance the text by one committed token.
@@ -299,59 +168,77 @@ class GrammarState:
         Raises:
             ConfigError: the grammar forbids the token, so the verifier is not lossless.
         """
-        self._move_to(())
-        self._masks.clear()
-        if not self._matcher.accept_token(token):
+        if not (token in self._eos and self._committed.is_accepting()) and not self._committed.try_consume_tokens(
+            [token]
+        ):
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
+        self._seconds += SECONDS_PER_TOKEN
+        self._look_again()
 
-    def _mask(self, path: Path) -> Tensor:
-        """Bit mask `[1, ceil(vocab / 32)]`, int32, of the tokens allowed after a path."""
-        mask = self._xgrammar.allocate_token_bitmask(1, self._vocab_size)
-        if self._move_to(path):
-            self._matcher.fill_next_token_bitmask(mask)
-        return mask
+    def _look_again(self) -> None:
+        """Look ahead from the committed text; a matcher that had an error, or took a forbidden token, is of no use."""
+        self._ahead = self._committed.deep_copy()
+        self._matched: list[int] = []
+        self._masks: dict[Path, np.ndarray] = {}
+        self._too_much = ""
+
+    def _mask(self, path: Path) -> np.ndarray:
+        """One bit for every token, in bytes: whether it is allowed after a path."""
+        if not self._move_to(path):
+            return np.full(-(-self._vocab_size // 32) * 4, 255, np.uint8)
+        mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)
+        if not self._ahead.is_error():
+            return mask
+        # Its mask has the EOS tokens now.
+        if not path and (problem := one_line(self._ahead.get_error())) != NO_TOKEN:
+            self._too_much = problem
+        self._ahead, self._matched = self._committed.deep_copy(), []
+        return np.zeros_like(mask)
 
     def _move_to(self, path: Path) -> bool:
         """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
         shared = next((at for at, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None)
         shared = min(len(self._matched), len(path)) if shared is None else shared
         if len(self._matched) > shared:
-            self._matcher.rollback(len(self._matched) - shared)
+            self._ahead.rollback(len(self._matched) - shared)
             del self._matched[shared:]
-        # A token that xgrammar refuses leaves the matcher unchanged, so `_matched` stays right on an early return.
-        for token in path[shared:]:
-            if not self._matcher.accept_token(token):
-                return False
-            self._matched.append(token)
-        return True
-
-
-def _separated(parsed: Any) -> Any:
-    """A grammar whose strings are cut before hexadecimal digits that follow a character of Latin-1.
-
-    xgrammar spells "ße" as "\\xdfe" and reads it again as one character, U+0DFE.
-    """
-    text = str(parsed)
-    cut = PARTS.sub(lambda part: part[0] if part[0][0] == "[" else LATIN_1.sub(r'\1" "', part[0]), text)
-    return parsed if cut == text else load_xgrammar().Grammar.from_ebnf(cut)
+        taken = self._ahead.try_consume_tokens([*path[shared:]])
+        self._matched += path[shared : shared + taken]
+        return taken == len(path) - shared
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(
-    grammar: Grammar, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]
-) -> Any:
-    return grammar.compile_with(_compiler(tokenizer, vocab_size, eos))
+def _matcher(name: str, text: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    """A matcher at the beginning of a text, of which every text has a copy; a copy takes some microseconds."""
+    matcher = load_library().LLMatcher(_vocabulary(tokenizer, vocab_size, eos), text, log_level=0, limits=limits())
+    if matcher.is_error():
+        raise ConfigError(f"the {name} cannot be compiled: {one_line(matcher.get_error())}")
+    return matcher
 
 
 @functools.lru_cache(maxsize=4)
-def _compiler(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    info = vocabulary_of(tokenizer, vocab_size, eos)
-    return load_xgrammar().GrammarCompiler(info, cache_limit_bytes=CACHE_BYTES)
+def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
+    """llguidance's vocabulary: the bytes of every token; those that spell nothing are never allowed."""
+
+    class Spelled:
+        eos_token_id, bos_token_id = eos[0], None
+        special_token_ids, tokens = [*eos], [*token_bytes(tokenizer, vocab_size)]
+
+        def __call__(self, text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+    library = load_library()
+    return library.LLTokenizer(library.TokenizerWrapper(Spelled()), n_vocab=vocab_size, eos_token=[*eos])
 
 
-def _tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    read = load_xgrammar().TokenizerInfo.from_huggingface
-    try:
-        return read(tokenizer, vocab_size=vocab_size, stop_token_ids=list(eos) or None)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"xgrammar cannot read the tokenizer: {library_message(error)}") from None
+@functools.lru_cache(maxsize=4)
+def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
+    """The bytes that every token of a vocabulary stands for; a token may be a part of a character."""
+    spelled = spell(tokenizer)
+    return tuple(spelled[index].text if index in spelled else b"" for index in range(vocab_size))
+
+
+@functools.cache
+def _of_bytes() -> Tensor:
+    """What the eight tokens of a byte of a mask have added to their logits, `[256, 8]`."""
+    return torch.where(torch.arange(256)[:, None] >> torch.arange(8) & 1 == 1, 0.0, -torch.inf)

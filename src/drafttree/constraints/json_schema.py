@@ -1,26 +1,31 @@
-"""Refuses JSON schemas that xgrammar would not enforce in full, naming the part it would silently ignore.
+"""Prepares JSON schemas for llguidance: what it would not enforce is refused by name.
 
-xgrammar reads a schema as exactly one thing: a reference, a constant, a choice, or a type with that type's keywords. It
-ignores keywords it does not know, keywords beside one that takes precedence, and keywords that need a type when none is
-given.
+llguidance refuses most of that itself, but neither numbers that no double holds nor names that stand there twice. Some
+keywords that it does not know can be said in others. An object that names properties has no others unless its schema
+says so, so that a model cannot go on inventing them for ever.
 """
 
-import itertools
+import json
+import math
+import re
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import combinations
+from typing import Any, TypeGuard
 
-from drafttree.constraints.name_patterns import NamePatterns
+from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
+
+from drafttree.constraints.lark import Rules, json_texts, one_line, problem_of
+from drafttree.constraints.patterns import rust_pattern
 from drafttree.constraints.schema_comparison import (
-    ARRAY_KEYWORDS,
-    OBJECT_KEYWORDS,
     Schema,
     SchemaComparison,
     as_list,
     dict_entry,
+    implied_type,
     required,
 )
-from drafttree.constraints.schema_numbers import RANGE_KEYWORDS, check_numbers, ignored_numbers
-from drafttree.constraints.string_patterns import ignored_part, prepare_pattern
 from drafttree.core.errors import ConfigError
 
 UNSUPPORTED_KEYWORDS = (
@@ -35,42 +40,89 @@ UNSUPPORTED_KEYWORDS = (
     "extends",
     "disallow",
 )
-CHOICE_KEYWORDS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Keywords that replace all others of a schema; xgrammar reads the first of them that is present."""
-
-STRING_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
-
-TYPED_KEYWORDS = (*STRING_KEYWORDS, *RANGE_KEYWORDS, "multipleOf", "minItems", "maxItems", "required")
-TYPED_KEYWORDS += ("patternProperties", "propertyNames", "minProperties", "maxProperties")
-"""Keywords that xgrammar reads only beside an explicit or inferred type."""
-KNOWN_KEYWORDS = {*CHOICE_KEYWORDS, *OBJECT_KEYWORDS, *ARRAY_KEYWORDS, *TYPED_KEYWORDS, "type"}
-MAY_BE_NULL = {"const", "default"}
-IGNORED_BESIDE = {
-    "pattern": ("format",),
-    "minLength": ("pattern", "format"),
-    "maxLength": ("pattern", "format"),
-    "multipleOf": RANGE_KEYWORDS,
-    "propertyNames": ("properties", "patternProperties"),
-}
-"""Keywords that xgrammar ignores beside any of these others."""
+WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains", "$schema", "x-guidance")
+"""Keywords that say nothing alone, or that llguidance would take for its own."""
+CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
+CHOICE_KEYWORDS = (*CHOICES, "const", "enum")
+ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$id"}
+ANNOTATIONS |= {"$defs", "definitions", "type", "discriminator", "$anchor", *WITHOUT_EFFECT}
+"""Keywords beside a choice that constrain no part of what is chosen."""
 
 ENFORCED_FORMATS = {"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"}
-ENFORCED_FORMATS |= {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"}
 UNENFORCED_FORMATS = {"iri", "iri-reference", "idn-email", "idn-hostname", "regex"}
-"""Formats of the specification that xgrammar enforces and does not enforce; any other is a mere annotation."""
+"""Formats of the specification that llguidance enforces, and that nothing here does; any other is an annotation."""
+NAMED = r"[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2}"
+SEGMENT, REST = rf"({NAMED}|[:@])*", rf"({NAMED}|[:@/?])*"
+VARIABLE = r"[A-Za-z0-9_]+(:[1-9][0-9]{0,3}|\*)?"
+DAY = r"([0-9]{4}-(0[13-9]|1[0-2])-[0-9]{2}|[0-9]{4}-02-([01][0-9]|2[0-8])"
+DAY += r"|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+FORMAT_PATTERNS = {
+    "date": rf"^{DAY}$",
+    "date-time": rf"^{DAY}[Tt][0-9:]{{6}}[0-5]",
+    "time": r"^[0-9:]{6}[0-5]",
+    "hostname": r"^([a-zA-Z0-9]+(-[a-zA-Z0-9]+)*\.?)+$",
+    "json-pointer": r"^(/([^/~]|~[01])*)*$",
+    "relative-json-pointer": r"^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
+    "uri-reference": rf"^([A-Za-z][A-Za-z0-9+.-]*:)?(//(({NAMED}|:)*@)?({NAMED})*(:[0-9]*)?(/{SEGMENT})*|/?({NAMED})+"
+    rf"(/{SEGMENT})*|/?)(\?{REST})?(#{REST})?$",
+    "uri-template": rf"^({NAMED}|[:@/?#]|\{{[+#./;?&]?{VARIABLE}(,{VARIABLE})*\}})*$",
+}
+"""What llguidance does not know of formats: leap years, seconds and Punycode (all of it is refused), and the others."""
+
+COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+RANGE_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LARGEST_WHOLE = 2**63 - 1
+LARGEST_MULTIPLE = 2**16
+SHOWN_DIGITS = 20
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
-SINGLE_SCHEMAS = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
+SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
+MAX_NESTING = 100
+"""Levels of objects and arrays in a schema; llguidance reads JSON of 128 levels."""
+MAX_PATTERNS = 100
+"""Patterns of names in a document; any two are compared, which takes up to a millisecond."""
+MAY_BE_NULL = {"const", "default"}
 
-MAX_NESTING = 200
-"""Levels of objects and arrays in a schema; xgrammar takes a second for 400, and the cube of their number."""
+
+def schema_texts(schema: object, *, any_whitespace: bool = False) -> str:
+    """The expression of the JSON texts that conform to a schema; arguments as in `drafttree.grammar.json_schema`.
+
+    Raises:
+        ConfigError: the schema is invalid, or a part of it cannot be enforced; the message names it and its location.
+    """
+
+    def told_of(document: Any) -> str:
+        return problem_of(Rules().grammar(json_texts(document)))
+
+    root = prepare_schema(load_schema(schema))
+    texts = json_texts(root, any_whitespace=any_whitespace, escapes_names=not spells_names_twice(root))
+    if told := problem_of(Rules().grammar(texts)):
+        place = failing_part(root, lambda document: told_of(document) == told) if isinstance(root, dict) else "#"
+        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {place}")
+    return texts
+
+
+def load_schema(schema: object) -> Any:
+    """Convert JSON text, a dictionary or a pydantic model to what `json.loads` returns."""
+    try:
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            schema = schema.model_json_schema()
+        if isinstance(schema, str):
+            return json.loads(schema.removeprefix("\ufeff"))
+        if isinstance(schema, dict):
+            return json.loads(json.dumps(schema))
+    except json.JSONDecodeError as error:
+        message = f"invalid JSON schema: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise ConfigError(message) from None
+    except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
+        raise ConfigError(f"invalid JSON schema: {one_line(error)}") from None
+    kind = schema.__name__ if isinstance(schema, type) else type(schema).__name__
+    raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
 
 
 def prepare_schema(root: Any) -> Any:
-    """Check that xgrammar enforces all of a schema, and replace `oneOf` of disjoint members by `anyOf`.
-
-    xgrammar refuses some `oneOf` whose members it cannot tell apart; `anyOf` of disjoint members means the same.
+    """Check that a schema can be enforced in full, and say it in the keywords that llguidance knows.
 
     Keywords that are null are left out.
 
@@ -78,29 +130,47 @@ def prepare_schema(root: Any) -> Any:
         root: the schema as `json.loads` returns it; it is changed in place and returned.
 
     Raises:
-        ConfigError: xgrammar would ignore a part of the schema; the message names it and its location. Or it is nested
-            too deeply, a number in it is too large, or its members refer to each other too often to be compared.
+        ConfigError: a part of it cannot be enforced; the message names it and its location.
     """
     _check_nesting(root)
     drop_nulls(root)
-    check_numbers(root)
-    pending, comparison, names = [("#", root)], SchemaComparison(root), NamePatterns()
-    seen: set[int] = set()
+    _check_numbers(root)
+    comparison, found, patterns = SchemaComparison(root), dict[int, tuple[Schema, bool]](), 0
+    pending = [("#", root, False)]
     while pending:
-        location, schema = pending.pop()
-        if not isinstance(schema, dict) or id(schema) in seen:
+        location, schema, joined = pending.pop()
+        if not isinstance(schema, dict) or (id(schema) in found and found[id(schema)][1] >= joined):
             continue
-        seen.add(id(schema))
-        if found := next(_ignored_parts(schema, comparison, names), None):
-            part = f"{found} at {location}"
-            raise ConfigError(f"invalid JSON schema: {part} is not enforced by xgrammar; leave it out")
-        pending += [(f"{location}/{name}", below) for name, below in _subschemas(schema)]
+        joined = joined or _joins(schema)
+        patterns += len(dict_entry(schema, "patternProperties")) * (id(schema) not in found)
+        if patterns > MAX_PATTERNS:
+            raise ConfigError(f"invalid JSON schema: it has more than {MAX_PATTERNS} 'patternProperties'; give fewer")
+        found[id(schema)] = schema, joined
+        if part := next(_unenforced(schema, comparison, nested=location != "#", joined=joined), None):
+            raise ConfigError(f"invalid JSON schema: {part} at {location} cannot be enforced; leave it out")
+        pending += [(f"{location}/{name}", below, joined) for name, below in _subschemas(schema)]
         if isinstance(reference := schema.get("$ref"), str):
-            pending.append((reference, comparison.resolve(reference)))
-        if isinstance(schema.get("oneOf"), list):
-            schema["anyOf"] = schema.pop("oneOf")
-        _prepare_patterns(schema)
+            pending.append((reference, comparison.resolve(reference), joined))
+    for schema, joined in found.values():
+        _rewrite(schema, joined=joined)
+    if isinstance(root, dict):
+        root.pop("$id", None)
     return root
+
+
+def spells_names_twice(root: Any) -> bool:
+    """Whether an object of a prepared schema names properties and may have others.
+
+    A name may be written with escapes, which llguidance does not take for the same name.
+    """
+    pending = [root]
+    while pending:
+        schema = pending.pop()
+        if isinstance(schema, dict):
+            if _names_properties(schema) and schema.get("additionalProperties") is not False:
+                return True
+            pending += [below for _, below in _subschemas(schema)]
+    return False
 
 
 def drop_nulls(root: Any) -> Any:
@@ -124,33 +194,44 @@ def failing_part(root: Schema, fails: Callable[[Schema], bool]) -> str:
     """
 
     def fails_alone(schema: Any) -> bool:
-        # A reference is read in place of all that is beside it, which the schema's own references still find.
-        defined = {**dict_entry(root, "$defs"), "this": schema}
-        return fails({**root, "$defs": defined, "$ref": "#/$defs/this"})
+        # Only what the schema's own references find is left beside it.
+        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        return fails({**defined, "allOf": [schema]})
 
     location, schema = "#", root
     while isinstance(schema, dict):
-        found = next(((name, each) for name, each in _subschemas(schema) if fails_alone(each)), None)
+        below = [each for each in _subschemas(schema) if not each[0].startswith(("$defs", "definitions"))]
+        found = next(((name, each) for name, each in below if fails_alone(each)), None)
         if found is None:
             break
         location, schema = f"{location}/{found[0]}", found[1]
     return location
 
 
-def _prepare_patterns(schema: Schema) -> None:
-    if isinstance(pattern := schema.get("pattern"), str):
-        schema["pattern"] = prepare_pattern(pattern)
-    if names := dict_entry(schema, "patternProperties"):
-        schema["patternProperties"] = {prepare_pattern(name): each for name, each in names.items()}
+def _joins(schema: Schema) -> bool:
+    """Whether a value must conform to several parts of a schema, each of which may know only some properties."""
+    choices = [keyword for keyword in CHOICES if keyword in schema]
+    several = len(choices) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
+    return several or bool(choices and schema.keys() - ANNOTATIONS - {*choices})
 
 
 def _check_nesting(root: Any) -> None:
     level = [root]
     for _ in range(MAX_NESTING + 1):
-        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
-        level = [*itertools.chain.from_iterable(inside)]
+        level = [
+            inside
+            for each in level
+            if isinstance(each, dict | list)
+            for inside in (each.values() if isinstance(each, dict) else each)
+        ]
     if level:
         raise ConfigError(f"invalid JSON schema: it is nested more than {MAX_NESTING} levels deep; name parts in $defs")
+
+
+def _check_numbers(schema: Any) -> None:
+    for number in _numbers(schema):
+        if not (abs(number) <= sys.float_info.max if isinstance(number, int) else math.isfinite(number)):
+            raise ConfigError(f"invalid JSON schema: {_shown(number)} is not a number that can be read; leave it out")
 
 
 def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
@@ -158,9 +239,8 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
     for keyword in SINGLE_SCHEMAS:
         if keyword in schema:
             yield keyword, schema[keyword]
-    if isinstance(names := schema.get("propertyNames"), dict):
-        names.setdefault("type", "string")
-        yield "propertyNames", names
+    if isinstance(schema.get("items"), list):
+        yield from ((f"items/{place}", each) for place, each in enumerate(schema["items"]))
     for keyword in MAPS_OF_SCHEMAS:
         if isinstance(inside := schema.get(keyword), dict):
             yield from ((f"{keyword}/{name}", each) for name, each in inside.items())
@@ -169,80 +249,163 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
             yield from ((f"{keyword}/{place}", each) for place, each in enumerate(inside))
 
 
-def _ignored_parts(schema: Schema, comparison: SchemaComparison, names: NamePatterns) -> Iterator[str]:
-    """Yield the parts of a schema that xgrammar would ignore, without looking into the schemas inside it."""
+def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
+    """Yield the parts of a schema that would not be enforced, without looking into the schemas inside it."""
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
     if schema.get("uniqueItems"):
         yield "'uniqueItems'"
-    yield from ignored_numbers(schema)
-    choice = next((keyword for keyword in CHOICE_KEYWORDS if keyword in schema), None)
-    if choice:
-        yield from _ignored_beside_choice(choice, schema, comparison)
-        yield from _ignored_in_choice(choice, schema, comparison)
-        return
-    if not schema.keys() & {"type", *OBJECT_KEYWORDS, *ARRAY_KEYWORDS}:
-        yield from (f"{keyword!r} without a type beside it" for keyword in TYPED_KEYWORDS if keyword in schema)
-    read = schema.keys() - ({"format"} if str(schema.get("format")) not in ENFORCED_FORMATS else set())
-    for keyword, others in IGNORED_BESIDE.items():
-        yield from (f"{keyword!r} beside {other!r}" for other in others if {keyword, other} <= read)
-    yield from _ignored_in_values(schema)
-    yield from _ignored_in_properties(schema, names)
-
-
-def _ignored_beside_choice(choice: str, schema: Schema, comparison: SchemaComparison) -> Iterator[str]:
-    """Yield keywords that xgrammar ignores beside a choice keyword, except a `type` that restricts nothing further."""
-    for keyword in sorted(KNOWN_KEYWORDS & schema.keys() - {choice}):
-        rest = {name: value for name, value in schema.items() if name != "type"}
-        types = comparison.possible_types
-        if keyword != "type" or not types(rest) <= types({"type": schema["type"]}):
-            yield f"{keyword!r} beside {choice!r}"
-
-
-def _ignored_in_choice(choice: str, schema: Schema, comparison: SchemaComparison) -> Iterator[str]:
-    value = schema[choice]
-    if choice == "$ref" and isinstance(value, str) and value != "#" and not value.startswith("#/"):
+    if nested and isinstance(schema.get("$id"), str):
+        yield f"'$id' {schema['$id']!r} inside"
+    if isinstance(value := schema.get("$ref"), str) and value != "#" and not value.startswith("#/"):
         yield f"'$ref' to {value!r}, which is not of the form #/...,"
-    if choice == "$ref" and isinstance(value, str) and "" in value.split("/")[1:]:
-        yield f"the part without a name of '$ref' to {value!r}"
-    if choice == "allOf" and isinstance(value, list) and len(value) > 1:
-        yield "'allOf' of several members"
-    pairs = itertools.combinations(value, 2) if choice == "oneOf" and isinstance(value, list) else ()
-    if not all(comparison.disjoint(first, second) for first, second in pairs):
-        yield "'oneOf' of members that may both hold"
-
-
-def _ignored_in_values(schema: Schema) -> Iterator[str]:
-    """Yield the parts of string and number schemas that xgrammar ignores."""
-    whole_multiple = "number" not in as_list(schema.get("type")) and isinstance(schema.get("multipleOf"), int)
-    if "multipleOf" in schema and not whole_multiple:
-        yield "'multipleOf' of other than whole_multiple numbers"
+    if isinstance(value := schema.get("oneOf"), list):
+        pairs = combinations(value, 2)
+        if not all(comparison.disjoint(first, second) for first, second in pairs):
+            yield "'oneOf' of members that may both hold"
     if str(schema.get("format")) in UNENFORCED_FORMATS:
         yield f"format {schema['format']!r}"
+    yield from _unenforced_numbers(schema, joined=joined)
+    yield from _unenforced_names(schema, joined=joined)
+
+
+def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
+    for keyword in RANGE_KEYWORDS:
+        if _is_number(bound := schema.get(keyword)) and abs(bound) > 2**63:
+            yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if _is_number(least) and _is_number(most) and least > most:
+        yield f"'minimum' {_shown(least)} above 'maximum' {_shown(most)}"
+    for keyword in ("const", "enum"):
+        for number in _numbers(schema.get(keyword)):
+            if isinstance(number, int) and abs(number) > LARGEST_WHOLE:
+                yield f"{_shown(number)} in {keyword!r}, which is beyond 64 bits,"
+    if _is_number(multiple := schema.get("multipleOf")):
+        if joined:
+            yield f"'multipleOf' {_shown(multiple)} beside another schema"
+        if multiple > LARGEST_MULTIPLE:
+            yield f"'multipleOf' {_shown(multiple)}, which is more than {LARGEST_MULTIPLE},"
+
+
+def _unenforced_names(schema: Schema, *, joined: bool) -> Iterator[str]:
+    """Yield the constraints on the names and the number of properties that would not be enforced."""
+    least = schema.get("minProperties", 0)
+    several = schema.get("additionalProperties", joined or not _names_properties(schema)) is not False
+    repeated = _is_number(least) and least > (1 if joined else len({*required(schema)}) + 1)
+    if repeated and (several or dict_entry(schema, "patternProperties")):
+        yield f"'minProperties' {_shown(least)}, which one name several times would meet,"
+    if "propertyNames" in schema and schema["propertyNames"] is not True:
+        beside = schema.keys() & {"properties", "patternProperties", "required"}
+        if joined or beside or _name_pattern(schema["propertyNames"]) is None:
+            other = f" beside {min(beside)!r}" if beside else ""
+            yield f"'propertyNames'{other}" + ("" if beside else " other than a pattern, lengths, a const or an enum")
+    for keyword, others in (
+        ("unevaluatedProperties", ("additionalProperties",)),
+        ("unevaluatedItems", ("items", "additionalItems")),
+    ):
+        if schema.get(keyword, True) is not True and (joined or schema.keys() & {*CHOICES, *others}):
+            yield f"{keyword!r} beside another schema"
+
+
+def _name_pattern(names: Any) -> str | None:
+    """The pattern that says the same of a name as the schema of names; None where none does."""
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return None
+    match sorted(names.keys() - ANNOTATIONS):
+        case ["pattern"] if isinstance(names["pattern"], str):
+            return names["pattern"]
+        case ["const"] | ["enum"]:
+            listed = [names["const"]] if "const" in names else names["enum"]
+            if isinstance(listed, list) and listed and all(isinstance(each, str) for each in listed):
+                return f"^(?:{'|'.join(re.escape(each).replace(chr(92) + ' ', ' ') for each in listed)})$"
+        case [] | ["maxLength"] | ["minLength"] | ["maxLength", "minLength"]:
+            least, most = names.get("minLength", 0), names.get("maxLength", "")
+            if isinstance(least, int) and isinstance(most, int | str):
+                return rf"^[\s\S]{{{least},{most}}}$"
+    return None
+
+
+def _rewrite(schema: Schema, *, joined: bool) -> None:
+    """Say in place what a schema means in the keywords that llguidance knows."""
+    for keyword in (*WITHOUT_EFFECT, "uniqueItems"):
+        schema.pop(keyword, None)
+    if "type" not in schema and not schema.keys() & {*CHOICE_KEYWORDS} and (kind := implied_type(schema)):
+        schema["type"] = kind
+    for keyword in RANGE_KEYWORDS:
+        if isinstance(bound := schema.get(keyword), int) and not isinstance(bound, bool):
+            schema[keyword] = _inward(bound, keyword)
     if isinstance(pattern := schema.get("pattern"), str):
-        yield from _ignored_in_pattern("pattern", pattern)
+        schema["pattern"] = rust_pattern("JSON schema", pattern)
+    for keyword in COUNT_KEYWORDS:
+        if isinstance(count := schema.get(keyword), float) and count.is_integer():
+            schema[keyword] = int(count)
+    if (form := str(schema.get("format"))) not in ENFORCED_FORMATS:
+        schema.pop("format", None)
+    if form in FORMAT_PATTERNS:
+        schema["allOf"] = [*as_list(schema.get("allOf", [])), {"pattern": rust_pattern("", FORMAT_PATTERNS[form])}]
+    if form == "hostname":
+        schema["maxLength"] = min(253, schema.get("maxLength", 253))
+    for keyword, same in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if keyword in schema:
+            value = schema.pop(keyword)
+            schema.setdefault(same, value)
+    if (names := schema.pop("propertyNames", True)) is not True:
+        schema["patternProperties"] = {_name_pattern(names): schema.pop("additionalProperties", True)}
+        schema["additionalProperties"] = False
+    if patterns := dict_entry(schema, "patternProperties"):
+        schema["patternProperties"] = {rust_pattern("JSON schema", name): each for name, each in patterns.items()}
+    if not joined:
+        _close(schema)
+    if "oneOf" in schema:
+        alternatives = schema.pop("oneOf")
+        if "anyOf" in schema:
+            schema["allOf"] = [*as_list(schema.get("allOf", [])), {"anyOf": alternatives}]
+        else:
+            schema["anyOf"] = alternatives
 
 
-def _ignored_in_pattern(keyword: str, pattern: str) -> Iterator[str]:
-    if found := ignored_part(pattern):
-        yield f"{found} in {keyword!r} {pattern!r}"
+def _close(schema: Schema) -> None:
+    """Allow no further properties and items where some are named and nothing is said of others."""
+    if _names_properties(schema) and "additionalProperties" not in schema:
+        schema["additionalProperties"] = False
+        if isinstance(named := schema.setdefault("properties", {}), dict):
+            schema["properties"] = {**named, **{name: True for name in required(schema) if name not in named}}
+    first, least = schema.get("prefixItems") or schema.get("items"), schema.get("minItems", 0)
+    if isinstance(first, list) and isinstance(least, int) and least <= len(first):
+        schema.setdefault("items" if "prefixItems" in schema else "additionalItems", False)
 
 
-def _ignored_in_properties(schema: Schema, names: NamePatterns) -> Iterator[str]:
-    """Yield the constraints on property names that xgrammar ignores."""
-    properties, patterns = (dict_entry(schema, keyword) for keyword in ("properties", "patternProperties"))
-    missing = [name for name in required(schema) if name not in properties]
-    yield from (f"'required' of {name!r}, which is not among 'properties'," for name in missing)
-    repeatable = {"patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties"}
-    if any(schema.get(keyword, False) is not False for keyword in repeatable):
-        least = schema.get("minProperties", 0)
-        if isinstance(least, int) and least > len(set(required(schema)) & properties.keys()) + 1:
-            yield f"'minProperties' {least}, which one name several times would meet,"
-    if len(patterns) > 1:
-        yield "'patternProperties' of several patterns, which may both match,"
-    for pattern in patterns:
-        yield from _ignored_in_pattern("patternProperties", pattern)
-    yield from (
-        f"'patternProperties' {pattern!r}, which {name!r} of 'properties' may match,"
-        for pattern, name in itertools.product(patterns, properties)
-        if names.may_match(pattern, name)
-    )
+def _names_properties(schema: Schema) -> bool:
+    return any(isinstance(schema.get(keyword), dict) for keyword in ("properties", "patternProperties"))
+
+
+def _inward(bound: int, keyword: str) -> int | float:
+    """The nearest number to a bound that a double holds and the bound allows; llguidance reads 64-bit integers only."""
+    if -(2**53) <= bound <= 2**53 or bound == LARGEST_WHOLE:
+        return bound
+    lower = keyword in ("minimum", "exclusiveMinimum")
+    rounded = float(bound)
+    if rounded < bound if lower else rounded > bound:
+        rounded = math.nextafter(rounded, math.inf if lower else -math.inf)
+    return int(max(rounded, 1024.0 - 2**63)) if lower else int(rounded)
+
+
+def _numbers(root: Any) -> Iterator[float]:
+    """All numbers in a value, at any depth."""
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+        elif _is_number(value):
+            yield value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(number: float) -> str:
+    text = str(number)
+    return text if len(text) <= SHOWN_DIGITS else f"{text[:8]}... ({len(text.lstrip('-'))} digits)"

@@ -288,5 +288,7 @@ def _check_stateless(processor: LogitsProcessor) -> None:
     kind = type(processor)
     if kind.__name__ in STATEFUL_PROCESSORS:
         raise refusal(STATEFUL_PROCESSORS[kind.__name__], "it cannot be asked about several continuations of one text")
-    if kind.__module__.startswith("xgrammar"):
-        raise refusal("xgrammar's LogitsProcessor, which follows one text", "give a grammar of drafttree.grammar")
+    if kind.__module__.partition(".")[0] in ("xgrammar", "llguidance"):
+        raise refusal(
+            f"a processor of {kind.__module__}, which follows one text", "give a grammar of drafttree.grammar"
+        )

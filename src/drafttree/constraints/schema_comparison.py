@@ -1,6 +1,7 @@
 """Compares the members of a JSON schema: which types they allow, and whether a value can conform to two of them."""
 
 from typing import Any
+from urllib.parse import unquote
 
 from drafttree.core.errors import ConfigError
 
@@ -8,7 +9,7 @@ Schema = dict[str, Any]
 
 OBJECT_KEYWORDS = ("properties", "additionalProperties", "unevaluatedProperties")
 ARRAY_KEYWORDS = ("items", "prefixItems", "unevaluatedItems")
-"""Keywords from which xgrammar infers the type `object` or `array`."""
+"""Keywords from which the type `object` or `array` is inferred."""
 
 SPLIT_TYPES = {"number": {"integer", "fraction"}}
 ALL_TYPES = {"null", "boolean", "integer", "fraction", "string", "array", "object"}
@@ -70,6 +71,8 @@ class SchemaComparison:
     def _find_types(self, schema: Any, depth: int) -> set[str]:
         self._spend()
         schema = self.follow_refs(schema)
+        if schema is False:
+            return set()
         if not isinstance(schema, dict) or not depth:
             return ALL_TYPES
         if (values := _values(schema)) is not None:
@@ -80,8 +83,7 @@ class SchemaComparison:
         if "type" in schema:
             names = [name for name in as_list(schema["type"]) if isinstance(name, str)]
             return set().union(*(SPLIT_TYPES.get(name, {name}) for name in names))
-        implied = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
-        return {name for name, keywords in implied.items() if schema.keys() & set(keywords)} or ALL_TYPES
+        return ALL_TYPES
 
     def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
         self._spend()
@@ -89,6 +91,8 @@ class SchemaComparison:
         if not kinds:
             return True
         first, second = self.follow_refs(first), self.follow_refs(second)
+        if kinds == ALL_TYPES and (implied := implied_type(first)) == implied_type(second) and implied:
+            kinds = {implied}  # others conform to both, but are never written
         if not isinstance(first, dict) or not isinstance(second, dict) or not depth:
             return False
         one, other = _values(first), _values(second)
@@ -116,9 +120,21 @@ class SchemaComparison:
     def resolve(self, reference: str) -> Any:
         """What a reference such as `#/$defs/name` leads to, None for nothing."""
         schema = self._root
-        for part in reference.split("/")[1:]:
-            schema = schema.get(part) if isinstance(schema, dict) else None
+        for part in map(unquote, reference.split("/")[1:]):
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(schema, list):
+                schema = schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
+            else:
+                schema = schema.get(name) if isinstance(schema, dict) else None
         return schema
+
+
+def implied_type(schema: Any) -> str | None:
+    """The type of which a schema without one speaks, None where it does not."""
+    if not isinstance(schema, dict) or "type" in schema:
+        return None
+    implied = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
+    return next((name for name, keywords in implied.items() if schema.keys() & set(keywords)), None)
 
 
 def dict_entry(schema: Schema, keyword: str) -> Schema:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from drafttree.constraints.processors import ConstraintState
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
 from drafttree.engine.decoder import Decoder
@@ -91,7 +92,7 @@ def transformers_generate(
     """Generate with transformers alone, on the decoder's target.
 
     Logits processors are those transformers makes itself, of the options and of the model's own generation config, and
-    xgrammar's own for a grammar.
+    one that asks the grammar token by token.
 
     Args:
         decoder: the decoder whose target, tokenizer and EOS tokens to use.
@@ -111,7 +112,8 @@ def transformers_generate(
         arguments["tokenizer"] = decoder.tokenizer
     processors = list(chosen.get("logits_processor", ()))
     if grammar := chosen.get("grammar"):
-        processors.append(grammar.processor(decoder.tokenizer, model.vocab_size, decoder.eos))
+        state = grammar.new_state(decoder.tokenizer, model.vocab_size, decoder.eos)
+        processors.append(_GrammarProcessor(state, len(prompt)))
     forked = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
     with released(model) as module, forked:
         ids = torch.tensor([list(prompt)], device=module.device)
@@ -199,3 +201,16 @@ def _scores(
 
 def _ulp(eps: float, value: float) -> float:
     return eps * 2.0 ** math.frexp(value)[1] / 2
+
+
+class _GrammarProcessor(LogitsProcessor):
+    """Keeps one text of transformers' `generate` to a grammar, without a look ahead."""
+
+    def __init__(self, state: ConstraintState, known: int) -> None:
+        self._state, self._known = state, known
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for token in input_ids[0, self._known :].tolist():
+            self._state.commit(token)
+        self._known = input_ids.shape[1]
+        return self._state.restrict([()], scores.float())

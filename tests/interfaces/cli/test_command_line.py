@@ -74,7 +74,7 @@ def test_lists_and_inspections_as_json():
 
 
 def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     missing, schema = tmp_path / "missing", tmp_path / "schema.json"
     schema.write_text('{"type": "strng"}')
     for arguments, reason in [

@@ -85,7 +85,7 @@ def test_options_of_transformers_shape_the_text(embedded):
 
 @pytest.mark.usefixtures("quick")
 def test_grammars_shape_the_text(tmp_path):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     schema, rules = tmp_path / "schema.json", tmp_path / "rules.ebnf"
     schema.write_text('{"enum": ["yes", "no"]}')
     rules.write_text('root ::= " yes" | " no"')

@@ -69,7 +69,7 @@ def outputs(**form: object) -> dict:
 
 
 PLACE = "#/properties/x/properties/y"
-NEGATIVE = "is not enforced by xgrammar; leave it out"
+NEGATIVE = "cannot be enforced; leave it out"
 CLOCK, RESPONSE_CLOCK, CUSTOM_CLOCK = (
     function(),
     {"type": "function", "name": "clock"},
@@ -78,13 +78,13 @@ CLOCK, RESPONSE_CLOCK, CUSTOM_CLOCK = (
 SCHEMAS = [
     (
         {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3, "maximum": 1}]},
-        f"Invalid range: minimum greater than maximum at {PLACE}/anyOf/1",
+        f"'minimum' 3 above 'maximum' 1 at {PLACE}/anyOf/1",
     ),
     ({"not": {}}, f"'not' at {PLACE} {NEGATIVE}"),
-    ({"type": "string", "minLength": -1}, f"'minLength' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
-    ({"type": "string", "maxLength": -1}, f"'maxLength' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
-    ({"type": "array", "minItems": -1}, f"'minItems' of -1, which is below 0, at {PLACE} {NEGATIVE}"),
-    ({"type": "array", "items": {"$ref": "#/$defs/z"}}, f"Cannot find field $defs in #/$defs/z at {PLACE}/items"),
+    ({"type": "string", "minLength": -1}, f"Expected positive integer for 'minLength', got -1 at {PLACE}"),
+    ({"type": "string", "maxLength": -1}, f"Expected positive integer for 'maxLength', got -1 at {PLACE}"),
+    ({"type": "array", "minItems": -1}, f"Expected positive integer for 'minItems', got -1 at {PLACE}"),
+    ({"type": "array", "items": {"$ref": "#/$defs/z"}}, f"Pointer '/$defs/z' does not exist at {PLACE}/items"),
 ]
 SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal to 0"),
@@ -98,11 +98,11 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"use_beam_search": True}, "use_beam_search", "this is not served; a draft tree belongs to one text"),
     ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
-    (outputs(regex="("), None, "The parenthesis is not closed"),
+    (outputs(regex="("), None, "unclosed group"),
     (outputs(regex="a{2147483648}"), None, "repeats more than 2147483647 times; lower its bounds"),
     (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: Input should be"),
     (outputs(json={"enum": ["x" * 40000]}), "structured_outputs", "give at most 32768"),
-    (outputs(json={"not": {}}), None, "'not' at # is not enforced"),
+    (outputs(json={"not": {}}), None, "'not' at # cannot be enforced"),
     (
         {**outputs(regex="x"), "ignore_eos": True},
         None,

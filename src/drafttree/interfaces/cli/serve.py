@@ -30,9 +30,6 @@ def serve(
     ] = None,
     prefix_tokens: PrefixTokens = None,
     max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
-    grammar_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Maximum seconds for compiling the grammar of a request.")
-    ] = 30,
     tool_parser: Annotated[
         str,
         typer.Option(help='Format of tool calls, such as "hermes". "auto" detects it from the chat template.'),
@@ -95,7 +92,6 @@ def serve(
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
         max_token_gap=max_token_gap,
-        grammar_timeout=grammar_timeout,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
     )

@@ -55,7 +55,7 @@ class Choices:
             wanted: False where the reply has no text, only what is known of the prompts.
 
         Raises:
-            ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.compiled`.
+            ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.made`.
             DraftTreeError: as for `Engine.submit`.
         """
         handles: list[Handle] = []
@@ -64,7 +64,7 @@ class Choices:
         if texts > (most := serving.settings.max_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         async with serving.admission.preparing():
-            options = [await serving.grammars.compiled(each) for each in options]
+            options = [await serving.grammars.made(each) for each in options]
         try:
             for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
                 handles.append(await serving.admission.submit(prompt, **given, seed=seed, group=group))

@@ -8,7 +8,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.grammar_process import WantedGrammar
+from drafttree.interfaces.server.grammars import WantedGrammar
 from drafttree.interfaces.server.protocol.request_fields import INT64, SamplingFields, SeveralTexts
 from drafttree.loading.names import target_name
 

@@ -7,13 +7,13 @@ from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.grammar_process import WantedGrammar
+from drafttree.interfaces.server.grammars import WantedGrammar
 from drafttree.interfaces.server.protocol.messages import FunctionDefinition, NamedTool
 from drafttree.interfaces.server.protocol.request_fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from drafttree.interfaces.server.protocol.requests import ChatRequest
 
 MAX_LENGTH = 32_768
-"""Characters of a grammar; xgrammar takes seconds for 100,000 of some schemas, and more than their square."""
+"""Characters of a grammar; the heaviest schema of so many takes a second."""
 ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 Format = dict[str, Any]

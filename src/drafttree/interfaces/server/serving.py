@@ -35,7 +35,6 @@ class ServerSettings:
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
-        grammar_timeout: seconds that compiling the grammar of a request may take.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
@@ -52,7 +51,6 @@ class ServerSettings:
     max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
-    grammar_timeout: float = 30
     prefix_tokens: int | None = None
     max_token_gap: float = MAX_TOKEN_GAP
     max_body_bytes: int = 4 << 20
@@ -141,7 +139,7 @@ class Admission:
                 preparing.reschedule(0)
 
     async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
-        """Submit a text; reading its prompt and compiling its grammar hold up nobody.
+        """Submit a text; reading its prompt holds up nobody.
 
         Args:
             prompt: text, token ids or messages, as `Engine.submit` takes them.
@@ -227,7 +225,7 @@ class ServingContext:
         engine: writes the texts.
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
-        grammars: compiles the grammars of requests.
+        grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
 
     Raises:
@@ -248,7 +246,7 @@ class ServingContext:
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, settings, self.metrics)
-        self.grammars = Grammars(decoder, settings.grammar_timeout)
+        self.grammars = Grammars(decoder)
 
     @property
     def model_name(self) -> str:

@@ -104,9 +104,6 @@ class TokenNames:
 
     Args:
         decoder: its tokenizer and target have the vocabulary.
-
-    Raises:
-        ConfigError: xgrammar, which reads the bytes from the tokenizer, is not installed or cannot.
     """
 
     def __init__(self, decoder: Decoder) -> None:
