@@ -43,10 +43,11 @@ WALKED = {
     LIST: fullmatch("(- [^\r\n]{1,9}\n)+"),
     OVERLAPPING: fullmatch("[a-z]{0,3}abc|abcx|ab[dé😀]{0,2}"),
     'root ::= "a" root "b" | "c"': fullmatch("a*cb*"),
+    'root ::= word "," root | word\nword ::= word [a-c] | [x-z]': fullmatch("[x-z][a-c]*(,[x-z][a-c]*)*"),
 }
 
 
-@pytest.mark.parametrize("text", WALKED, ids=["json", "arithmetic", "list", "overlapping", "nested"])
+@pytest.mark.parametrize("text", WALKED, ids=["json", "arithmetic", "list", "overlapping", "nested", "loops"])
 def test_whatever_is_written_conforms(text):
     draw, made = random.Random(0), grammar.ebnf(text)
     for _ in range(200):
@@ -69,6 +70,9 @@ def test_whatever_is_written_conforms(text):
         ('root ::=\n  "a" |\n  "b"', "b", "c"),
         (r"root ::= [\]\-/\[a&&b]+", "]-/[&ab", "c"),
         ('root ::= "" | "a"', "", "b"),
+        ('root ::= [a-z ] root | ""', "a b" * 300, "aB"),
+        ('root ::= root "a" | root "b" | "x"', "xab", "ax"),
+        ('root ::= root* "a" | "b"', "bba", "ab"),
     ],
 )
 def test_texts_are_accepted_as_the_grammar_says(text, good, bad):

@@ -31,7 +31,7 @@ __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 NO_TOKEN = "NoExtensionBias"
 """llguidance's error where the vocabulary cannot spell what the grammar allows."""
-SECONDS, SECONDS_PER_TOKEN = 0.5, 0.005
+SECONDS, SECONDS_PER_TOKEN = 0.1, 0.002
 """The CPU time that the masks of a text may take: from its beginning, and more with every token."""
 
 
@@ -118,7 +118,7 @@ class Grammar:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-        state = GrammarState(self.name, _matcher(self.name, self.text, tokenizer, vocab_size, eos), eos, vocab_size)
+        state = GrammarState(self.name, _compiled(self.name, self.text, tokenizer, vocab_size, eos))
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
@@ -130,16 +130,14 @@ class GrammarState:
 
     Args:
         name: the grammar's name in error messages.
-        matcher: llguidance's, at the beginning of a text; it is left there.
-        eos: token ids that end a text.
-        vocab_size: columns of the target's logits.
+        compiled: the grammar, compiled for the vocabulary.
     """
 
-    def __init__(self, name: str, matcher: Any, eos: tuple[int, ...], vocab_size: int) -> None:
-        self._name, self._eos, self._vocab_size = name, eos, vocab_size
-        self._committed = matcher.deep_copy()
-        self._seconds = SECONDS
-        self._look_again()
+    def __init__(self, name: str, compiled: "CompiledGrammar") -> None:
+        self._name, self._compiled = name, compiled
+        self._tokens: list[int] = []
+        self._seconds, self._renewed = SECONDS, False
+        self._begin()
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Set logits `[paths, vocab]` to -inf, in place, for tokens the grammar forbids after each path.
@@ -150,17 +148,17 @@ class GrammarState:
         Raises:
             ConfigError: the masks of the text take more than they may, or the one behind it does.
         """
-        begun = time.thread_time()
+        begun, vocab_size = time.thread_time(), logits.shape[1]
         # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
-            self._masks[path] = self._mask(path)
+            self._masks[path] = self._mask(path, vocab_size)
         self._seconds -= time.thread_time() - begun
         if self._seconds < 0 or (() in paths and self._too_much):
             what = self._too_much or f"more than {SECONDS_PER_TOKEN * 1e3:.3g} ms for a token"
             raise ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
         of_bytes = _of_bytes().to(logits.device)
-        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, : self._vocab_size])
+        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, :vocab_size])
 
     def commit(self, token: int) -> None:
         """Advance the text by one committed token.
@@ -168,11 +166,17 @@ class GrammarState:
         Raises:
             ConfigError: the grammar forbids the token, so the verifier is not lossless.
         """
-        if not (token in self._eos and self._committed.is_accepting()) and not self._committed.try_consume_tokens(
-            [token]
-        ):
+        ends = token in self._compiled.eos and self._committed.is_accepting()
+        if not ends and not self._committed.try_consume_tokens([token]):
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
+        self._tokens.append(token)
         self._seconds += SECONDS_PER_TOKEN
+        self._look_again()
+
+    def _begin(self) -> None:
+        """Follow the committed text from its beginning."""
+        self._committed = self._compiled.matcher.deep_copy()
+        self._committed.try_consume_tokens(self._tokens)
         self._look_again()
 
     def _look_again(self) -> None:
@@ -182,18 +186,23 @@ class GrammarState:
         self._masks: dict[Path, np.ndarray] = {}
         self._too_much = ""
 
-    def _mask(self, path: Path) -> np.ndarray:
+    def _mask(self, path: Path, vocab_size: int) -> np.ndarray:
         """One bit for every token, in bytes: whether it is allowed after a path."""
         if not self._move_to(path):
-            return np.full(-(-self._vocab_size // 32) * 4, 255, np.uint8)
+            return np.full(-(-vocab_size // 32) * 4, 255, np.uint8)
         mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)
         if not self._ahead.is_error():
             return mask
-        # Its mask has the EOS tokens now.
-        if not path and (problem := one_line(self._ahead.get_error())) != NO_TOKEN:
-            self._too_much = problem
+        problem = one_line(self._ahead.get_error())
+        if not path and problem != NO_TOKEN and not self._renewed:
+            self._renewed = True  # other texts of the grammar may have filled the automata that all of them share
+            self._compiled.renew()
+            self._begin()
+            return self._mask(path, vocab_size)
         self._ahead, self._matched = self._committed.deep_copy(), []
-        return np.zeros_like(mask)
+        if not path and problem != NO_TOKEN:
+            self._too_much = problem
+        return np.zeros_like(mask)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
         """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
@@ -207,13 +216,40 @@ class GrammarState:
         return taken == len(path) - shared
 
 
-@functools.lru_cache(maxsize=32)
-def _matcher(name: str, text: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> Any:
-    """A matcher at the beginning of a text, of which every text has a copy; a copy takes some microseconds."""
-    matcher = load_library().LLMatcher(_vocabulary(tokenizer, vocab_size, eos), text, log_level=0, limits=limits())
-    if matcher.is_error():
-        raise ConfigError(f"the {name} cannot be compiled: {one_line(matcher.get_error())}")
-    return matcher
+class CompiledGrammar:
+    """A grammar compiled for a vocabulary.
+
+    Args:
+        name: the grammar's name in error messages.
+        text: llguidance's grammar.
+        vocabulary: llguidance's vocabulary.
+        eos: token ids that end a text.
+
+    Attributes:
+        matcher: at the beginning of a text. Every text has a copy, which takes some microseconds and shares automata
+            with all others; these grow with what is looked at.
+        eos: as given.
+
+    Raises:
+        ConfigError: the grammar is too large.
+    """
+
+    def __init__(self, name: str, text: str, vocabulary: Any, eos: tuple[int, ...]) -> None:
+        self._name, self._text, self._vocabulary, self.eos = name, text, vocabulary, eos
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with small automata."""
+        self.matcher = load_library().LLMatcher(self._vocabulary, self._text, log_level=0, limits=limits())
+        if self.matcher.is_error():
+            raise ConfigError(f"the {self._name} cannot be compiled: {one_line(self.matcher.get_error())}")
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(
+    name: str, text: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]
+) -> CompiledGrammar:
+    return CompiledGrammar(name, text, _vocabulary(tokenizer, vocab_size, eos), eos)
 
 
 @functools.lru_cache(maxsize=4)

@@ -15,10 +15,10 @@ ANY_TEXT = "(?s:.)*"
 
 LIMITS = {
     "max_items_in_row": 4_000,
-    "step_max_items": 10_000,
+    "step_max_items": 5_000,
     "step_lexer_fuel": 100_000,
     "initial_lexer_fuel": 1_000_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
 """What one mask, and a grammar as a whole, may take; the names are llguidance's."""
