@@ -65,6 +65,16 @@ async def pattern_bounds(address: str) -> Answers:
     return await post_all(address, [*schemas, many_optional(2000)])
 
 
+async def ambiguous_grammars(address: str) -> Answers:
+    """Texts whose masks cost more with every token; see `SECONDS_PER_TOKEN` of the constraints."""
+    texts = ["root ::= [a-z ] | root root", 'root ::= [a-z ]+ | root root | "(" root ")" | root "," root | ""']
+    texts += ['root ::= "" | [a-z ] root [a-z ]']
+    patterns = ["([a-z ]{0,500}){0,500}", "(.{0,50}e){0,50}"]
+    forms = [*({"grammar": each} for each in texts * 2), *({"regex": each} for each in patterns)]
+    written = {"max_tokens": 800, "temperature": 1}
+    return await post_all(address, [{**constrained(**form), **written} for form in forms])
+
+
 async def abandoned_schemas(address: str) -> Answers:
     with ExitStack() as leaving:
         for number in range(8):
@@ -142,6 +152,7 @@ class Attack:
 ATTACKS = [
     Attack("a schema on which a search never ends", backtracking, ("200",)),
     Attack("patterns with bounds, 2,000 properties", pattern_bounds, ("200", "400")),
+    Attack("ambiguous grammars, 800 tokens", ambiguous_grammars, ("200", "400")),
     Attack("8 abandoned schemas of 800 properties", abandoned_schemas, ("left",)),
     Attack("prompts of 3.8 MB", long_prompt, ("400",)),
     Attack("24 streams that nobody reads", unread_streams, ("left",)),
