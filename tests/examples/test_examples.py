@@ -39,7 +39,7 @@ def test_streaming_marks_what_was_drafted(run):
 
 
 def test_grammar_writes_a_ship(run):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("llguidance")
     written, parsed = run("grammar.py")
     ship = json.loads(written)
     assert ship["kind"] in ("sloop", "brig", "frigate")
