@@ -33,6 +33,8 @@ NO_TOKEN = "NoExtensionBias"
 """llguidance's error where the vocabulary cannot spell what the grammar allows."""
 SECONDS, SECONDS_PER_TOKEN = 0.1, 0.002
 """The CPU time that the masks of a text may take: from its beginning, and more with every token."""
+LONGEST_FORCED, RECENT = 256, 8
+"""Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -173,6 +175,17 @@ class GrammarState:
         self._seconds += SECONDS_PER_TOKEN
         self._look_again()
 
+    def forced(self, most: int) -> list[int]:
+        """The next tokens, at most so many, where the grammar leaves one continuation, spelled as the tokenizer does.
+
+        A last token that the tokenizer would spell otherwise before some texts is left out.
+        """
+        if self._forced is None:
+            text = self._committed.compute_ff_bytes()[:LONGEST_FORCED]
+            recent = self._tokens[-RECENT:]
+            self._forced = self._compiled.vocabulary.tokenize_partial(text, recent)[0] if text else []
+        return self._forced[:most]
+
     def _begin(self) -> None:
         """Follow the committed text from its beginning."""
         self._committed = self._compiled.matcher.deep_copy()
@@ -185,6 +198,7 @@ class GrammarState:
         self._matched: list[int] = []
         self._masks: dict[Path, np.ndarray] = {}
         self._too_much = ""
+        self._forced: list[int] | None = None
 
     def _mask(self, path: Path, vocab_size: int) -> np.ndarray:
         """One bit for every token, in bytes: whether it is allowed after a path."""
@@ -228,6 +242,7 @@ class CompiledGrammar:
     Attributes:
         matcher: at the beginning of a text. Every text has a copy, which takes some microseconds and shares automata
             with all others; these grow with what is looked at.
+        vocabulary: as given.
         eos: as given.
 
     Raises:
@@ -235,12 +250,12 @@ class CompiledGrammar:
     """
 
     def __init__(self, name: str, text: str, vocabulary: Any, eos: tuple[int, ...]) -> None:
-        self._name, self._text, self._vocabulary, self.eos = name, text, vocabulary, eos
+        self._name, self._text, self.vocabulary, self.eos = name, text, vocabulary, eos
         self.renew()
 
     def renew(self) -> None:
         """Begin with small automata."""
-        self.matcher = load_library().LLMatcher(self._vocabulary, self._text, log_level=0, limits=limits())
+        self.matcher = load_library().LLMatcher(self.vocabulary, self._text, log_level=0, limits=limits())
         if self.matcher.is_error():
             raise ConfigError(f"the {self._name} cannot be compiled: {one_line(self.matcher.get_error())}")
 
@@ -261,7 +276,13 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
         special_token_ids, tokens = [*eos], [*token_bytes(tokenizer, vocab_size)]
 
         def __call__(self, text: str) -> list[int]:
-            return tokenizer.encode(text, add_special_tokens=False)
+            """The ids of a text, for what is forced; of no text where the tokenizer would change it."""
+            for before in ("", "\n"):  # some put a space before a text, none behind a line end
+                ids = tokenizer.encode(before + text, add_special_tokens=False)
+                for first in range(3):
+                    if b"".join(self.tokens[each] for each in ids[first:]) == text.encode():
+                        return ids[first:]
+            return []
 
     library = load_library()
     return library.LLTokenizer(library.TokenizerWrapper(Spelled()), n_vocab=vocab_size, eos_token=[*eos])

@@ -38,7 +38,11 @@ STATEFUL_PROCESSORS = {
 
 
 class ConstraintState(Protocol):
-    """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths."""
+    """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths.
+
+    It may have a method `forced(most)` that proposes the next tokens, at most so many, where the text can go on in one
+    way only. Whether they become part of it is for the target to say.
+    """
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
         """Return logits `[paths, vocab]` with -inf for tokens that may not follow each path; may work in place.
@@ -105,6 +109,11 @@ class PathConstraints:
         """Advance the text by one committed token."""
         if self._state:
             self._state.commit(token)
+
+    def forced(self, most: int) -> list[int]:
+        """The next tokens, at most so many, where the text can go on in one way only, spelled as is usual."""
+        find = getattr(self._state, "forced", None)
+        return find(most) if find else []
 
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
         """Constrain a drafter's logits of one level. A row with no allowed token, or that fails, stays unchanged.

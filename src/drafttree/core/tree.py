@@ -31,6 +31,10 @@ class Proposal(StrEnum):
     """All but the last are the draft's best tokens; the last is drawn from the rest."""
 
 
+FORCED = -1
+"""The source of drafts that a text's constraints leave alone possible, which no drafter is asked for."""
+
+
 @dataclass(frozen=True, eq=False)
 class DraftTree:
     """A draft tree in breadth-first order, siblings in order of rank or of drawing. It cannot be changed.
@@ -45,7 +49,7 @@ class DraftTree:
         draft_probs: by expanded node, `[vocab]` the distribution its children were drawn from; empty
             for top-k trees.
         widths: widths of the frontiers that the drafter was asked about, the root's first; empty if it was not asked.
-        source: which model of the drafter drafted, 0 unless it has several.
+        source: which model of the drafter drafted, 0 unless it has several; `FORCED` where none did.
     """
 
     tokens: Sequence[int]
@@ -62,6 +66,28 @@ class DraftTree:
     def rooted(cls, token: int, proposal: Proposal = Proposal.TOP_K) -> "DraftTree":
         """The tree of a root alone."""
         return cls((token,), (-1,), (0.0,), (math.inf,), 0, proposal)
+
+    @classmethod
+    def forced(cls, root: int, tokens: Sequence[int], proposal: Proposal, rows: Sequence[Tensor] = ()) -> "DraftTree":
+        """A chain of tokens that are certain to the draft.
+
+        Args:
+            root: the last committed token.
+            tokens: those behind it, one at least.
+            proposal: how children are chosen.
+            rows: per token, the draft's distribution `[vocab]`, for a proposal that draws.
+        """
+        size = 1 + len(tokens)
+        return cls(
+            (root, *tokens),
+            range(-1, size - 1),
+            (0.0,) * size,
+            (math.inf, *(0.0,) * len(tokens)),
+            len(tokens),
+            proposal,
+            dict(enumerate(rows)),
+            source=FORCED,
+        )
 
     @property
     def size(self) -> int:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.tree import DraftTree, Proposal, Verdict
+from drafttree.core.tree import FORCED, DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, Session, accepted_rows, sources_of
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
@@ -38,6 +39,8 @@ logger = logging.getLogger("drafttree")
 
 LONGEST_PART = 512
 """Tokens of prompts in a pass at most."""
+RECENT_ROUNDS = 32
+"""Rounds of a text by which it is told what the next one would commit."""
 
 
 class PromptPart(NamedTuple):
@@ -272,7 +275,7 @@ class RoundLoop:
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for place, request in enumerate(requests):
             drafting, session = request.drafting, request.drafting.session
-            if session is None or self.max_levels(request) <= 0:
+            if session is None or self.max_levels(request) <= 0 or self._takes_forced(request, session, len(requests)):
                 continue
             if not request.policy.wants_draft(drafting.state, session):
                 continue
@@ -341,8 +344,34 @@ class RoundLoop:
             logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
 
     def root_tree(self, request: Request) -> DraftTree:
-        """The tree of a round that drafts nothing: the last committed token."""
-        return DraftTree.rooted(request.tokens[-1], request.verifier.proposal)
+        """The tree of a round that asks no drafter: the last committed token, and what constraints force behind it."""
+        root, forced, proposal = request.tokens[-1], self._forced(request), request.verifier.proposal
+        if not forced:
+            return DraftTree.rooted(root, proposal)
+        drawn = () if proposal is Proposal.TOP_K else one_hot(torch.tensor(forced), self.target.vocab_size).float()
+        return DraftTree.forced(root, forced, proposal, [row.to(self.target.device) for row in drawn])
+
+    def _forced(self, request: Request) -> list[int]:
+        """The tokens that a round drafts since the constraints of the text leave them alone possible.
+
+        They follow from committed tokens, and are drafts as any: others may spell the same, and the target chooses.
+        """
+        if not (request.constraints and request.drafting.wanted) or request.root_output:
+            return []
+        most = min(self._room(request), request.policy.budget - 1, request.drafting.most_forced)
+        return request.constraints.forced(most)
+
+    def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
+        """Whether what constraints force is expected to commit more for its cost than what the drafter would propose."""
+        if not (forced := self._forced(request)):
+            return False
+        recent = request.metrics.rounds[-RECENT_ROUNDS:]
+        drafted = [turn.accepted for turn in recent if turn.widths]
+        chains = [(turn.accepted, turn.nodes - 1) for turn in recent if turn.source == FORCED]
+        usual = (1 + sum(drafted)) / (1 + len(drafted))
+        share = (1 + sum(accepted for accepted, _ in chains)) / (1 + sum(nodes for _, nodes in chains))
+        pays = request.drafting.controller.pays_without_drafting
+        return pays(len(forced), share * len(forced), usual, int(session.mixes), batch)
 
     def max_levels(self, request: Request) -> int:
         """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
@@ -350,9 +379,13 @@ class RoundLoop:
             return 0
         context, levels = self.drafter.context, self.drafter.levels
         beyond = sys.maxsize if context is None else context - len(request.tokens)
+        return min(self._room(request), beyond, sys.maxsize if levels is None else levels)
+
+    def _room(self, request: Request) -> int:
+        """The levels a tree may have by the text's limit, and where the target's positions change."""
         switch = self.target.rope_switch
         short = sys.maxsize if switch is None or self._is_long(request) else switch - len(request.tokens)
-        return min(request.remaining - 1, beyond, short, sys.maxsize if levels is None else levels)
+        return min(request.remaining - 1, short)
 
     def _is_long(self, request: Request) -> bool:
         """Whether the root lies beyond the original context of a target with LongRoPE."""
@@ -441,11 +474,14 @@ class RoundLoop:
             request.cache.commit(path)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             drafting = request.drafting
+            if tree.source == FORCED:
+                drafting.count_forced(tree.size - 1, len(path) - 1)
             if drafting.session:
                 drafting.rest(not tree.widths)
                 drafting.commit([*tokens], accepted_rows(output.hidden, path))
-                drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
                 drafting.controller.accept(_kind(request, tree.source), tree, path)
+                if tree.source != FORCED:
+                    drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
             clock.lap("commit")
             watch = drafting.watch if drafting.session else None
             collapsed = watch is not None and self._watch(watch, request, tree, path)
@@ -470,7 +506,7 @@ class RoundLoop:
             told = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
             advice = "use a drafter with a longer context, or lookup"
         else:
-            drafted = tree.size > 1 and not (request.metrics.is_mixed and tree.source == 0)
+            drafted = tree.size > 1 and tree.source not in ((FORCED, 0) if request.metrics.is_mixed else (FORCED,))
             if not drafted or not watch.observe(request.tokens, len(path) > 1):
                 return False
             told = (

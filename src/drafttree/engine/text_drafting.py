@@ -33,6 +33,8 @@ class TextDrafting:
             which drafts only where the text repeats itself.
         head_watch: tests heads by this text and others; None where its tokens are less likely than in the target's law.
         claim: a position and the log-probabilities `[vocab]` that a head has given there; None where none is tested.
+        most_forced: tokens that a round drafts at most where constraints leave them alone possible; twice as many as
+            the text has lately taken of them, since its target may spell in another way.
         reads_prompt: whether the drafter reads the prompt too.
         controller: decides how much is drafted; that of the batch, or one of a text that is written alone.
         context: what the policy was told when the text began.
@@ -47,6 +49,7 @@ class TextDrafting:
     watch: AcceptanceWatch | None = field(default_factory=AcceptanceWatch)
     head_watch: HeadWatch | None = None
     claim: tuple[int, Tensor] | None = None
+    most_forced: int = 16
     reads_prompt: bool = False
     controller: Controller = field(default_factory=as_written)
     context: TextContext | None = None
@@ -92,6 +95,10 @@ class TextDrafting:
                 self._told.commit(tokens, hidden_states)
             except Exception as error:
                 self._fail(error, begun=True)
+
+    def count_forced(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens that constraints forced a round has drafted and accepted."""
+        self.most_forced = max(2 * accepted, self.most_forced if accepted == drafted else 2)
 
     def catch_up(self) -> Session | None:
         """The session, told all of the text; None where there is none, or where that has failed."""

@@ -205,6 +205,20 @@ class Controller:
             return 0
         return last if session.mixes and not rests else None
 
+    def pays_without_drafting(self, nodes: int, accepted: float, usual: float, source: int, batch: int) -> bool:
+        """Whether rounds over nodes that cost no draft pass commit more for their cost than rounds that draft.
+
+        Args:
+            nodes: such nodes of a text.
+            accepted: how many of them are expected to be accepted.
+            usual: how many a round with drafts usually accepts.
+            source: which model drafts there.
+            batch: texts of the round.
+        """
+        alone = self.prices.round(batch, batch * (1 + nodes))
+        drafted = self.prices.round(batch, 3 * batch, self.prices.drafting(source, (batch, batch)))
+        return (1 + accepted) / alone >= (1 + usual) / drafted
+
     # While trees grow.
 
     def limits(
