@@ -28,6 +28,7 @@ BENCHES = {
     "drafters": [*TEXTS, *CHAIN, "--drafters", "lookup"],
     "exact-text": [*ONCE, *CHAIN, "--dtype", "bfloat16"],
     "expansion": ["--vocab", "30", "--alpha", "0.7", "--repeats", 1, *CHAIN],
+    "forced": ["--drafter", "embedded-eagle3", "--max-new-tokens", 12, "--repeats", 1],
     "law": [*ONCE, *CHAIN, "--no-peers"],
     "lookup": [*ONCE, *CHAIN],
     "memory": [*TEXTS, "--methods", "lookup|chain"],

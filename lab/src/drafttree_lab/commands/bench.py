@@ -23,6 +23,7 @@ from drafttree_lab.commands.bench_auto import bench_auto_, bench_calibration
 from drafttree_lab.commands.bench_batch import bench_batch_
 from drafttree_lab.commands.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
 from drafttree_lab.commands.bench_expansion import bench_expansion_
+from drafttree_lab.commands.bench_forced import bench_forced_
 from drafttree_lab.commands.bench_peers import bench_peers_
 from drafttree_lab.commands.bench_quantize import bench_products_, bench_quantize_
 from drafttree_lab.commands.bench_serve import bench_serve_
@@ -34,6 +35,7 @@ app.command(name="auto")(bench_auto_)
 app.command(name="batch")(bench_batch_)
 app.command(name="calibration")(bench_calibration)
 app.command(name="drafters")(bench_drafters_)
+app.command(name="forced")(bench_forced_)
 app.command(name="lookup")(bench_lookup_)
 app.command(name="memory")(bench_memory_)
 app.command(name="peers")(bench_peers_)
