@@ -437,3 +437,36 @@ def test_a_token_that_spells_nothing_is_never_allowed():
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), eos_token="<eos>")
     state = grammar.regex("a+").new_state(made, 5, (0,))
     assert state.restrict([()], torch.zeros(1, 5))[0].isfinite().tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 31, 32, 64, 65])
+def test_rows_behind_forbidden_tokens_stay_as_they_are_whatever_the_size_of_the_vocabulary(tokenizer, vocab):
+    state = grammar.regex("ab*").new_state(tokenizer, vocab, (EOS,))
+    rows = state.restrict([(), (2,), (1,)], torch.zeros(3, vocab))
+    assert rows.isfinite().sum(1).tolist() == [2, vocab, 2]
+
+
+def test_where_masks_take_long_drafts_get_none_and_the_text_goes_on(embedded, monkeypatch):
+    wanted, options = grammar.json_schema(SCHEMA), {"max_new_tokens": 40, "temperature": 0.0}
+    usual = embedded.with_policy("talon").generate("Write: ", grammar=wanted, **options)
+    monkeypatch.setattr("drafttree.constraints.grammar.time", TellingTime(step=0.001))
+    slow = embedded.with_policy("talon").generate("Write: ", grammar=wanted, **options)
+    assert slow.tokens == usual.tokens
+    assert slow.metrics.tau < usual.metrics.tau
+
+
+def test_a_text_whose_own_masks_take_long_ends_with_an_error(embedded, monkeypatch):
+    monkeypatch.setattr("drafttree.constraints.grammar.time", TellingTime(step=0.02))
+    with pytest.raises(ConfigError, match=r"takes too much to follow \(more than 1.1 ms for a token\)"):
+        embedded.generate("Write: ", grammar=grammar.json_schema(SCHEMA), max_new_tokens=40)
+
+
+class TellingTime:
+    """A clock that goes on by a step whenever it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def thread_time(self) -> float:
+        self.now += self.step
+        return self.now

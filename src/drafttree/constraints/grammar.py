@@ -31,8 +31,9 @@ __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 NO_TOKEN = "NoExtensionBias"
 """llguidance's error where the vocabulary cannot spell what the grammar allows."""
-SECONDS, SECONDS_PER_TOKEN = 0.1, 0.002
-"""The CPU time that the masks of a text may take: from its beginning, and more with every token."""
+SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
+"""The CPU time that the masks of a text may take: at once, and for each of its tokens, which grows with the vocabulary.
+Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
 LONGEST_FORCED, RECENT = 256, 8
 """Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
 
@@ -120,7 +121,7 @@ class Grammar:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-        state = GrammarState(self.name, _compiled(self.name, self.text, tokenizer, vocab_size, eos))
+        state = GrammarState(self.name, _compiled(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
@@ -133,11 +134,13 @@ class GrammarState:
     Args:
         name: the grammar's name in error messages.
         compiled: the grammar, compiled for the vocabulary.
+        vocab_size: columns of the target's logits.
     """
 
-    def __init__(self, name: str, compiled: "CompiledGrammar") -> None:
-        self._name, self._compiled = name, compiled
+    def __init__(self, name: str, compiled: "CompiledGrammar", vocab_size: int) -> None:
+        self._name, self._compiled, self._vocab_size = name, compiled, vocab_size
         self._tokens: list[int] = []
+        self._per_token = SECONDS_PER_TOKEN + SECONDS_PER_COLUMN * vocab_size
         self._seconds, self._renewed = SECONDS, False
         self._begin()
 
@@ -145,22 +148,25 @@ class GrammarState:
         """Set logits `[paths, vocab]` to -inf, in place, for tokens the grammar forbids after each path.
 
         A path that itself breaks the grammar keeps its logits: it is never accepted. One behind which the mask takes
-        more than it may has no token.
+        more than it may has no token, nor has a drafted one where the masks of the text did.
 
         Raises:
             ConfigError: the masks of the text take more than they may, or the one behind it does.
         """
-        begun, vocab_size = time.thread_time(), logits.shape[1]
+        begun = time.thread_time()
         # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
-            self._masks[path] = self._mask(path, vocab_size)
-        self._seconds -= time.thread_time() - begun
-        if self._seconds < 0 or (() in paths and self._too_much):
-            what = self._too_much or f"more than {SECONDS_PER_TOKEN * 1e3:.3g} ms for a token"
+            if path and self._seconds <= 0:
+                self._masks[path] = self._bits(0)
+                continue
+            self._masks[path], now = self._mask(path), time.thread_time()
+            self._seconds, begun = self._seconds - (now - begun), now
+        if self._seconds < -SECONDS or (() in paths and self._too_much):
+            what = self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token"
             raise ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
         of_bytes = _of_bytes().to(logits.device)
-        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, :vocab_size])
+        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, : self._vocab_size])
 
     def commit(self, token: int) -> None:
         """Advance the text by one committed token.
@@ -172,7 +178,7 @@ class GrammarState:
         if not ends and not self._committed.try_consume_tokens([token]):
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
-        self._seconds += SECONDS_PER_TOKEN
+        self._seconds = min(self._seconds + self._per_token, SECONDS)
         self._look_again()
 
     def forced(self, most: int) -> list[int]:
@@ -182,8 +188,8 @@ class GrammarState:
         """
         if self._forced is None:
             text = self._committed.compute_ff_bytes()[:LONGEST_FORCED]
-            recent = self._tokens[-RECENT:]
-            self._forced = self._compiled.vocabulary.tokenize_partial(text, recent)[0] if text else []
+            spell = self._compiled.vocabulary.tokenize_partial
+            self._forced = [*spell(text, self._tokens[-RECENT:])[0]] if text else []
         return self._forced[:most]
 
     def _begin(self) -> None:
@@ -200,11 +206,15 @@ class GrammarState:
         self._too_much = ""
         self._forced: list[int] | None = None
 
-    def _mask(self, path: Path, vocab_size: int) -> np.ndarray:
+    def _bits(self, of_eight: int) -> np.ndarray:
+        """A mask of bytes that are alike."""
+        return np.full(-(-self._vocab_size // 8), of_eight, np.uint8)
+
+    def _mask(self, path: Path) -> np.ndarray:
         """One bit for every token, in bytes: whether it is allowed after a path."""
         if not self._move_to(path):
-            return np.full(-(-vocab_size // 32) * 4, 255, np.uint8)
-        mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)
+            return self._bits(255)
+        mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
         if not self._ahead.is_error():
             return mask
         problem = one_line(self._ahead.get_error())
@@ -212,11 +222,11 @@ class GrammarState:
             self._renewed = True  # other texts of the grammar may have filled the automata that all of them share
             self._compiled.renew()
             self._begin()
-            return self._mask(path, vocab_size)
+            return self._mask(path)
         self._ahead, self._matched = self._committed.deep_copy(), []
         if not path and problem != NO_TOKEN:
             self._too_much = problem
-        return np.zeros_like(mask)  # llguidance's own has the EOS tokens
+        return self._bits(0)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
         """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
