@@ -162,6 +162,7 @@ class GrammarState:
             self._masks[path], now = self._mask(path), time.thread_time()
             self._seconds, begun = self._seconds - (now - begun), now
         if self._seconds < -SECONDS or (() in paths and self._too_much):
+            self._compiled.renew()  # what its automata have grown to would stay
             what = self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token"
             raise ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, TypeGuard
 
@@ -91,15 +91,10 @@ def schema_texts(schema: object, *, any_whitespace: bool = False) -> str:
     Raises:
         ConfigError: the schema is invalid, or a part of it cannot be enforced; the message names it and its location.
     """
-
-    def told_of(document: Any) -> str:
-        return problem_of(Rules().grammar(json_texts(document)))
-
     root = prepare_schema(load_schema(schema))
     texts = json_texts(root, any_whitespace=any_whitespace, escapes_names=not spells_names_twice(root))
     if told := problem_of(Rules().grammar(texts)):
-        place = failing_part(root, lambda document: told_of(document) == told) if isinstance(root, dict) else "#"
-        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {place}")
+        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {_place(root, told)}")
     return texts
 
 
@@ -163,48 +158,30 @@ def spells_names_twice(root: Any) -> bool:
 
     A name may be written with escapes, which llguidance does not take for the same name.
     """
-    pending = [root]
-    while pending:
-        schema = pending.pop()
-        if isinstance(schema, dict):
-            if _names_properties(schema) and schema.get("additionalProperties") is not False:
-                return True
-            pending += [below for _, below in _subschemas(schema)]
-    return False
+    return any(_names_properties(each) and each.get("additionalProperties") is not False for each in _schemas(root))
 
 
 def drop_nulls(root: Any) -> Any:
     """Leave out the keywords of a schema that are null, which some clients write for those that are not set."""
-    pending = [root]
-    while pending:
-        schema = pending.pop()
-        if isinstance(schema, dict):
-            for keyword in [name for name, value in schema.items() if value is None and name not in MAY_BE_NULL]:
-                del schema[keyword]
-            pending += [below for _, below in _subschemas(schema)]
+    for schema in _schemas(root):
+        for keyword in [name for name, value in schema.items() if value is None and name not in MAY_BE_NULL]:
+            del schema[keyword]
     return root
 
 
-def failing_part(root: Schema, fails: Callable[[Schema], bool]) -> str:
-    """The location of the innermost schema of a document at which another parser fails.
-
-    Args:
-        root: the document.
-        fails: whether the parser does so on a document.
-    """
-
-    def fails_alone(schema: Any) -> bool:
-        # Only what the schema's own references find is left beside it.
-        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return fails({**defined, "allOf": [schema]})
-
+def _place(root: Any, told: str) -> str:
+    """The location of the innermost schema of a document of which llguidance says the same as of the whole."""
     location, schema = "#", root
     while isinstance(schema, dict):
-        below = [each for each in _subschemas(schema) if not each[0].startswith(("$defs", "definitions"))]
-        found = next(((name, each) for name, each in below if fails_alone(each)), None)
-        if found is None:
+        # Only what the schema's own references find is left beside it.
+        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        for name, below in _subschemas(schema):
+            alone = json_texts({**defined, "allOf": [below]})
+            if not name.startswith((*defined,)) and problem_of(Rules().grammar(alone)) == told:
+                location, schema = f"{location}/{name}", below
+                break
+        else:
             break
-        location, schema = f"{location}/{found[0]}", found[1]
     return location
 
 
@@ -232,6 +209,15 @@ def _check_numbers(schema: Any) -> None:
     for number in _numbers(schema):
         if not (abs(number) <= sys.float_info.max if isinstance(number, int) else math.isfinite(number)):
             raise ConfigError(f"invalid JSON schema: {_shown(number)} is not a number that can be read; leave it out")
+
+
+def _schemas(root: Any) -> Iterator[Schema]:
+    """Yield a schema and all that are inside it."""
+    pending = [root]
+    while pending:
+        if isinstance(schema := pending.pop(), dict):
+            yield schema
+            pending += [below for _, below in _subschemas(schema)]
 
 
 def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
