@@ -206,11 +206,11 @@ class PlainStreams:
 
 
 def memory_of(process: int) -> int:
-    """Bytes of a process and all that it has started; what they share counts once."""
+    """Bytes of a process and all that it has started, without those of files: others may read the same weights."""
     with suppress(OSError):  # it has ended
         folder = Path(f"/proc/{process}")
         lines = (folder / "smaps_rollup").read_text().splitlines()
-        own = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        own = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss_Anon:"))
         started = [child for task in folder.glob("task/*/children") for child in task.read_text().split()]
         return own + sum(memory_of(int(child)) for child in started)
     return 0

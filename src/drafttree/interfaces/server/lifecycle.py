@@ -18,10 +18,10 @@ from drafttree.interfaces.server.serving import Admission, ServingContext
 
 LONG = 10.0
 """Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
-ENDING, LEAVING = 4.0, 3.0
+ENDING, LEAVING = 5.0, 4.0
 """Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
 
-Python itself takes a second to end behind torch and transformers, and longer on a machine that is busy.
+Python itself takes 1.3 s to end behind torch and transformers, and three times as long on a machine that is busy.
 """
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
