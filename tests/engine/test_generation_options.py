@@ -125,8 +125,9 @@ def test_defaults_are_kept_logged_and_no_ones_to_change(module, free, tmp_path, 
     with caplog.at_level("INFO", logger="drafttree"):
         decoder = load(tmp_path)
     assert "options of the model's generation config: repetition_penalty=1.3" in caplog.messages
-    for each in (decoder.plain(), decoder.with_policy(Talon()), decoder.with_verifier(None)):
+    for each in (decoder.with_policy(Talon()), decoder.with_verifier(None)):
         assert each.defaults == decoder.defaults
+    assert decoder.plain().defaults == {**decoder.defaults, "speculate": False}
     with pytest.raises(TypeError):
         decoder.defaults["repetition_penalty"] = 1.0
 

@@ -151,8 +151,8 @@ class Decoder:
         return Fidelity.of(self.target, self.verifier)
 
     def plain(self) -> "Decoder":
-        """Return the same decoder without drafts, the baseline of every speed-up."""
-        return self.with_drafter(None)
+        """Return the same decoder without drafts, the baseline of every speed-up; a grammar's are left out too."""
+        return self.with_drafter(None).with_defaults(speculate=False)
 
     def with_policy(self, policy: str | TreePolicy | type[TreePolicy]) -> "Decoder":
         """Return the same decoder with another tree policy, given as for `drafttree.load`, such as "talon".

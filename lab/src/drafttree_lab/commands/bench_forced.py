@@ -29,7 +29,7 @@ def bench_forced_(
     from drafttree_lab.display import tables as display
     from drafttree_lab.experiment.forced import KINDS, SCHEMAS, bench_forced
 
-    decoders = {"plain": decoder.plain(), models.drafter: decoder}
+    decoders = {"plain": decoder.with_drafter(None), models.drafter: decoder}
     with progress((1 + len(decoders)) * len(KINDS) * len(SCHEMAS) * repeats) as advance:
         rows = bench_forced(decoders, repeats=repeats, progress=advance, **asdict(draws))
     print_json({"rows": [row.summary() for row in rows]}) if json_ else display.show_forced(rows)
