@@ -102,7 +102,9 @@ class Drafts:
     @property
     def reason(self) -> str | None:
         """Why nothing was drafted, or not all; None where all was."""
-        return self.not_drafted if self.failure is None else f"the drafter failed: {self.failure}"
+        if self.failure is not None:
+            return f"the drafter failed: {self.failure}"
+        return None if any(tree.size > 1 for tree in self.trees) else self.not_drafted
 
 
 class RoundLoop:
@@ -362,7 +364,7 @@ class RoundLoop:
         return request.constraints.forced(most)
 
     def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
-        """Whether what constraints force is expected to commit more for its cost than what the drafter would propose."""
+        """Whether what constraints force is expected to commit more for its cost than drafts of a model."""
         if not (forced := self._forced(request)):
             return False
         recent = request.metrics.rounds[-RECENT_ROUNDS:]
