@@ -128,6 +128,15 @@ def test_plain_decoding_takes_fewer_rounds_and_no_draft_pass(embedded):
     assert sum(turn.accepted for turn in forced_rounds(text)) == sum(text.drafted)
 
 
+def test_a_drafter_that_is_given_to_a_plain_decoder_drafts(embedded):
+    text = (
+        embedded.plain()
+        .with_drafter("lookup")
+        .generate("the sea, the sea, the sea, the", temperature=0, max_new_tokens=16)
+    )
+    assert any(turn.nodes > 1 for turn in text.metrics.rounds)
+
+
 def test_nothing_is_forced_where_nothing_is_to_be_drafted(embedded):
     options = {"grammar": grammar.json_schema(SCHEMA), "max_new_tokens": 24}
     for text in embedded.generate("Once", speculate=False, **options), embedded.plain().generate("Once", **options):

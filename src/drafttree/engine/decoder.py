@@ -166,7 +166,8 @@ class Decoder:
     def with_drafter(self, drafter: str | Path | PreTrainedModel | Drafter | type[Drafter] | None) -> "Decoder":
         """Return the same decoder with another drafter, given as for `drafttree.load`, such as "embedded-mtp".
 
-        The policy stays the same. None and "none" stand for plain decoding.
+        The policy stays the same. None and "none" stand for no drafter. With any other, a default `speculate=False`
+        goes, such as `plain` sets.
 
         Raises:
             ConfigError: it is not a drafter, or does not take these parameters.
@@ -174,7 +175,10 @@ class Decoder:
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """
         found = self.parts.drafter(drafter, self.target, self.tokenizer)
-        return self if found is self.drafter else self._with(drafter=found, learned=None)
+        if found is self.drafter:
+            return self
+        defaults = {name: value for name, value in self.defaults.items() if found is None or name != "speculate"}
+        return self._with(drafter=found, learned=None, defaults=defaults)
 
     def with_target(self, target: Model) -> "Decoder":
         """Return the same decoder with another target, which must have the same vocabulary."""
