@@ -1,6 +1,5 @@
 """A prompt that begins as an earlier text did: what is read of it, and that its text is that of a fresh decoder."""
 
-import math
 from contextlib import suppress
 from copy import deepcopy
 
@@ -11,8 +10,9 @@ from hypothesis import strategies as st
 
 import drafttree
 from drafttree import Decoder
+from drafttree.core.machine_memory import MachineMemory
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, Session, SuffixDrafter
-from drafttree.engine.prefix_cache import LEAST_TOKENS, PrefixCache
+from drafttree.engine.prefix_cache import PrefixCache
 from drafttree.errors import ConfigError
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
@@ -249,26 +249,49 @@ def test_many_texts_are_kept_and_none_where_none_may_be():
     assert [nothing.generate(PROMPT, **REUSING).metrics.reused_tokens for _ in range(2)] == [0, 0]
 
 
-@given(
-    st.integers(4, 24),
-    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=8), min_size=1, max_size=12),
-)
-def test_what_is_kept_is_what_a_list_by_time_of_use_keeps(most, prompts):
-    decoder, texts = Decoder(TOY, prefixes=PrefixCache(most)), list[list[int]]()
-    for prompt in prompts:
-        best = max(reversed(texts), key=lambda text: longest_shared(text, prompt), default=[])
-        reused = min(longest_shared(best, prompt), len(prompt) - 1)
-        generation = decoder.generate(prompt, max_new_tokens=2, reuse_prefix=True, ignore_eos=True)
-        assert generation.metrics.reused_tokens == reused
-        if reused:
-            texts.append(texts.pop(next(place for place, text in enumerate(texts) if text is best)))
-        whole = [*prompt, *generation.tokens][:-1][:most]
-        texts = [text for text in texts if whole[: len(text)] != text]
-        while sum(map(len, texts)) > most - len(whole):
+class Told:
+    """The texts that a prefix cache has told of as kept, and not as forgotten."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
+
+    def kept(self, tokens: list[int]) -> None:
+        self.texts.append(tokens)
+
+    def forgotten(self, tokens: list[int]) -> None:
+        self.texts.remove(tokens)
+
+
+PROMPTS = st.lists(st.integers(0, 2), min_size=2, max_size=8)
+
+
+@given(st.integers(0, 24), st.lists(PROMPTS | PROMPTS | st.integers(0, 24), min_size=1, max_size=12))
+def test_what_is_kept_is_what_a_list_by_time_of_use_keeps(most, steps):
+    """A step is a prompt, or another limit."""
+    decoder, texts, told = Decoder(TOY, prefixes=PrefixCache(most)), list[list[int]](), Told()
+    decoder.prefixes.observe(told)
+    for step in steps:
+        if isinstance(step, int):
+            decoder.prefixes.limit(most := step)
+        else:
+            best = max(reversed(texts), key=lambda text: longest_shared(text, step), default=[])
+            reused = min(longest_shared(best, step), len(step) - 1)
+            generation = decoder.generate(step, max_new_tokens=2, reuse_prefix=True, ignore_eos=True)
+            assert generation.metrics.reused_tokens == reused
+            if reused:
+                texts.append(texts.pop(next(place for place, text in enumerate(texts) if text is best)))
+            if whole := [*step, *generation.tokens][:-1][:most]:
+                texts = [*(text for text in texts if whole[: len(text)] != text), whole]
+        while sum(map(len, texts)) > most:
             texts.pop(0)
-        texts.append(whole)
-        assert [text.tokens for text in decoder.prefixes._texts] == texts
+        assert sorted(told.texts) == sorted(texts)
         assert decoder.prefixes.tokens == sum(map(len, texts)) <= most
+        assert len(decoder.prefixes) == len(texts)
+    late = Told()
+    decoder.prefixes.observe(late)
+    assert late.texts == texts
+    decoder.prefixes.clear()
+    assert (late.texts, decoder.prefixes.tokens) == ([], 0)
 
 
 def longest_shared(one, other):
@@ -277,15 +300,14 @@ def longest_shared(one, other):
 
 
 def test_by_default_a_share_of_the_memory_is_filled(monkeypatch):
-    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: 20_000 * 256 * share)
-    decoder = Decoder(random_model())
-    assert decoder.prefixes.max_tokens is None
-    decoder.generate(PROMPT, **REUSING)
-    assert decoder.prefixes.max_tokens == 20_000
-    monkeypatch.setattr("drafttree.engine.prefix_cache.rows_in_memory", lambda target, share: math.inf)
-    other = Decoder(random_model())
-    other.generate(PROMPT, **REUSING)
-    assert other.prefixes.max_tokens == LEAST_TOKENS
+    row = 2 * tiny.LAYERS * 2 * 8 * 4  # keys and values, layers, key heads, width, bytes of a float32
+    for total, most in ((20_000 * row * 256, 20_000), (1000 * row, 8192), (None, 8192)):
+        known = None if total is None else MachineMemory(total, 0)
+        monkeypatch.setattr("drafttree.engine.row_memory.machine_memory", lambda known=known: known)
+        decoder = Decoder(random_model())
+        assert decoder.prefixes.max_tokens is None
+        decoder.generate(PROMPT, **REUSING)
+        assert decoder.prefixes.max_tokens == most
 
 
 def test_a_text_with_rows_alone_does_not_hide_one_whose_head_has_read_it():

@@ -2,9 +2,12 @@
 
 import threading
 from copy import deepcopy
+from itertools import chain
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 import drafttree
@@ -174,6 +177,24 @@ def test_verifiers_that_draw_share_in_an_engine_and_not_alone():
     texts = [decoder.generate(prompts[0], max_new_tokens=6, temperature=1.0, seed=1) for _ in range(2)]
     assert texts[0].tokens == texts[1].tokens
     assert texts[1].metrics.reused_tokens == 0
+
+
+BLOCKS = [tiny.random_tokens(40, seed) for seed in range(2)]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=2, max_size=12), st.integers(2, 12))
+@settings(deadline=None, max_examples=20)
+def test_each_text_reads_what_no_earlier_one_has(blocks, max_batch):
+    """All come at once, so some wait for what is being read, and some for a place, beside texts that have ended."""
+    decoder = make()
+    prompts = [[*chain.from_iterable(BLOCKS[block] for block in each), 50 + n] for n, each in enumerate(blocks)]
+    with Engine(decoder, max_batch=max_batch) as engine:
+        found = together(engine, prompts, max_new_tokens=3, **GREEDY)
+    for place, (own, text) in enumerate(zip(blocks, found, strict=True)):
+        read = [earlier[:size] for earlier in blocks[:place] for size in range(1, 5)]
+        shared = max((size for size in range(1, len(own) + 1) if own[:size] in read), default=0)
+        assert text.metrics.reused_tokens > 40 * shared - 32  # fewer are not waited for
+        assert text.tokens == alone(decoder, prompts[place], max_new_tokens=3, **GREEDY)
 
 
 @pytest.mark.parametrize("option", [{"reuse_prefix": False}, {"prompt_logprobs": 1}])
