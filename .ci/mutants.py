@@ -28,7 +28,7 @@ SOURCE = Path("src/drafttree")
 TARGETS = {
     "engine/tree_growth.py": ["tests/promises", "tests/engine"],
     "engine/round_loop.py": ["tests/promises", "tests/engine"],
-    "engine/prefix_cache.py": ["tests/promises", "tests/engine"],
+    "engine/prefixes.py": ["tests/promises", "tests/engine"],
     "engine/batching/scheduler.py": ["tests/promises", "tests/engine"],
     "verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
     "drafters/session.py": ["tests/drafters"],

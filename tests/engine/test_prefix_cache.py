@@ -12,7 +12,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.core.machine_memory import MachineMemory
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, Session, SuffixDrafter
-from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.errors import ConfigError
 from drafttree.models import TargetModel, select_backend
 from drafttree.models.fused.fused_backend import FusedBackend
@@ -303,7 +303,7 @@ def test_by_default_a_share_of_the_memory_is_filled(monkeypatch):
     row = 2 * tiny.LAYERS * 2 * 8 * 4  # keys and values, layers, key heads, width, bytes of a float32
     for total, most in ((20_000 * row * 256, 20_000), (1000 * row, 8192), (None, 8192)):
         known = None if total is None else MachineMemory(total, 0)
-        monkeypatch.setattr("drafttree.engine.row_memory.machine_memory", lambda known=known: known)
+        monkeypatch.setattr("drafttree.engine.memory.machine_memory", lambda known=known: known)
         decoder = Decoder(random_model())
         assert decoder.prefixes.max_tokens is None
         decoder.generate(PROMPT, **REUSING)

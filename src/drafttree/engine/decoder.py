@@ -36,7 +36,7 @@ from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.part_finder import ObjectsOnly, PartFinder
-from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
 from drafttree.engine.request import Request
 from drafttree.engine.round_loop import RoundLoop

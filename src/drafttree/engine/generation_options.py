@@ -75,7 +75,7 @@ class GenerationOptions(ProcessorOptions, total=False):
         frequency_penalty: subtracted from the logits of a token for each time it was generated.
         grammar: a grammar that the text must follow, made by `drafttree.grammar`.
         reuse_prefix: reuse the KV rows of an earlier text with the same prefix, and keep those of this text (see
-            `engine.prefix_cache`). On by default in an engine, and for conversations with a greedy or coupled verifier,
+            `engine.prefixes`). On by default in an engine, and for conversations with a greedy or coupled verifier,
             unless the target has hooks or layers whose state cannot be compared. Other verifiers refuse it outside
             lists and engines, since rounding in the reused rows may change the text of a seed.
         draft_temperature: divides the drafter's logits before the policy sees them. Below 1, policies trust the drafter

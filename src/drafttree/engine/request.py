@@ -70,6 +70,7 @@ class Request:
         cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        ids: the tokens it began with, as bytes, for others that begin alike; none before, and where it shares nothing.
         observer: sees its rounds, None where nobody does.
         metrics: metrics of this text.
         drafted: per committed token, whether the drafter proposed it.
@@ -94,6 +95,7 @@ class Request:
     recorder: RowRecorder | None = None
     prompt_logprobs: Logprobs | None = None
     reuse_prefix: bool = False
+    ids: bytes = b""
     observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
@@ -109,6 +111,11 @@ class Request:
     def unread(self) -> int:
         """Tokens before the root that the target has not read."""
         return len(self.tokens) - 1 - self.cache.next_position
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not begun, while another one reads the beginning of its prompt."""
+        return self.reuse_prefix and not self.ids
 
     def take_root_output(self) -> Output | None:
         """The target's output for the first root where reading the prompt has given it, once."""

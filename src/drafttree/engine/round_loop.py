@@ -25,9 +25,10 @@ from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
 from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.drafting.controller import Kind
+from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
-from drafttree.engine.prefix_cache import PrefixCache, ReadText
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.tree_growth import Limits, grow
@@ -156,7 +157,7 @@ class RoundLoop:
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
-        request.cache = self.target.new_cache(1)
+        request.cache, request.ids = self.target.new_cache(1), b""
         request.drafting.close()
 
     def _start_draft(self, drafter: Drafter, request: Request) -> Session:
@@ -176,9 +177,10 @@ class RoundLoop:
         return session
 
     @torch.inference_mode()
-    def begin(self, request: Request, *, batch: int = 1, running: Sequence[tuple[int, ReadText]] = ()) -> None:
+    def begin(self, request: Request, *, batch: int = 1, running: Sequence[Request] = ()) -> None:
         """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
 
+        The request waits, and is to begin later, where another one is reading the beginning of its prompt.
         Recurrent layers read a prompt by other sums than they decode with, so theirs is read whole, here.
 
         Args:
@@ -189,9 +191,12 @@ class RoundLoop:
         request.cache.long_rope = self._is_long(request)
         drafting = request.drafting
         if request.reuse_prefix:
-            self.prefixes.size(self.target)
+            if self.prefixes.max_tokens is None:
+                self.prefixes.max_tokens = kept_tokens(self.target)
             reads_hidden = self.reads_hidden and drafting.session is not None
             self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
+            if request.waits:
+                return
         drafting.reads_prompt = drafting.session is not None and self.max_levels(request) > 0
         wants = drafting.session is None or request.policy.wants_draft(drafting.state, drafting.session)
         drafting.rest(drafting.controller.rests(batch) or not wants)

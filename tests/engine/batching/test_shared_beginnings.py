@@ -14,7 +14,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.prefix_cache import PrefixCache
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.errors import ConfigError
 from drafttree.models import TargetModel
 from drafttree.policies import Talon

@@ -14,7 +14,6 @@ import torch
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
-from drafttree.engine.batching.running_texts import RunningTexts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.drafting.controller import Controller
@@ -78,8 +77,6 @@ class BatchLoop:
         self.memory, self.metrics, self._max_token_gap = memory, EngineMetrics(), max_token_gap
         self._loop, self._remember, self._controller = loop, remember, controller
         self._scheduler = Scheduler(max_batch, memory)
-        self._texts = RunningTexts(loop.prefixes, reads_hidden=loop.reads_hidden)
-        self._opened: list[ServedRequest] = []
         memory.prefixes = loop.prefixes
         self._cancelled = False
 
@@ -112,7 +109,6 @@ class BatchLoop:
         self._drop_cancelled()
         for unread in self._scheduler.pause_unread():
             self._loop.close(unread.request)
-        self._forget_ended()
         broken = False
         try:
             self._admit()
@@ -123,7 +119,6 @@ class BatchLoop:
                 self._relieve(error)
         if broken:  # not where the error is handled: what one request raises then would be told as of another's
             self._advance_one_by_one()
-        self._forget_ended()  # there may be no next round soon, and they have rows
         self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
@@ -148,34 +143,20 @@ class BatchLoop:
                 self.metrics.cancelled += 1
                 served.end(reason)
 
-    def _forget_ended(self) -> None:
-        self._texts.limit_to(self._scheduler.running)
-        self._opened = [served for served in self._opened if served.holds_rows]
-
     def _admit(self) -> None:
-        opened = [served for served in self._opened if served in self._scheduler.running]
-        self._opened = [served for served in self._opened if served not in opened]
-        admitted = self._scheduler.admit()
-        for place, served in enumerate(waiting := [*opened, *admitted]):
+        admitted, running = self._scheduler.admit(), self._scheduler.running
+        waiting = [served for served in running if served.request.waits or served in admitted]
+        for place, served in enumerate(waiting):
             try:
                 if served in admitted:
                     self._loop.open(served.request)
-                self._begin(served)
+                begun = [each.request for each in running if each.request.ids]
+                self._loop.begin(served.request, batch=len(running), running=begun)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
                     self._put_back(waiting[place:])
                     return
                 self._fail(served, error)
-
-    def _begin(self, served: ServedRequest) -> None:
-        """Let an opened request begin, or wait while another one reads the beginning of its prompt."""
-        request = served.request
-        if self._texts.is_being_read(request):
-            self._opened.append(served)
-            return
-        batch, running = len(self._scheduler.running), self._texts.shared_with(request)
-        self._loop.begin(request, batch=batch, running=running)
-        self._texts.add(served)
 
     def _advance(self, running: Sequence[ServedRequest]) -> None:
         """One round, and what stands before and after it."""
@@ -192,7 +173,7 @@ class BatchLoop:
 
     def _plan(self, running: Sequence[ServedRequest]) -> Plan:
         turns = self._scheduler.by_turns(running)
-        reading = [served.request for served in turns if served.request.unread and served not in self._opened]
+        reading = [served.request for served in turns if served.request.unread and not served.request.waits]
         writing = [served for served in running if not served.request.unread]
         return Plan(writing, choose_parts(reading, len(writing), self._controller.prices, self._max_token_gap))
 
@@ -232,7 +213,7 @@ class BatchLoop:
         self._scheduler.remove(served)
         self.metrics.finished += 1
         try:
-            self._loop.prefixes.keep_if_wanted(served.request)
+            self._loop.prefixes.keep(served.request)
             self._remember(served.request)
         except Exception:
             logger.warning("a finished text was not kept for later ones", exc_info=True)

@@ -4,12 +4,9 @@ import sys
 
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ContextError
-from drafttree.engine.prefix_cache import PrefixCache
-from drafttree.engine.row_memory import rows_in_memory
+from drafttree.engine.memory import SHARE, rows_in_memory
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.models import Model
-
-SHARE = 0.5
-"""The share of the memory that is free on a GPU, or of all memory on other devices, for rows of the target."""
 
 
 class KVMemory:

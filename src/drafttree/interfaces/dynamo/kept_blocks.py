@@ -15,7 +15,7 @@ NAME_BITS = 63
 
 
 class KeptBlocks:
-    """The blocks of all kept texts; see `drafttree.engine.prefix_cache.KeptTextsObserver`.
+    """The blocks of all kept texts; see `drafttree.engine.prefixes.KeptTextsObserver`.
 
     Args:
         publisher: a `KvEventPublisher` of Dynamo.

@@ -1,0 +1,44 @@
+"""What memory is for: which share of it is for rows of KV caches, where nobody has said it.
+
+                                               on a GPU, of what is free    elsewhere, of all
+    rows of an engine, kept texts among them   1/2                          1/2
+    kept texts, at least 8,192 tokens          1/16                         1/256
+
+The rest is for weights, passes and other programs. Kept texts go where a request needs the room.
+"""
+
+import math
+
+import torch
+
+from drafttree.core.machine_memory import machine_memory
+from drafttree.models import Model
+from drafttree.models.tensor_parallel import of_first_process
+
+SHARE = 1 / 2
+KEPT_SHARE, KEPT_GPU_SHARE, LEAST_KEPT = 1 / 256, 1 / 16, 8192
+"""8,192 tokens of an 8B Llama take 1 GiB in bfloat16."""
+
+
+def kept_tokens(target: Model) -> int:
+    """How many tokens of a target's texts are kept by default."""
+    rows = rows_in_memory(target, KEPT_GPU_SHARE if target.device.type == "cuda" else KEPT_SHARE)
+    found = LEAST_KEPT if math.isinf(rows) else max(int(rows), LEAST_KEPT)
+    return of_first_process(found) if getattr(target, "tensor_parallel_size", 1) > 1 else found
+
+
+def rows_in_memory(target: Model, share: float) -> float:
+    """The rows that fit into a share of the memory; infinite where the size of a row or of the memory is not known.
+
+    Args:
+        target: the target whose rows they are.
+        share: the share of the memory that is free on a GPU, or of all memory on other devices.
+    """
+    if target.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(target.device)[0]
+    else:
+        memory = machine.total if (machine := machine_memory()) else math.inf
+    layout = getattr(target.new_cache(1), "layout", None)
+    width = getattr(target, "dtype", torch.float32).itemsize
+    row = width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
+    return share * memory // row if row and memory < math.inf else math.inf
