@@ -55,7 +55,7 @@ def check(app, load: ServerLoad) -> None:
     assert not load.wrong, load.wrong[0]
     assert set(load.statuses) <= {200, 400, 404, 413}
     assert metrics.failed == 0
-    assert engine._memory.reserved == 0
+    assert engine.memory.reserved == 0
     assert not admission._handles
     assert metrics.drafter_failures == 0
 

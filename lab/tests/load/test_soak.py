@@ -35,6 +35,6 @@ def test_an_engine_lives_through_random_requests(caplog):
     assert soak.cancelled > 0.02 * soak.handles
     assert metrics.tokens == soak.tokens
     assert (metrics.running, metrics.waiting, metrics.preempted) == (0, 0, 0)
-    assert engine._memory.reserved == 0
+    assert engine.memory.reserved == 0
     assert growth < GROWTH
     assert {*threading.enumerate()} <= others

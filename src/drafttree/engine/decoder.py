@@ -22,7 +22,6 @@ from drafttree.engine import compatibility
 from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.generate_all import generate_all
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.shared_engine import SharedEngine
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.detokenizer import Detokenizer
@@ -34,6 +33,7 @@ from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.logprobs import Logprobs
+from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.part_finder import ObjectsOnly, PartFinder
 from drafttree.engine.prefixes import PrefixCache
@@ -365,7 +365,7 @@ class Decoder:
         self,
         max_batch: int,
         *,
-        memory: KVMemory | None = None,
+        max_kv_tokens: int | None = None,
         budget: int | None = None,
         max_token_gap: float = math.inf,
     ) -> BatchLoop:
@@ -373,16 +373,16 @@ class Decoder:
 
         Args:
             max_batch: maximum number of requests at the same time.
-            memory: memory for their KV caches; None for half of the device's.
+            max_kv_tokens: as for `Engine`.
             budget: as for `Engine`.
             max_token_gap: as for `Engine`; by default as many tokens of prompts are read in a round as fit.
 
         Raises:
-            ConfigError: the target is sharded over processes.
+            ConfigError: the target is sharded over processes, or `max_kv_tokens` is no whole number of at least 1.
         """
         compatibility.refuse_sharded(self.target, "the drafts of many requests at once are budgeted")
         controller = self.learned.controller((self.policy, self.verifier, budget), partial(self._of_batches, budget))
-        memory = memory or KVMemory(self.target)
+        memory = KVMemory(self.target, self.prefixes, max_kv_tokens)
         return BatchLoop(self.loop, controller, self.learned.remember, max_batch, memory, max_token_gap)
 
     def _of_batches(self, budget: int | None) -> Controller:

@@ -8,10 +8,14 @@ The rest is for weights, passes and other programs. Kept texts go where a reques
 """
 
 import math
+import sys
 
 import torch
 
+from drafttree.core.counts import check_count
+from drafttree.core.errors import ContextError
 from drafttree.core.machine_memory import machine_memory
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
 
@@ -42,3 +46,47 @@ def rows_in_memory(target: Model, share: float) -> float:
     width = getattr(target, "dtype", torch.float32).itemsize
     row = width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
     return share * memory // row if row and memory < math.inf else math.inf
+
+
+class KVMemory:
+    """Reserves rows of KV caches for requests, so that one that was admitted always has room to end.
+
+    Args:
+        target: the target whose rows they are.
+        prefixes: beginnings of finished texts, whose rows count as well, and go where a request needs the room.
+        max_tokens: rows there may be in all, None for half of the device's memory.
+
+    Attributes:
+        rows: as given, or found; infinite where the size of a row or of the memory is not known.
+        reserved: rows that are reserved by the requests that run.
+        prefixes: as given.
+
+    Raises:
+        ConfigError: `max_tokens` is no whole number of at least 1.
+    """
+
+    def __init__(self, target: Model, prefixes: PrefixCache, max_tokens: int | None = None) -> None:
+        if max_tokens is not None:
+            check_count("max_kv_tokens", max_tokens, ", or None for what fits")
+        self.rows = rows_in_memory(target, SHARE) if max_tokens is None else float(min(max_tokens, sys.float_info.max))
+        self.reserved, self.prefixes = 0, prefixes
+
+    def check(self, rows: int) -> None:
+        """Refuse a request that could never run.
+
+        Raises:
+            ContextError: it needs more rows than there are.
+        """
+        if rows > self.rows:
+            raise ContextError(
+                f"the request needs {rows} rows of the KV cache for its prompt, max_new_tokens and the largest tree, "
+                f"and the engine has {self.rows:.0f}; shorten them, or raise max_kv_tokens"
+            )
+
+    def fits(self, rows: int) -> bool:
+        """Whether so many more rows can be reserved; what is kept of finished texts has made room for them then."""
+        room = self.rows - self.reserved - rows
+        if room < 0:
+            return False
+        self.prefixes.shrink(room)
+        return True

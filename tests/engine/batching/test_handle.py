@@ -73,7 +73,7 @@ def test_the_share_of_the_cache_in_use_is_known(target):
         target.go.clear()
         handle = engine.submit([1, 2], max_new_tokens=8)
         target.began.wait(20)
-        assert engine.kv_cache_usage == engine._memory.reserved / 100 >= 0.1
+        assert engine.kv_cache_usage == engine.memory.reserved / 100 >= 0.1
         target.go.set()
         handle.result(20)
     assert engine.kv_cache_usage == 0

@@ -3,9 +3,10 @@ from typing import Any, cast
 
 import pytest
 
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.scheduler import REGAIN_ROUNDS, Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.memory import KVMemory
+from drafttree.engine.prefixes import PrefixCache
 from drafttree.models import TargetModel
 from testing import tiny
 
@@ -22,7 +23,10 @@ def waiting(order: int, rows: int, group: str | None = None) -> ServedRequest:
 
 def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[ServedRequest]]:
     """A scheduler whose texts, of 30 rows each, all pause until they are read."""
-    scheduler, given = Scheduler(room, KVMemory(target, memory)), [waiting(order, 30) for order in range(texts)]
+    scheduler, given = (
+        Scheduler(room, KVMemory(target, PrefixCache(0), memory)),
+        [waiting(order, 30) for order in range(texts)],
+    )
     for served in given:
         scheduler.add(served)
     scheduler.admit()
@@ -34,7 +38,7 @@ def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Sc
 
 def crowded(target, memory: int = 1000, room: int = 4, texts: int = 6) -> Scheduler:
     """A scheduler whose batch is full with texts of one group."""
-    scheduler = Scheduler(room, KVMemory(target, memory))
+    scheduler = Scheduler(room, KVMemory(target, PrefixCache(0), memory))
     for order in range(texts):
         scheduler.add(waiting(order, 10, "many"))
     scheduler.admit()
@@ -46,7 +50,7 @@ def orders(requests) -> list[int]:
 
 
 def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
-    memory = KVMemory(target, 100)
+    memory = KVMemory(target, PrefixCache(0), 100)
     scheduler = Scheduler(8, memory)
     for order in range(6):
         scheduler.add(waiting(order, 30))
@@ -58,7 +62,7 @@ def test_reserved_rows_never_exceed_the_memory_and_come_back(target):
 
 
 def test_a_halved_batch_grows_again_by_one_after_quiet_rounds(target):
-    scheduler = Scheduler(4, KVMemory(target, 1000))
+    scheduler = Scheduler(4, KVMemory(target, PrefixCache(0), 1000))
     for order in range(4):
         scheduler.add(waiting(order, 10))
     scheduler.admit()
@@ -69,7 +73,7 @@ def test_a_halved_batch_grows_again_by_one_after_quiet_rounds(target):
 
 
 def test_halving_a_single_request_sends_nothing_back(target):
-    scheduler = Scheduler(4, KVMemory(target, 1000))
+    scheduler = Scheduler(4, KVMemory(target, PrefixCache(0), 1000))
     scheduler.add(waiting(0, 10))
     scheduler.admit()
     assert scheduler.halve() == []
@@ -118,7 +122,7 @@ def test_every_group_keeps_a_place_however_many_others_come(target):
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_a_text_waits_for_one_more_text_of_each_larger_group_where_there_are_fewer_places_than_groups(target, room):
-    scheduler = Scheduler(room, KVMemory(target, 1000))
+    scheduler = Scheduler(room, KVMemory(target, PrefixCache(0), 1000))
     for order in range(12):
         scheduler.add(waiting(order, 10, "ab"[order // 6]))
     scheduler.admit()
@@ -247,7 +251,7 @@ def test_where_memory_runs_out_texts_that_are_not_read_give_their_rows_up_too(ta
 
 def test_by_default_half_of_the_memory_is_for_rows(target):
     row = 2 * tiny.LAYERS * 2 * 8 * 4  # keys and values, layers, key heads, width, bytes of a float32
-    memory = KVMemory(target).rows * row
+    memory = KVMemory(target, PrefixCache(0)).rows * row
     with open("/proc/meminfo") as lines:
         total = int(next(line for line in lines if line.startswith("MemTotal")).split()[1]) * 1024
     assert memory == pytest.approx(total / 2, rel=0.01)

@@ -116,7 +116,7 @@ def test_a_text_that_waits_can_be_ended(engine, how):
     engine.close() if how == "close" else handle.cancel()
     wait_until(lambda: handle.done)  # asking for its result would wake the loop
     assert handle.result(20).finish_reason == "cancelled"
-    assert engine._memory.reserved == 0
+    assert engine.memory.reserved == 0
 
 
 def test_an_engine_that_drains_waits_for_the_reader(engine, alone):

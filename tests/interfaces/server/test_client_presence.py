@@ -35,7 +35,7 @@ def test_texts_end_within_a_round_when_their_client_leaves(cancelled, stream, te
         wait_until(lambda: not held.admission.busy)
         assert held.model.passes - passes <= texts  # a model of tests reads each text in a pass of its own
         assert held.engine.metrics.cancelled == texts
-        assert held.engine._memory.reserved == 0
+        assert held.engine.memory.reserved == 0
 
 
 def test_a_text_ends_when_its_client_leaves_behind_the_first_chunk():

@@ -78,7 +78,7 @@ def test_who_reads_nothing_is_left_and_gives_places_back(monkeypatch, logged, st
         with ask(held.address, **{**LONG, "max_tokens": 1500, "n": 4, "logprobs": 20, "stream": stream}):
             wait_until(lambda: held.admission.busy)
             wait_until(lambda: not held.admission.busy)
-        assert held.engine._memory.reserved == 0
+        assert held.engine.memory.reserved == 0
         assert not log.text
 
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.scheduler import Scheduler
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.drafting.controller import Controller
+from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Round
 from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
@@ -77,7 +77,6 @@ class BatchLoop:
         self.memory, self.metrics, self._max_token_gap = memory, EngineMetrics(), max_token_gap
         self._loop, self._remember, self._controller = loop, remember, controller
         self._scheduler = Scheduler(max_batch, memory)
-        memory.prefixes = loop.prefixes
         self._cancelled = False
 
     @property

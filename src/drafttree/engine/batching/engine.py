@@ -11,10 +11,10 @@ from drafttree.engine.batching.batch_loop import BatchLoop
 from drafttree.engine.batching.engine_metrics import EngineMetrics
 from drafttree.engine.batching.engine_thread import EngineThread
 from drafttree.engine.batching.handle import Handle
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.compatibility import check_budget, hides_state
 from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.memory import KVMemory
 from drafttree.engine.prompt import Prompt, is_batch
 from drafttree.engine.request import Request, RoundObserver
 from drafttree.engine.target_lock import lock_of
@@ -33,7 +33,7 @@ class EngineDecoder(Protocol):
     def prepare(self, prompt: Prompt | None, **options: Unpack[GenerationOptions]) -> Request: ...
 
     def batch_loop(
-        self, max_batch: int, *, memory: KVMemory | None, budget: int | None, max_token_gap: float
+        self, max_batch: int, *, max_kv_tokens: int | None, budget: int | None, max_token_gap: float
     ) -> BatchLoop: ...
 
 
@@ -95,10 +95,11 @@ class Engine:
             raise ConfigError(f"max_token_gap is {max_token_gap!r}; give seconds above 0, or math.inf for no limit")
         self.decoder = decoder
         with lock_of(decoder.target):
-            self._memory = KVMemory(decoder.target, max_kv_tokens)
-            self._loop = decoder.batch_loop(max_batch, memory=self._memory, budget=budget, max_token_gap=max_token_gap)
+            self._loop = decoder.batch_loop(
+                max_batch, max_kv_tokens=max_kv_tokens, budget=budget, max_token_gap=max_token_gap
+            )
         if prefix_tokens is not None:
-            self._memory.prefixes.limit(prefix_tokens)
+            self.memory.prefixes.limit(prefix_tokens)
         self._thread = EngineThread(self._loop)
         weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
 
@@ -110,7 +111,7 @@ class Engine:
     @property
     def memory(self) -> KVMemory:
         """Rows of the KV caches: their number, and how many are reserved."""
-        return self._memory
+        return self._loop.memory
 
     @property
     def closed(self) -> bool:
@@ -120,7 +121,7 @@ class Engine:
     @property
     def kv_cache_usage(self) -> float:
         """Fraction of the KV cache rows reserved by running requests, from 0 to 1."""
-        return self._memory.usage
+        return self.memory.reserved / max(self.memory.rows, 1)
 
     def submit(
         self,
@@ -163,9 +164,9 @@ class Engine:
         request = self.decoder.prepare(prompt, **options)
         request.observer = observer
         if {**self.decoder.defaults, **options}.get("reuse_prefix") is None:
-            shares = self._memory.prefixes.max_tokens != 0 and not hides_state(self.decoder.target)
+            shares = self.memory.prefixes.max_tokens != 0 and not hides_state(self.decoder.target)
             request.reuse_prefix = request.prompt_logprobs is None and shares
-        self._memory.check(request.capacity)
+        self.memory.check(request.capacity)
         handle = Handle(self._thread.wake, request.metrics, max_unread)
         self._thread.add(ServedRequest(request, handle, group=object() if group is None else group))
         return handle

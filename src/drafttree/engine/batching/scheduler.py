@@ -3,8 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 
-from drafttree.engine.batching.kv_memory import KVMemory
 from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.memory import KVMemory
 
 REGAIN_ROUNDS = 256
 """Rounds after which a batch that memory made smaller may grow by one again."""
