@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.drafters import HeadDrafter
 from drafttree.drafters.base import sources_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import TRIAL_COSTS
-from drafttree.engine.out_of_memory import is_out_of_memory
 
 LONGEST_TEXT = 4096
 """Tokens of a text for which there is room at once; longer ones move what was recorded, and it is recorded again."""

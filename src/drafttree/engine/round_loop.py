@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.tree import FORCED, DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, Session, accepted_rows, sources_of
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
@@ -27,7 +28,6 @@ from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjust
 from drafttree.engine.drafting.controller import Kind
 from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import Round
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.drafters.base import HiddenStates, Session
 from drafttree.drafters.session import LateReader
 from drafttree.engine.acceptance_watch import AcceptanceWatch, HeadWatch
 from drafttree.engine.drafting.controller import Controller, as_written
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.policies.base import TextContext
 
 logger = logging.getLogger("drafttree")

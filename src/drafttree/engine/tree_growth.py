@@ -21,12 +21,12 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal, padded, read_only
 from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
 from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.growing_tree import GrowingTree
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.policy_answers import checked_answer
 from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask

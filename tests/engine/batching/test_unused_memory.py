@@ -13,7 +13,7 @@ from testing.small_trees import TARGET
 from testing.toy import ToyModel
 
 GIVEN_BACK = """
-from drafttree.engine.batching.unused_memory import release_unused_memory
+from drafttree.core.machine_memory import release_unused_memory
 
 def resident_bytes():
     with open("/proc/self/statm") as numbers:

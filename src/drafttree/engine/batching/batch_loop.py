@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.engine.batching.engine_metrics import EngineMetrics, EngineRound
 from drafttree.engine.batching.prompt_parts import choose_parts
 from drafttree.engine.batching.scheduler import Scheduler
@@ -18,7 +19,6 @@ from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Round
-from drafttree.engine.out_of_memory import is_out_of_memory
 from drafttree.engine.request import Request
 from drafttree.engine.round_clock import RoundClock
 from drafttree.engine.round_loop import Drafts, PromptPart, RoundLoop
