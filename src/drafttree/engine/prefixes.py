@@ -135,7 +135,7 @@ class PrefixCache:
                 self._forget(stale)  # its rows are of other weights
             texts = [text for text in reversed(self._texts) if cache.can_resume(text.cache)]
             texts += [_running_text(each, reads_hidden=reads_hidden) for each in running]
-            useful = [each for each in running if not reads_hidden or each.drafting.session is not None]
+            useful = [each for each in running if each.drafting.session or not reads_hidden]
             if _is_being_read(ids, [each for each in useful if each.unread], texts):
                 return
             request.ids = ids
