@@ -211,8 +211,7 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
 
 def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText]) -> bool:
     """Whether requests are reading so much more of a prompt than is known of it that waiting pays."""
-    most = len(ids) // WIDTH - 1
-    wanted = max((min(_shared(each.ids, ids), most) for each in reading), default=0)
+    wanted = max((_shared(each.ids, ids) for each in reading), default=0)
     enough = ids[: (wanted - LEAST_GAIN + 1) * WIDTH]
     return wanted >= LEAST_GAIN and not any(text.ids.startswith(enough) for text in texts)
 
