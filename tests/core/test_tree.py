@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafttree import DraftTree, Layer
-from drafttree.core.tree import PartialTree
+from drafttree.core.tree import GrowingTree
 
 nodes = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([0.0, -0.5, -1.0, -2.0])), max_size=24)
 
@@ -122,20 +122,16 @@ def test_a_nodes_own_logprob_is_its_paths_minus_its_parents():
     assert own[()] == 0.0
 
 
-def test_a_layer_adds_its_candidates_to_their_parents():
-    logprobs = np.array([[[-0.5, -1.0], [-0.25, -3.0]]])
-    parents = np.array([[-1.0, -2.0]])
-    layer = Layer(logprobs, parents, parents, 2, PartialTree(()), score=lambda own: own.path_logprobs - 1)
-    assert layer.scores.tolist() == [[[-2.5, -3.0], [-3.25, -6.0]]]
-    assert layer.path_logprobs.tolist() == [[[-1.5, -2.0], [-2.25, -5.0]]]
+def test_a_layer_has_what_follows_from_its_candidates_and_the_tree():
+    growing = GrowingTree(5, 9, state="learned")
+    growing.add([7, 8], [0, 0], [-1.0, -2.0], [-1.5, -2.5])
+    growing.frontier = [1, 2]
+    logprobs = np.array([[-0.5, -1.0], [-0.25, -3.0]])
+    paths = logprobs + np.array([[-1.0], [-2.0]])
+    layer = Layer(logprobs, paths, paths > -math.inf, 2, growing, score=lambda own: own.path_logprobs - 1)
+    assert layer.scores.tolist() == [[-2.5, -3.0], [-3.25, -6.0]]
+    assert layer.scores is layer.scores
     assert layer.rank.tolist() == [0, 1]
-    np.testing.assert_allclose(layer.confidence, [[[math.exp(-0.5)], [math.exp(-0.25)]]])
-    assert layer.possible.all()
-
-
-def test_a_partial_tree_pads_the_levels_of_its_texts():
-    level = np.array([-1.0, -2.0, -3.0]), np.array([-4.0, -5.0, -6.0]), [2, 1]
-    tree = PartialTree([(np.zeros(2), np.full(2, math.inf), [1, 1]), level])
-    assert (tree.size, tree.last_level) == (3, 2)
-    assert tree.path_logprobs.tolist() == [[0.0, -1.0, -2.0], [0.0, -3.0, -math.inf]]
-    assert tree.scores.tolist() == [[math.inf, -4.0, -5.0], [math.inf, -6.0, -math.inf]]
+    np.testing.assert_allclose(layer.confidence, [[math.exp(-0.5)], [math.exp(-0.25)]])
+    assert (layer.parent_logprobs.tolist(), layer.parent_scores.tolist()) == ([-1.0, -2.0], [-1.5, -2.5])
+    assert (layer.state, layer.tree.paths(), layer.tree.widths) == ("learned", [(), (7,), (8,)], (1,))

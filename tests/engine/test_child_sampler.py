@@ -12,8 +12,8 @@ from drafttree.core import Proposal, SeededRandomness
 from drafttree.core import randomness as noises
 from drafttree.core.randomness import stream
 from drafttree.engine import grow
-from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.tree_growth import MIN_LOGPROB
 from drafttree.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import RRS, Block, Coupled, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
@@ -114,8 +114,8 @@ def sampled_tree(logits: list[float], policy, seed: int = 0) -> DraftTree:
     randomness = SeededRandomness(seed, len(logits), CPU).at(4)
     adjustment = LogitsAdjustment(RRSw(Sampling(1.0)), randomness)
     draft = AdjustedDraft([drafter.start([1], 9)], [adjustment], CPU)
-    sampler = ChildSampler(Proposal.WITHOUT_REPLACEMENT, [randomness])
-    (tree,) = grow(policy, draft, [1], [5], states=[None], sampler=sampler)
+    drawn = {"proposal": Proposal.WITHOUT_REPLACEMENT, "randomness": [randomness]}
+    (tree,) = grow(policy, draft, [1], [5], states=[None], **drawn)
     return tree
 
 
@@ -141,8 +141,8 @@ def batch_of(seeds: list[int], positions: list[int]) -> list[list[int]]:
     places = zip(seeds, positions, strict=True)
     randomness = [SeededRandomness(seed, 6, CPU).at(position) for seed, position in places]
     draft = AdjustedDraft(sessions, [LogitsAdjustment(RRSw(Sampling(1.0)), own) for own in randomness], CPU)
-    sampler, count = ChildSampler(Proposal.WITHOUT_REPLACEMENT, randomness), len(seeds)
-    trees = grow(Template(tree="binary-3"), draft, [1] * count, [3] * count, states=[None] * count, sampler=sampler)
+    drawn, count = {"proposal": Proposal.WITHOUT_REPLACEMENT, "randomness": randomness}, len(seeds)
+    trees = grow(Template(tree="binary-3"), draft, [1] * count, [3] * count, states=[None] * count, **drawn)
     return [tree.tokens for tree in trees]
 
 

@@ -18,7 +18,6 @@ from drafttree import DraftTree
 from drafttree.core import Proposal, SeededRandomness
 from drafttree.drafters.session import draft_expand
 from drafttree.engine import grow
-from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.tree_growth import DraftRows
 from drafttree.errors import ConfigError
 from drafttree.evaluation.exactness import toy_tree
@@ -506,9 +505,9 @@ WIDE = [Template(tree="medusa-63"), Fixed(threshold=0, breadth=9, depth=2), Talo
 def test_sampled_trees_of_a_batch_are_those_of_each_text_alone(policy, proposal):
     worlds = [ToyPair(seed, 12) for seed in range(4)]
     texts = [SeededRandomness(seed, 12, torch.device("cpu")).at(7) for seed in range(4)]
-    together, _ = draft_all(policy, *worlds, max_levels=5, sampler=ChildSampler(proposal, texts))
+    together, _ = draft_all(policy, *worlds, max_levels=5, proposal=proposal, randomness=texts)
     for world, text, tree in zip(worlds, texts, together, strict=True):
-        alone, _ = draft(policy, world, max_levels=5, sampler=ChildSampler(proposal, [text]))
+        alone, _ = draft(policy, world, max_levels=5, proposal=proposal, randomness=[text])
         assert (tree.paths(), tree.path_logprobs) == (alone.paths(), alone.path_logprobs)
         assert tree.draft_probs.keys() == alone.draft_probs.keys()
         assert all(torch.equal(tree.draft_probs[node], alone.draft_probs[node]) for node in tree.draft_probs)
@@ -604,22 +603,23 @@ def test_a_policy_that_keeps_more_than_its_budget_is_cut_to_its_best_nodes():
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (np.ones((1, 1, 4), dtype="U1"), r"<U1 \[1, 1, 4\]"),
-        (np.ones((2, 1, 4), dtype=bool), r"bool \[2, 1, 4\]"),
-        (np.ones((1, 1, 3), dtype=bool), r"bool \[1, 1, 3\]"),
+        (np.ones((1, 4), dtype="U1"), r"<U1 \[1, 4\]"),
+        (np.ones((1, 1, 4), dtype=bool), r"bool \[1, 1, 4\]"),
+        (np.ones((2, 4), dtype=bool), r"bool \[2, 4\]"),
+        (np.ones((1, 3), dtype=bool), r"bool \[1, 3\]"),
         ([True], "list"),
     ],
 )
 def test_what_a_hook_returns_is_named_if_it_does_not_fit(hook, given, found):
     wrong = type("Wrong", (KeepsMore,), {hook: lambda self, layer: given})
     kind = {"label": "integer", "score": "float"}.get(hook, "bool")
-    with pytest.raises(ConfigError, match=rf"Wrong.{hook} returns {found}; .*{kind} array that fits \[1, 1, 4\]"):
+    with pytest.raises(ConfigError, match=rf"Wrong.{hook} returns {found}; .*{kind} array that fits \[1, 4\]"):
         draft(wrong(budget=5), ToyPair(0), max_levels=2)
 
 
 @pytest.mark.parametrize("hook", ["keep", "expand", "label", "score", "stop"])
 def test_a_policy_written_for_torch_is_told_so(hook):
-    wrong = type("Wrong", (KeepsMore,), {hook: lambda self, *_: torch.ones(1, 1, 4).bool()})
+    wrong = type("Wrong", (KeepsMore,), {hook: lambda self, *_: torch.ones(1, 4).bool()})
     with pytest.raises(ConfigError, match=rf"Wrong.{hook} returns a torch tensor; policies decide on numpy arrays"):
         draft(wrong(budget=5), ToyPair(0), max_levels=2)
 
@@ -636,7 +636,7 @@ def test_a_mask_may_be_as_small_as_broadcasting_allows():
     assert [tree.depths.count(level) for level in range(4)] == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("name", ["size", "path_logprobs", "last_level", "anything"])
+@pytest.mark.parametrize("name", ["size", "path_logprobs", "levels", "anything"])
 def test_a_policy_cannot_set_what_the_tree_has(name):
     class Sets(Template):
         def stop(self, tree, frontier):

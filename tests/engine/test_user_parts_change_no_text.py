@@ -78,14 +78,14 @@ class RudePolicy(Talon):
     def keep(self, layer):
         kept = super().keep(layer).copy()
         overwrite(layer.logprobs, layer.parent_logprobs, layer.parent_scores, layer.path_logprobs, layer.scores)
-        overwrite(layer.rank, layer.possible, layer.labels, *(part for level in layer.tree.levels for part in level))
+        overwrite(layer.rank, layer.possible, layer.labels, layer.tree.tokens, layer.tree.draft_probs)
         return kept
 
     def label(self, layer):
         return layer.logprobs.argsort()
 
     def stop(self, tree, frontier):
-        overwrite(frontier, *(part for level in tree.levels for part in level))
+        overwrite(frontier, tree.tokens, tree.parents, tree.path_logprobs, tree.scores)
 
     def observe(self, state, outcome):
         tree = outcome.tree

@@ -237,16 +237,17 @@ def test_a_tree_does_not_depend_on_the_tree_before_it():
 def test_best_mask_takes_ties_from_the_left_and_nothing_that_is_not_among():
     scores = np.array([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
     among = np.array([[True, False, True, True], [False, True, True, True]])
-    assert best_mask(scores, among, 1).tolist() == [[False, False, True, False], [False, True, False, False]]
+    assert best_mask(scores, among, 1).tolist() == [[False, False, True, False], [False] * 4]
+    assert best_mask(scores, among, 3).tolist() == [[True, False, True, True], [False] * 4]
     assert best_mask(scores, among, 9).tolist() == among.tolist()
-    assert best_mask(scores, among, [2, 0]).tolist() == [[False, False, True, True], [False] * 4]
+    assert best_mask(scores, among, 0).tolist() == [[False] * 4] * 2
 
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from([-3.0, -1.0, 0.5, 2.0]), st.booleans()), min_size=1, max_size=30), st.data())
 def test_best_mask_is_a_stable_sort_cut_off(entries, data):
     count = data.draw(st.integers(-1, len(entries) + 1))
-    scores, among = (np.array([column]) for column in zip(*entries, strict=True))
+    scores, among = (np.array(column) for column in zip(*entries, strict=True))
     allowed = [place for place, (_, kept) in enumerate(entries) if kept]
     wanted = sorted(allowed, key=lambda place: -entries[place][0])[: max(count, 0)]
-    assert best_mask(scores, among, count)[0].nonzero()[0].tolist() == sorted(wanted)
+    assert best_mask(scores, among, count).nonzero()[0].tolist() == sorted(wanted)

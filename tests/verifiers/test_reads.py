@@ -6,7 +6,6 @@ import torch
 from drafttree import Sampling
 from drafttree.core import SeededRandomness
 from drafttree.engine import grow
-from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.policies import Chain, Template
 from drafttree.verifiers import (
@@ -34,11 +33,10 @@ def judged(verifier: type[Verifier], seed: int, monkeypatch) -> tuple[int, int]:
     sampling = Sampling(0.0 if verifier is Greedy else 1.0, seed=seed)
     cpu = torch.device("cpu")
     judge, randomness = verifier(sampling), SeededRandomness(seed, VOCAB, cpu).at(3)
-    sampler = None if judge.proposal.value == "top-k" else ChildSampler(judge.proposal, [randomness])
     policy = Chain(depth=5) if judge.chains_only else Template(tree="binary-3")
     session = ToyDraft([Table(VOCAB, seed=seed)], [[1]], torch.float32)
     drafted = AdjustedDraft([session], [LogitsAdjustment(judge, randomness)], cpu)
-    (tree,) = grow(policy, drafted, [1], [9], states=[None], sampler=sampler)
+    (tree,) = grow(policy, drafted, [1], [9], states=[None], proposal=judge.proposal, randomness=[randomness])
     logits = torch.randn(tree.size, VOCAB, generator=torch.Generator().manual_seed(seed))
     with monkeypatch.context() as patch, Reads(patch) as reads:
         judge.verify(tree, logits, randomness)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from drafttree.core.lazy import Array, Tensor, np
@@ -169,106 +169,127 @@ class DraftTree:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class PartialTree:
-    """The draft trees of a batch while they grow, as a policy may look at them.
+class GrowingTree:
+    """The tree of one text while it grows, in lists: it has some sixty nodes.
+
+    Args:
+        root: token id.
+        limit: no node is deeper.
+        state: what the policy has learned of the text.
+        proposal: as in `DraftTree`.
+        source: as in `DraftTree`.
 
     Attributes:
-        levels: for every level so far, the root's first, path log-probabilities and scores of the nodes of all
-            texts, one text after the other, and how many nodes each text has.
+        limit: as given.
+        state: as given.
+        tokens: as in `DraftTree`.
+        parents: as in `DraftTree`.
+        path_logprobs: as in `DraftTree`.
+        scores: as in `DraftTree`.
+        draft_probs: as in `DraftTree`.
+        frontier: the nodes that are expanded next.
+        first: the first node of the newest level.
+        above: of each node of this level, the row of its parent among the frontiers of all texts.
+        row: the row of the first node of its frontier.
     """
 
-    levels: Sequence[tuple[Array, Array, Sequence[int]]]
+    def __init__(
+        self, root: int, limit: int, state: Any = None, proposal: Proposal = Proposal.TOP_K, source: int = 0
+    ) -> None:
+        self.limit, self.state = limit, state
+        self.tokens, self.parents, self.path_logprobs, self.scores = [root], [-1], [0.0], [math.inf]
+        self.draft_probs = dict[int, Tensor]()
+        self.frontier, self.first, self.above, self.row = [0], 0, list[int](), 0
+        self._levels, self._widths, self._proposal, self._source = 0, list[int](), proposal, source
 
-    @property
-    def size(self) -> int:
-        """Columns so far, root and padding included."""
-        return sum(max(counts) for *_, counts in self.levels)
+    def add(self, tokens: list[int], parents: list[int], path_logprobs: list[float], scores: list[float]) -> None:
+        """Add the children of the frontier."""
+        self.tokens += tokens
+        self.parents += parents
+        self.path_logprobs += path_logprobs
+        self.scores += scores
+        self._widths.append(len(self.frontier))
+        self._levels += len(tokens) > 0
 
-    @property
-    def last_level(self) -> int:
-        """Columns of the last level, which are the tree's last."""
-        return max(self.levels[-1][-1])
-
-    @property
-    def path_logprobs(self) -> Array:
-        """`[batch, size]` path log-probability of every node; -inf marks padding."""
-        return np.concatenate([padded(paths, counts, -math.inf) for paths, _, counts in self.levels], 1)
-
-    @property
-    def scores(self) -> Array:
-        """`[batch, size]` what the policy ranks nodes by; -inf marks padding."""
-        return np.concatenate([padded(scores, counts, -math.inf) for _, scores, counts in self.levels], 1)
+    def tree(self) -> DraftTree:
+        """The tree so far, which nobody can change."""
+        columns = tuple(self.tokens), tuple(self.parents), tuple(self.path_logprobs), tuple(self.scores)
+        rest = self._proposal, {**self.draft_probs}, tuple(self._widths), self._source
+        return DraftTree(*columns, self._levels, *rest)
 
 
 @dataclass(eq=False)
 class Layer:
-    """The best candidates of every frontier node, sorted by probability: all that a policy sees.
+    """The best candidates of every frontier node of a text, sorted by probability: all that a policy sees.
 
     Its arrays are read-only: a policy that wrote into them could drop nodes that were drawn, which is not lossless.
 
     Attributes:
-        logprobs: `[batch, frontier, candidates]` draft log-probability given the frontier node.
-        parent_logprobs: `[batch, frontier]` path log-probability of the frontier nodes; -inf marks padding.
-        parent_scores: `[batch, frontier]` what the policy's `score` gave the frontier nodes, 0 for the root.
+        logprobs: `[frontier, candidates]` draft log-probability given the frontier node.
+        path_logprobs: `[frontier, candidates]` log-probability of each candidate's path from the root.
+        possible: `[frontier, candidates]` mask of all candidates that are possible at all.
         depth: level the candidates would join, 1 for children of the root.
-        tree: the trees so far, without this level.
         score: the policy's, which gives `scores`.
-        labels: `[batch, frontier]` what the policy's `label` gave the frontier nodes, or None.
-        states: per sequence, what the policy has learned of its text; empty for a policy that learns nothing.
+        labels: `[frontier]` what the policy's `label` gave the frontier nodes, or None.
         source: which model of the drafter drafts, 0 unless it has several.
     """
 
     logprobs: Array
-    parent_logprobs: Array
-    parent_scores: Array
+    path_logprobs: Array
+    possible: Array
     depth: int
-    tree: PartialTree
+    _growing: GrowingTree
     score: Callable[["Layer"], Array]
     labels: Array | None = None
-    states: tuple[Any, ...] = ()
     source: int = 0
+    _scores: Array | None = None
 
-    @cached_property
+    @property
+    def tree(self) -> DraftTree:
+        """The tree so far, without this level."""
+        return self._growing.tree()
+
+    @property
+    def state(self) -> Any:
+        """What the policy has learned of the text; None for a policy that learns nothing."""
+        return self._growing.state
+
+    @property
+    def parent_logprobs(self) -> Array:
+        """`[frontier]` path log-probability of the frontier nodes."""
+        paths = self._growing.path_logprobs
+        return np.array([paths[node] for node in self._growing.frontier], dtype=self.logprobs.dtype)
+
+    @property
+    def parent_scores(self) -> Array:
+        """`[frontier]` what the policy's `score` gave the frontier nodes, 0 for the root."""
+        scores = self._growing.scores
+        return np.array([scores[node] if node else 0.0 for node in self._growing.frontier], dtype=self.logprobs.dtype)
+
+    @property
     def scores(self) -> Array:
-        """`[batch, frontier, candidates]` what budget cuts and re-ranking order by; the policy is asked once."""
-        scores = self.score(self)
-        return scores if scores is self.path_logprobs else read_only(scores)
+        """`[frontier, candidates]` what budget cuts and re-ranking order by; the policy is asked once."""
+        if self._scores is None:
+            self._scores = self.score(self)
+            self._scores.setflags(write=False)
+        return self._scores
 
-    @cached_property
+    @property
     def rank(self) -> Array:
         """`[candidates]` rank of a candidate among its siblings, 0 for the most probable."""
-        return read_only(np.arange(self.logprobs.shape[-1]))
-
-    @cached_property
-    def path_logprobs(self) -> Array:
-        """`[batch, frontier, candidates]` log-probability of each candidate's path from the root."""
-        return read_only(self.parent_logprobs[..., None] + self.logprobs)
+        return _ranks(self.logprobs.shape[1])
 
     @property
     def confidence(self) -> Array:
-        """`[batch, frontier, 1]` probability of each frontier node's best candidate."""
-        return np.exp(self.logprobs[..., :1])
-
-    @cached_property
-    def possible(self) -> Array:
-        """`[batch, frontier, candidates]` mask of all candidates that are possible at all."""
-        return read_only(self.path_logprobs > -math.inf)
+        """`[frontier, 1]` probability of each frontier node's best candidate."""
+        return np.exp(self.logprobs[:, :1])
 
 
-def padded(values: Array, counts: Sequence[int], fill: float) -> Array:
-    """Entries `[nodes, ...]` of texts, one after the other, as `[batch, width, ...]`."""
-    if len(counts) == 1:
-        return values[None]
-    found = np.full((len(counts), max(counts), *values.shape[1:]), fill, dtype=values.dtype)
-    found[np.arange(max(counts)) < np.array(counts)[:, None]] = values
-    return found
-
-
-def read_only(values: Array) -> Array:
-    """The array, which nobody may write to any more."""
-    values.setflags(write=False)
-    return values
+@lru_cache(maxsize=64)
+def _ranks(count: int) -> Array:
+    ranks = np.arange(count)
+    ranks.setflags(write=False)
+    return ranks
 
 
 class Verdict(NamedTuple):

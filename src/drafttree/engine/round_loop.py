@@ -23,7 +23,6 @@ from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.tree import FORCED, DraftTree, Proposal, Verdict
 from drafttree.drafters.base import Drafter, Session, accepted_rows, sources_of
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch
-from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, Constrain, LogitsAdjustment
 from drafttree.engine.drafting.controller import Kind
 from drafttree.engine.memory import kept_tokens
@@ -330,14 +329,14 @@ class RoundLoop:
             )
             for request, own in zip(group.requests, randomness, strict=True)
         ]
-        proposal = first.verifier.proposal
         return grow(
             first.policy,
             AdjustedDraft(group.sessions, adjustments, self.target.device),
             [request.tokens[-1] for request in group.requests],
             [self.max_levels(request) for request in group.requests],
             states=[request.drafting.state for request in group.requests],
-            sampler=None if proposal is Proposal.TOP_K else ChildSampler(proposal, randomness),
+            proposal=first.verifier.proposal,
+            randomness=randomness,
             vocab=self.target.vocab_size,
             limits=limits,
             source=group.source,

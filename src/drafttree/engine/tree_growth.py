@@ -1,35 +1,39 @@
 """Growing draft trees: the machinery every policy shares, for one text and for many.
 
-Level by level: the drafter's logits of the frontiers become a `Layer` on the host, the policy's masks say which
-candidates join the trees and which are expanded, and this module cuts to the budget, compacts both sets and hands the
-next frontiers to the drafter. So the number of draft passes is the depth of the deepest tree, whatever its width.
+Level by level: the drafter's logits of the frontiers are read from the device, a policy sees the best candidates of one
+text after the other and says by two masks which of them join its tree and which of those are expanded, and this module
+cuts to the budget and hands the next frontiers to the drafter. So the number of draft passes is the depth of the
+deepest tree, whatever its width.
 
-A level is read from the device once: its best candidates, log-softmax and top-k being the device's work. A sampled tree
-reads twice: counts are decided on the host, then children are drawn.
+Any policy's tree can be drawn. Its masks then say how many children a node gets, from its distribution and from what
+was drawn before; only then are they drawn, and every drawn node stays in the tree. A budget is kept by not drawing. So
+a verifier may rely on the distribution it is told the children came from.
 """
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from itertools import accumulate, chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
-from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal, padded, read_only
+from drafttree.core.randomness import RoundRandomness
+from drafttree.core.tree import DraftTree, GrowingTree, Layer, Proposal
 from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
-from drafttree.engine.child_sampler import MIN_LOGPROB, ChildSampler
-from drafttree.engine.growing_tree import GrowingTree
-from drafttree.engine.policy_answers import checked_answer
 from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
+
+MIN_LOGPROB = -80.0
+"""Log-probability below which a token is not drawn: its probability would be lost in float32."""
+HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer", "stop": "bool"}
+"""What a policy is asked for, and of which kind its answers are."""
 
 
 class DraftRows(Protocol):
@@ -89,7 +93,8 @@ def grow(
     max_levels: Sequence[int],
     *,
     states: Sequence[Any],
-    sampler: ChildSampler | None = None,
+    proposal: Proposal = Proposal.TOP_K,
+    randomness: Sequence[RoundRandomness] = (),
     vocab: int | None = None,
     limits: Limits | None = None,
     source: int = 0,
@@ -106,7 +111,8 @@ def grow(
         roots: the last committed token of each text.
         max_levels: per text, the depth that no node exceeds; at least 1 for each of several texts.
         states: per text, what the policy has learned of it.
-        sampler: draws the children at random; None takes the draft's best tokens.
+        proposal: how children are chosen: the draft's best tokens, or in which way they are drawn.
+        randomness: per text, the randomness of this round; of use where children are drawn.
         vocab: the vocab of the target; columns beyond it count among the probabilities and are never drafted. None for
             no such.
         limits: leaves out nodes that the policy would expand, or draw; a policy that re-ranks then cuts nothing itself.
@@ -119,21 +125,25 @@ def grow(
     Raises:
         ConfigError: the policy answers with something else than masks.
     """
-    growth = Growth(policy, roots, max_levels, states, sampler, source, limits)
+    trees = [
+        GrowingTree(root, limit, state, proposal, source)
+        for root, limit, state in zip(roots, max_levels, states, strict=True)
+    ]
+    growth = Growth(policy, trees, proposal, randomness, vocab, limits, source)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
-    widths, drafting, is_chain = [1] * len(roots), True, policy.is_chain and not (sampler or limits)
+    drafting, is_chain = True, policy.is_chain and not limits and proposal is Proposal.TOP_K
     try:
         for depth in range(1, levels + 1):
             drafting = True
             rows = draft.root() if depth == 1 else draft.expand(growth.frontiers())
             drafting = False
-            growth.add_level(rows, widths, depth, vocab)
-            if depth == levels or not any(widths := growth.narrow(depth)):
+            growth.add_level(rows, depth)
+            if depth == levels or not growth.narrow(depth):
                 break
             if depth == 1 and is_chain:
                 drafting = True
-                if growth.add_chains(draft, min(levels, policy.budget - 1) - 1, vocab):
+                if growth.add_chains(draft, min(levels, policy.budget - 1) - 1):
                     break
     except Exception as error:
         if not ((drafting or is_out_of_memory(error)) and ends(error)):
@@ -142,225 +152,229 @@ def grow(
 
 
 class Growth:
-    """The trees of one round while they grow.
+    """The trees of one round while they grow. Arguments are those of `grow`.
 
-    A level is flat arrays, the candidates that joined of all texts behind each other. Only what a policy looks at has a
-    batch axis, padded to the widest frontier. Arguments are those of `grow`.
+    Trees are small and calls of numpy dear, so a level is arrays: a row for each node of the frontiers, those of all
+    texts behind each other. A policy sees the rows of one text.
     """
 
     def __init__(
         self,
         policy: TreePolicy,
-        roots: Sequence[int],
-        max_levels: Sequence[int],
-        states: Sequence[Any],
-        sampler: ChildSampler | None,
+        trees: Sequence[GrowingTree],
+        proposal: Proposal,
+        randomness: Sequence[RoundRandomness],
+        vocab: int | None,
+        limits: Limits | None,
         source: int,
-        limits: Limits | None = None,
     ) -> None:
-        self._policy, self._states, self._sampler, self._source = policy, tuple(states), sampler, source
-        self._limits, self._may_exceed = limits, policy.reranks and sampler is None
-        self._texts = [GrowingTree(*each) for each in zip(roots, max_levels, strict=True)]
-        self._paths = self._scores = _zeros(len(roots))
+        self._policy, self._trees, self._proposal, self._randomness = policy, trees, proposal, randomness
+        self._vocab, self._limits, self._source = vocab, limits, source
+        self._draws = proposal is not Proposal.TOP_K
+        self._may_exceed = policy.reranks and not self._draws
+        self._is_foreign = not type(policy).__module__.startswith("drafttree.policies.")
+        self._hooks = {hook for hook in HOOKS if getattr(type(policy), hook, None) is not getattr(TreePolicy, hook)}
+        # Of each row: the node, its path's log-probability and its label.
+        self._nodes, self._paths = np.zeros(len(trees), dtype=int), np.zeros(len(trees), dtype=np.float32)
         self._labels: Array | None = None
-        self._levels = [_root_level(len(roots))]
-        self._stops = type(policy).stop is not TreePolicy.stop
 
     def frontiers(self) -> list[Frontier]:
-        """The nodes to expand."""
-        return [text.expanding() for text in self._texts]
+        """The nodes to expand, as a drafter is told of them."""
+        return [
+            Frontier(
+                [tree.tokens[node] for node in tree.frontier],
+                [tree.above[node - tree.first] - tree.row for node in tree.frontier],
+            )
+            for tree in self._trees
+        ]
 
-    def add_level(self, logits: Tensor, widths: Sequence[int], depth: int, vocab: int | None) -> None:
-        """Add a level to the trees.
+    def add_level(self, logits: Tensor, depth: int) -> None:
+        """Add the children of the frontiers to the trees.
 
         Args:
-            logits: `[nodes, vocab]` of the draft for the frontiers.
-            widths: nodes of each frontier.
-            depth: the depth of the level.
-            vocab: columns of tokens that may be drafted; None for all.
+            logits: `[rows, vocab]` of the draft.
+            depth: the depth of the children.
         """
-        for text, width in zip(self._texts, widths, strict=True):
-            if width:
-                text.widths.append(width)
-        layer, tokens, keep = self._choose(logits, widths, depth, vocab)
-        policy, shape = self._policy, keep.shape
-        if (expand := policy.expand(layer)) is not None:
-            expand = checked_answer(policy, "expand", expand, "b", shape)
-        if (labels := policy.label(layer)) is not None:
-            labels = checked_answer(policy, "label", labels, "i", shape)
+        self._growing = [tree for tree in self._trees if tree.frontier]
+        logprobs, tokens = best_candidates(logits, self._policy.candidates(depth), self._vocab)
+        paths, layers = self._layers(logprobs, depth)
+        masks = [self._kept(layer, tree) for layer, tree in zip(layers, self._growing, strict=True)]
+        if self._draws:
+            tokens, logprobs, counts = self._draw(layers, masks, logits)
+            paths, layers = self._layers(logprobs, depth)
+            masks = [layer.rank < own for layer, own in zip(layers, counts, strict=True)]
+        keep = _joined(masks)
         at = keep.reshape(-1).nonzero()[0]
-        above, paths = at // keep.shape[2], read_only(layer.path_logprobs.reshape(-1)[at])
-        scores = paths if layer.scores is layer.path_logprobs else read_only(layer.scores.reshape(-1)[at])
-        self._new = _Level(
-            tokens=tokens.reshape(-1)[at],
-            above=above,
-            paths=paths,
-            scores=scores,
-            labels=None if labels is None else labels.reshape(-1)[at],
-            expand=None if expand is None else expand.reshape(-1)[at],
-            counts=_counts(at, keep),
-            width=keep.shape[1],
+        paths, rows, labels = paths.reshape(-1)[at], at // keep.shape[1], None
+        above, parents, ids, values = (
+            each.tolist() for each in (rows, self._nodes[rows], tokens.reshape(-1)[at], paths)
         )
-        self._join()
+        scores, expands = values, [True] * len(values)
+        if "score" in self._hooks and any(layer.scores is not layer.path_logprobs for layer in layers):
+            scores = _joined([layer.scores for layer in layers]).reshape(-1)[at].tolist()
+        if "label" in self._hooks and (found := [self._ask("label", layer) for layer in layers])[0] is not None:
+            labels = _joined(found).reshape(-1)[at]
+        if "expand" in self._hooks:
+            found = [self._ask("expand", layer) for layer in layers]
+            if any(own is not None for own in found):
+                found = [mask if own is None else own & mask for own, mask in zip(found, masks, strict=True)]
+                expands = _joined(found).reshape(-1)[at].tolist()
+        self._level = paths, labels
+        row = begin = 0
+        for tree in self._growing:
+            width, first = len(tree.frontier), len(tree.tokens)
+            end = bisect_left(above, row + width, begin)
+            part = slice(begin, end)
+            tree.add(ids[part], parents[part], values[part], scores[part])
+            tree.first, tree.above, tree.row = first, above[part], row
+            tree.frontier = [node for node, wanted in enumerate(expands[part], first) if wanted]
+            row, begin = row + width, end
 
-    def _join(self) -> None:
-        """Append the newest level's nodes to their trees."""
-        new, begin = self._new, 0
-        columns = new.tokens.tolist(), new.above.tolist(), new.paths.tolist()
-        scores = columns[2] if new.scores is new.paths else new.scores.tolist()
-        for place, (text, count) in enumerate(zip(self._texts, new.counts, strict=True)):
-            part, offset = slice(begin, begin := begin + count), place * new.width
-            above = [place - offset for place in columns[1][part]] if offset else columns[1][part]
-            text.add(columns[0][part], above, columns[2][part], scores[part])
+    def _layers(self, logprobs: Array, depth: int) -> tuple[Array, list[Layer]]:
+        """The log-probabilities of all paths, and what the policy sees of each text."""
+        paths = self._paths[:, None] + logprobs
+        possible = paths > -math.inf
+        for values in (logprobs, paths, possible):
+            values.setflags(write=False)
+        layers, row = list[Layer](), 0
+        for tree in self._growing:
+            rows = slice(row, row := row + len(tree.frontier))
+            labels = None if self._labels is None else self._labels[rows]
+            arrays = logprobs[rows], paths[rows], possible[rows]
+            layers.append(Layer(*arrays, depth, tree, self._score, labels, self._source))
+        return paths, layers
 
-    def _choose(
-        self, logits: Tensor, widths: Sequence[int], depth: int, vocab: int | None
-    ) -> tuple[Layer, Array, Array]:
-        """The candidates of a level, their tokens, and which of them join the trees, within the budget."""
-        policy = self._policy
-        logprobs, tokens = best_candidates(logits, policy.candidates(depth), vocab)
-        layer = Layer(
-            logprobs=read_only(padded(logprobs, widths, -math.inf)),
-            parent_logprobs=read_only(self._paths),
-            parent_scores=read_only(self._scores),
-            depth=depth,
-            tree=PartialTree(tuple(self._levels)),
-            score=self._score,
-            labels=self._labels,
-            states=self._states,
-            source=self._source,
-        )
-        keep = policy.keep(layer)
+    def _kept(self, layer: Layer, tree: GrowingTree) -> Array:
+        """Which candidates the policy keeps, within the budget."""
+        keep = self._ask("keep", layer)
         if keep is not layer.possible:
-            keep = checked_answer(policy, "keep", keep, "b", layer.logprobs.shape) & layer.possible
-        room = [policy.budget - text.size for text in self._texts]
-        if self._sampler:
-            return self._draw(self._sampler, layer, keep, logits.log_softmax(-1)[..., :vocab], widths, room)
-        overfull = not self._may_exceed and keep.size > min(room) * len(room)
-        if overfull and any(np.count_nonzero(own) > left for own, left in zip(keep, room, strict=True)):
-            keep = best_mask(layer.scores, keep, room)
-        return layer, padded(tokens, widths, 0), keep
+            keep = keep & layer.possible
+        room = self._policy.budget - len(tree.tokens)
+        if self._may_exceed or self._draws or keep.size <= room or np.count_nonzero(keep) <= room:
+            return keep
+        return best_mask(layer.scores, keep, room)
 
     def _score(self, layer: Layer) -> Array:
-        scores = self._policy.score(layer)
-        if scores is layer.path_logprobs:
-            return scores
-        return checked_answer(self._policy, "score", scores, "f", layer.logprobs.shape)
+        return self._ask("score", layer)
+
+    def _ask(self, hook: str, layer: Layer) -> Any:
+        """What the policy answers; it is checked if its class is not one of ours."""
+        found = getattr(self._policy, hook)(layer)
+        return self._checked(hook, found, layer.logprobs.shape) if self._is_foreign else found
 
     def _draw(
-        self, sampler: ChildSampler, layer: Layer, keep: Array, rows: Tensor, widths: Sequence[int], room: Sequence[int]
-    ) -> tuple[Layer, Array, Array]:
-        """As many drawn children as the policy keeps candidates and the budget has room for."""
-        wanted = (keep & (layer.logprobs >= MIN_LOGPROB)).sum(2)
-        if self._limits and (most := self._limits.children(self._texts, layer.depth)) is not None:
-            wanted = np.minimum(wanted, padded(np.array([*chain.from_iterable(most)]), widths, 0))
-        counts = np.minimum(wanted, (np.array(room)[:, None] - (wanted.cumsum(1) - wanted)).clip(0))
-        own = [row[:width] for row, width in zip(counts.tolist(), widths, strict=True)]
-        tokens, logprobs, probs = sampler.draw(rows, own, layer.depth)
-        shape = *counts.shape, max(int(counts.max()), 1)
-        ids, seen = np.zeros(shape, dtype=np.int64), np.full(shape, -math.inf, dtype=layer.logprobs.dtype)
-        for place, (nodes, values) in enumerate(zip(tokens, logprobs, strict=True)):
-            if nodes and nodes[0]:
-                ids[place, : len(nodes), : len(nodes[0])] = nodes
-                seen[place, : len(nodes), : len(nodes[0])] = values
-        begin = 0
-        for text, width in zip(self._texts, widths, strict=True):
-            text.probs.update(zip(text.frontier[:width], probs[begin : begin + width], strict=True))
-            begin += width
-        return replace(layer, logprobs=read_only(seen)), ids, np.arange(shape[2]) < counts[..., None]
+        self, layers: Sequence[Layer], masks: Sequence[Array], logits: Tensor
+    ) -> tuple[Array, Array, list[Array]]:
+        """As many drawn children as the policy keeps candidates and the budget has room for.
 
-    def add_chains(self, draft: DraftRows, count: int, vocab: int | None) -> bool:
+        Returns:
+            Token ids and log-probabilities `[nodes, children]` in draw order, and how many each node of a text has
+            `[frontier, 1]`; those beyond mean nothing.
+        """
+        depth, pairs = layers[0].depth, zip(masks, layers, strict=True)
+        wanted = [(mask & (layer.logprobs >= MIN_LOGPROB)).sum(1).tolist() for mask, layer in pairs]
+        if self._limits and (most := self._limits.children(self._trees, depth)) is not None:
+            wanted = [[*map(min, own, limit)] for own, limit in zip(wanted, filter(None, most), strict=True)]
+        for own, tree in zip(wanted, self._growing, strict=True):
+            room = self._policy.budget - len(tree.tokens)
+            for place, count in enumerate(own):
+                own[place] = max(min(count, room), 0)
+                room -= count
+        rows = logits.log_softmax(-1)[..., : self._vocab]
+        counts = torch.tensor([count for own in wanted for count in own], device=rows.device)
+        probs = rows.masked_fill(counts[:, None] == 0, 0.0).softmax(-1)
+        probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
+        drawn = rows.new_zeros(2, len(rows), max(1, *map(max, wanted)), dtype=torch.float64)
+        drawn[1] = -math.inf
+        randomness = [own for own, tree in zip(self._randomness, self._trees, strict=True) if tree.frontier]
+        row = 0
+        for own, tree, each in zip(wanted, self._growing, randomness, strict=True):
+            part, most = slice(row, row := row + len(own)), max(own)
+            first = probs[part]
+            if most:
+                tokens, first = each.children(first, counts[part], most, self._proposal, depth)
+                drawn[0, part, :most], drawn[1, part, :most] = tokens, rows[part].gather(1, tokens)
+            tree.draft_probs.update(zip(tree.frontier, first, strict=True))
+        tokens, logprobs = drawn.cpu().numpy()
+        found = tokens.astype(np.int64), logprobs.astype(layers[0].logprobs.dtype)
+        return *found, [np.array(own)[:, None] for own in wanted]
+
+    def add_chains(self, draft: DraftRows, count: int) -> bool:
         """Add all further levels of trees that are chains, where the drafter drafts them in one call."""
-        if any(len(text.frontier) != 1 for text in self._texts):
+        if any(len(tree.frontier) != 1 for tree in self._trees):
             return False
-        found = draft.chain([text.tokens[-1] for text in self._texts], count, sys.maxsize if vocab is None else vocab)
+        found = draft.chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
         if found is None:
             return False
-        paths = np.cumsum([self._paths[:, 0], *found[1]], axis=0, dtype=np.float32)[1:]
-        for text, tokens, own in zip(self._texts, found[0].T.tolist(), paths.T.tolist(), strict=True):
-            for token, path in zip(tokens[: text.limit - 1], own, strict=False):
-                text.add([token], [0], [path], [path])
-                text.frontier = [text.first]
-                text.widths.append(1)
+        paths = np.cumsum([self._paths, *found[1]], axis=0, dtype=np.float32)[1:]
+        for tree, tokens, own in zip(self._trees, found[0].T.tolist(), paths.T.tolist(), strict=True):
+            for token, path in zip(tokens[: tree.limit - 1], own, strict=False):
+                tree.frontier = [len(tree.tokens) - 1]
+                tree.add([token], tree.frontier, [path], [path])
         return True
 
-    def narrow(self, depth: int) -> list[int]:
-        """Choose the nodes to expand next; how many there are of each text."""
-        new, policy = self._new, self._policy
-        self._levels.append((new.paths, new.scores, new.counts))
-        expand = new.expand.tolist() if new.expand is not None else [True] * len(new.tokens)
-        stopped, begin = self._stopped(expand), 0
-        for text, count, stops in zip(self._texts, new.counts, stopped, strict=True):
-            part, begin = expand[begin : begin + count], begin + count
-            ends = stops or text.limit <= depth or (not self._may_exceed and text.size >= policy.budget)
-            text.frontier = [] if ends else [text.first + place for place, wanted in enumerate(part) if wanted]
+    def narrow(self, depth: int) -> bool:
+        """Choose the nodes to expand next; whether there are any."""
+        for tree in self._growing:
+            ends = tree.limit <= depth or (not self._may_exceed and len(tree.tokens) >= self._policy.budget)
+            if tree.frontier and (ends or self._stops(tree)):
+                tree.frontier = []
         if self._limits:
-            for text, frontier in zip(self._texts, self._limits.expand(self._texts, depth), strict=True):
-                text.frontier = [*frontier]
-        widths = [len(text.frontier) for text in self._texts]
-        if any(widths):
-            self._descend(widths)
-        return widths
+            for tree, frontier in zip(self._trees, self._limits.expand(self._trees, depth), strict=True):
+                tree.frontier = [*frontier]
+        nodes, chosen, begin = list[int](), list[int](), 0
+        for tree in self._growing:
+            offset = begin - tree.first
+            nodes += tree.frontier
+            chosen += [node + offset for node in tree.frontier]
+            begin = offset + len(tree.tokens)
+        paths, labels = self._level
+        self._nodes, self._paths = np.array(nodes), paths[chosen]
+        if labels is not None:
+            self._labels = labels[chosen]
+            self._labels.setflags(write=False)
+        return bool(chosen)
 
-    def _stopped(self, expand: Sequence[bool]) -> Sequence[bool]:
-        """Which trees the policy ends here."""
-        if not self._stops:
-            return [False] * len(self._texts)
-        paths = np.where(np.array(expand, dtype=bool), self._new.paths, -math.inf)
-        stopped = self._policy.stop(PartialTree(tuple(self._levels)), padded(paths, self._new.counts, -math.inf))
-        if stopped is None:
-            return [False] * len(self._texts)
-        return checked_answer(self._policy, "stop", stopped, "b", (len(self._texts),)).tolist()
+    def _stops(self, tree: GrowingTree) -> bool:
+        """Whether the policy ends a tree here."""
+        if "stop" not in self._hooks:
+            return False
+        frontier = np.array([tree.path_logprobs[node] for node in tree.frontier], dtype=self._level[0].dtype)
+        found = self._policy.stop(tree.tree(), frontier)
+        return bool(self._checked("stop", found, ()) if self._is_foreign else found)
 
-    def _descend(self, widths: Sequence[int]) -> None:
-        """Go to the new frontiers."""
-        new = self._new
-        columns = [new.paths, new.scores, *([] if new.labels is None else [new.labels])]
-        if sum(widths) < len(new.tokens):
-            begins = [0, *accumulate(new.counts)]
-            chosen = [
-                begin + node - text.first
-                for text, begin in zip(self._texts, begins, strict=False)
-                for node in text.frontier
-            ]
-            columns = [column[chosen] for column in columns]
-        if len(widths) == 1:
-            columns = [column[None] for column in columns]
-        else:
-            fills = -math.inf, -math.inf, 0
-            columns = [padded(column, widths, fill) for column, fill in zip(columns, fills, strict=False)]
-        self._paths, self._scores, *labels = columns
-        self._labels = read_only(labels[0]) if labels else None
+    def _checked(self, hook: str, found: Any, shape: tuple[int, ...]) -> Any:
+        """What a policy, which may be a user's own, has answered.
+
+        Raises:
+            ConfigError: it is no array of the kind that is wanted, or does not fit the shape.
+        """
+        kind, name = HOOKS[hook], f"{type(self._policy).__name__}.{hook}"
+        if found is None and hook in ("expand", "label", "stop"):
+            return found
+        if isinstance(found, bool | np.bool_) and hook == "stop":
+            return found
+        if isinstance(found, np.ndarray) and found.dtype.kind == kind[0]:
+            if found.shape == shape:
+                return found
+            try:
+                return np.broadcast_to(found, shape)
+            except ValueError:
+                pass
+        if isinstance(found, Tensor):
+            raise ConfigError(f"{name} returns a torch tensor; policies decide on numpy arrays, see docs/writing.md")
+        shown = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+        wanted = f"{kind} array that fits {list(shape)}" if shape else f"{kind}, or None"
+        raise ConfigError(f"{name} returns {shown}; it must return a {wanted}")
 
     def trees(self) -> list[DraftTree]:
         """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
-        proposal = self._sampler.proposal if self._sampler else Proposal.TOP_K
-        trees = [text.finish(proposal, self._source) for text in self._texts]
+        trees = [tree.tree() for tree in self._trees]
         return [tree.best(self._policy.budget) for tree in trees] if self._may_exceed and not self._limits else trees
 
 
-class _Level(NamedTuple):
-    """The nodes of a level, those of all texts behind each other.
-
-    Attributes:
-        tokens: token ids.
-        above: place of the parent among the places of all frontiers, padding counted.
-        paths: path log-probabilities.
-        scores: what the policy ranks them by; the same array where that is the path's log-probability.
-        labels: what the policy hands down, or None.
-        expand: which of them the policy expands, None for all.
-        counts: how many there are of each text.
-        width: the width of a padded frontier.
-    """
-
-    tokens: Array
-    above: Array
-    paths: Array
-    scores: Array
-    labels: Array | None
-    expand: Array | None
-    counts: tuple[int, ...]
-    width: int
+def _joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def best_candidates(logits: Tensor, width: int, vocab: int | None = None) -> tuple[Array, Array]:
@@ -390,22 +404,3 @@ def best_candidates(logits: Tensor, width: int, vocab: int | None = None) -> tup
     # in one copy; float64 holds every token id
     both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()
     return both[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), both[1].astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def _zeros(batch: int) -> Array:
-    """What is known of roots when a round begins, `[batch, 1]`."""
-    return read_only(np.zeros((batch, 1), dtype=np.float32))
-
-
-@lru_cache(maxsize=64)
-def _root_level(batch: int) -> tuple[Array, Array, Sequence[int]]:
-    """Path log-probabilities and scores of roots, and how many there are of each text; see `PartialTree.levels`."""
-    return _zeros(batch)[:, 0], read_only(np.full(batch, np.inf, dtype=np.float32)), (1,) * batch
-
-
-def _counts(at: Array, keep: Array) -> tuple[int, ...]:
-    """How many entries of a mask `[batch, ...]` at these flat places each text has."""
-    if len(keep) == 1:
-        return (len(at),)
-    return tuple(np.bincount(at // keep[0].size, minlength=len(keep)).tolist())

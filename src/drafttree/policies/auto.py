@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from drafttree.core.lazy import Array, np
+from drafttree.core.lazy import Array
 from drafttree.core.tree import Layer, Proposal
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -53,7 +53,7 @@ class Auto(TreePolicy):
 
     def expand(self, layer: Layer) -> Array | None:
         if self.flat:
-            return np.broadcast_to(layer.rank == 0, layer.logprobs.shape)
-        if layer.logprobs.size <= self.budget * len(layer.logprobs):
+            return layer.rank == 0
+        if layer.logprobs.size <= self.budget:
             return None
         return best_mask(layer.path_logprobs, layer.possible, self.budget)  # bounds the work where nothing narrows it

@@ -1,6 +1,6 @@
 """A tree policy is two masks over a `Layer`: which candidates join the tree, and which of those are expanded next.
 
-Budget cuts, compaction to the next frontier and padding are shared by all policies and lie in
+It sees one text. Budget cuts and the next frontier are shared by all policies and lie in
 `drafttree.engine.tree_growth`, so a paper's method is a dozen lines that can be read beside the paper. Masks are numpy
 arrays: what a policy decides on is some hundred numbers on the host, and no operation on a device is as cheap.
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.lazy import Array, np
-from drafttree.core.tree import DraftTree, Layer, PartialTree, Proposal
+from drafttree.core.tree import DraftTree, Layer, Proposal
 
 
 @dataclass(frozen=True)
@@ -145,35 +145,30 @@ class TreePolicy(BaseModel):
         return True
 
     def keep(self, layer: Layer) -> Array:
-        """Bool that broadcasts to `[batch, frontier, candidates]`: which candidates join the tree."""
+        """Bool that broadcasts to `[frontier, candidates]`: which candidates join the tree."""
         raise NotImplementedError
 
     def expand(self, layer: Layer) -> Array | None:
         """Bool as of `keep`: which kept candidates are expanded; None for all of them."""
 
     def score(self, layer: Layer) -> Array:
-        """`[batch, frontier, candidates]` what budget cuts and re-ranking order by; never above the parent's."""
+        """`[frontier, candidates]` what budget cuts and re-ranking order by; never above the parent's."""
         return layer.path_logprobs
 
     def label(self, layer: Layer) -> Array | None:
-        """Int64 `[batch, frontier, candidates]` to hand down to the kept candidates, or None."""
+        """Int64 `[frontier, candidates]` to hand down to the kept candidates, or None."""
 
-    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
-        """Bool `[batch]`: which sequences stop here; None for none of them.
+    def stop(self, tree: DraftTree, frontier: Array) -> bool | None:
+        """Whether the tree ends here; None for no.
 
         Args:
             tree: the tree so far, to look at.
-            frontier: `[batch, width]` path log-probabilities of the nodes to expand next; -inf marks padding.
+            frontier: `[width]` path log-probabilities of the nodes to expand next.
         """
 
     def observe(self, state: Any, outcome: RoundOutcome) -> Any:
         """The state of a text after a round, given the one before it."""
         return state
-
-
-def by_sequence(layer: Layer, values: Sequence[float]) -> Array:
-    """A number per sequence to compare a layer with: `[batch, 1, 1]`, in the layer's dtype."""
-    return np.array(values, dtype=layer.logprobs.dtype)[:, None, None]
 
 
 def creation_scores(layer: Layer) -> Array:
@@ -184,30 +179,26 @@ def creation_scores(layer: Layer) -> Array:
     return np.zeros_like(layer.path_logprobs)
 
 
-def best_mask(scores: Array, among: Array, count: int | Sequence[int]) -> Array:
+def best_mask(scores: Array, among: Array, count: int) -> Array:
     """The `count` highest scores among `among` as a mask of the same shape, ties to the lower index.
 
+    A partition takes an eighth of the time of sorting everything.
+
     Args:
-        scores: `[batch, ...]`, ranked over everything but the batch axis.
+        scores: an array of any shape.
         among: bool of the same shape.
-        count: how many to take at most, one number or one per sequence; all of `among` where it holds fewer.
+        count: how many to take at most; all of `among` where it holds fewer.
     """
-    ranked, counts = np.where(among, scores, -math.inf), [count] * len(scores) if isinstance(count, int) else count
-    best = [_best_of_one(own.reshape(-1), most) for own, most in zip(ranked, counts, strict=True)]
-    return np.stack(best).reshape(scores.shape) & among
-
-
-def _best_of_one(scores: Array, count: int) -> Array:
-    """`best_mask` for one sequence `[candidates]`, by a partition: sorting everything takes eight times as long."""
-    if not 0 < count < len(scores):
-        return np.full(len(scores), count > 0)
-    least = np.partition(scores, len(scores) - count)[len(scores) - count]
-    best = scores >= least
+    if not 0 < count < scores.size:
+        return among & (count > 0)
+    ranked = np.where(among, scores, -math.inf).reshape(-1)
+    least = np.partition(ranked, ranked.size - count)[ranked.size - count]
+    best = ranked >= least
     if np.count_nonzero(best) > count:  # among those that tie for the last places the first ones stay
-        above = scores > least
+        above = ranked > least
         ties = np.flatnonzero(best & ~above)
         best[ties[count - np.count_nonzero(above) :]] = False
-    return best
+    return best.reshape(scores.shape) & among
 
 
 def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from drafttree.core.lazy import Array, np
 from drafttree.core.tree import Layer
-from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, by_sequence, creation_scores
+from drafttree.policies.base import RoundOutcome, TextContext, TreePolicy, creation_scores
 
 FEWEST_TEXTS = 5
 """Texts before the authors' code adapts, unless the window is shorter."""
@@ -118,10 +118,11 @@ class DynaTree(TreePolicy):
             return layer.rank < 1
         if not self.breadth:
             return layer.rank < self.mid_breadth
-        high = by_sequence(layer, [state.high for state in layer.states])
-        confidence = layer.confidence
-        breadth = np.where(confidence < self.low, self.max_breadth, self.mid_breadth)
-        return layer.rank < np.where(confidence >= high, self.min_breadth, breadth)
+        breadths = [
+            self.min_breadth if sure >= layer.state.high else self.max_breadth if sure < self.low else self.mid_breadth
+            for sure in layer.confidence[:, 0].tolist()
+        ]
+        return layer.rank < np.array(breadths)[:, None]
 
     def score(self, layer: Layer) -> Array:
         return creation_scores(layer) if self.first_come else layer.path_logprobs
@@ -129,15 +130,9 @@ class DynaTree(TreePolicy):
     def expand(self, layer: Layer) -> Array:
         floor = max(self.prune_below, self.stop_below) if self.depth else self.prune_below
         probable = layer.path_logprobs >= _log(floor)
-        if all(layer.depth < round(state.base_depth) for state in layer.states):
+        if layer.depth < round(layer.state.base_depth):
             return probable
-        return probable & (layer.path_logprobs > by_sequence(layer, [self._bound(layer, s) for s in layer.states]))
-
-    def _bound(self, layer: Layer, state: DynaTreeState) -> float:
-        """The log-probability that a path of a level has to exceed to be expanded."""
-        if layer.depth < round(state.base_depth):
-            return -math.inf
-        return _log(state.deep_above) if self.depth else math.inf
+        return probable & (layer.path_logprobs > (_log(layer.state.deep_above) if self.depth else math.inf))
 
     def observe(self, state: DynaTreeState, outcome: RoundOutcome) -> DynaTreeState:
         if not self.history or not outcome.levels:

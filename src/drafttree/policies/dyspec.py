@@ -3,7 +3,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from drafttree.core.lazy import Array, np
-from drafttree.core.tree import Layer, PartialTree
+from drafttree.core.tree import DraftTree, Layer
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -29,15 +29,11 @@ class DySpec(TreePolicy):
         probs = np.exp(layer.logprobs)
         with np.errstate(divide="ignore"):
             remaining = np.log((1 - (probs.cumsum(-1) - probs)).clip(0))
-        return layer.parent_logprobs[..., None] + np.maximum(remaining, layer.logprobs)
+        return layer.parent_logprobs[:, None] + np.maximum(remaining, layer.logprobs)
 
     def keep(self, layer: Layer) -> Array:
         return best_mask(layer.scores, layer.possible, self.budget - 1)
 
-    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
+    def stop(self, tree: DraftTree, frontier: Array) -> bool:
         """Stop once no deeper slot can be among the best: a node's first slot is worth its path probability."""
-        if tree.size < self.budget:
-            return None
-        place = tree.size - self.budget
-        worst = np.partition(tree.scores, place, axis=1)[:, place, None]
-        return np.all(frontier <= worst, axis=1)
+        return tree.size >= self.budget and frontier.max() <= sorted(tree.scores)[-self.budget]

@@ -1,9 +1,10 @@
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from drafttree.core.lazy import Array, np
-from drafttree.core.tree import Layer, PartialTree
+from drafttree.core.tree import DraftTree, Layer
 from drafttree.policies.base import TreePolicy, best_mask
 
 
@@ -27,12 +28,12 @@ class OptTree(TreePolicy):
     def keep(self, layer: Layer) -> Array:
         return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 
-    def stop(self, tree: PartialTree, frontier: Array) -> Array:
-        paths = tree.path_logprobs
-        return self._expected(paths) - self._expected(paths[:, : -tree.last_level]) <= self.threshold
+    def stop(self, tree: DraftTree, frontier: Array) -> bool:
+        paths, last = tree.path_logprobs, tree.depths.index(tree.levels)
+        after, before = (self._expected(seen, frontier.dtype) for seen in (paths, paths[:last]))
+        return bool(after - before <= self.threshold)
 
-    def _expected(self, paths: Array) -> Array:
-        """`[batch]` expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
-        best = np.partition(paths, paths.shape[1] - min(self.budget, paths.shape[1]), axis=1)[:, -self.budget :]
-        # numpy's exp and sum round by the strides of an array, and a text must not grow another tree in company
-        return np.exp(np.sort(best, axis=1))[:, ::-1].cumsum(1)[:, -1:].sum(1)
+    def _expected(self, paths: Sequence[float], dtype: "np.dtype") -> float:
+        """Expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
+        best = np.array(sorted(paths, reverse=True)[: self.budget], dtype=dtype)
+        return np.exp(best).cumsum()[-1]

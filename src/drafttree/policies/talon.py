@@ -35,5 +35,4 @@ class Talon(TreePolicy):
             return layer.possible if layer.depth == 1 else best_mask(layer.path_logprobs, layer.possible, self.width)
         if not self.margin:
             return layer.possible
-        anchor = layer.path_logprobs.max(axis=(1, 2), keepdims=True)
-        return layer.path_logprobs >= anchor + math.log(self.margin)
+        return layer.path_logprobs >= layer.path_logprobs.max() + math.log(self.margin)

@@ -1,4 +1,4 @@
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -91,25 +91,29 @@ class Template(TreePolicy):
 
     def label(self, layer: Layer) -> Array:
         """The index of each candidate in the list of paths, the root's being 0; -1 for one that is not in the list."""
-        children = _children(self._sorted)[:, : layer.logprobs.shape[-1]]
-        return children[np.zeros_like(layer.parent_logprobs, dtype=int) if layer.labels is None else layer.labels]
+        return self._of(layer, self._tables[0])
 
     def keep(self, layer: Layer) -> Array:
-        return self.label(layer) >= 0
+        return self._of(layer, self._tables[1])
 
     def expand(self, layer: Layer) -> Array:
-        branches = np.any(_children(self._sorted) >= 0, axis=1)
-        return branches[self.label(layer).clip(0)]
+        return self._of(layer, self._tables[2])
 
+    def _of(self, layer: Layer, table: Array) -> Array:
+        """The rows of a table that are about the nodes of the frontier."""
+        rows = table[:1] if layer.labels is None else table.take(layer.labels, axis=0)
+        return rows[:, : layer.logprobs.shape[1]]
 
-@lru_cache(maxsize=64)
-def _children(paths: tuple[Path, ...]) -> Array:
-    """Int64 `[1 + paths, children]`: the index of the child with a rank of each path, the root first; -1 for none."""
-    index = {(): 0} | {path: place for place, path in enumerate(paths, start=1)}
-    children = np.full((len(index), 1 + max(path[-1] for path in paths)), -1)
-    for path in paths:
-        children[index[path[:-1]], path[-1]] = index[path]
-    return children
+    @cached_property
+    def _tables(self) -> tuple[Array, Array, Array]:
+        """Of each path, the root first, and each rank `[1 + paths, children]`: the index of the child, -1 for none;
+        whether there is one; and whether it has children."""
+        index = {(): 0} | {path: place for place, path in enumerate(self._sorted, start=1)}
+        children = np.full((len(index), self.candidates(1)), -1)
+        for path in self._sorted:
+            children[index[path[:-1]], path[-1]] = index[path]
+        kept = children >= 0
+        return children, kept, np.any(kept, axis=1)[children.clip(0)]
 
 
 def _path(text: str) -> Path:

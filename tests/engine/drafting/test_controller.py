@@ -9,6 +9,7 @@ import pytest
 
 from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.tree import GrowingTree
 from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.acceptance import MOST, Acceptance
 from drafttree.engine.drafting.controller import (
@@ -23,7 +24,6 @@ from drafttree.engine.drafting.controller import (
     as_written,
 )
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.growing_tree import GrowingTree
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.policies import Auto, Chain
 from helpers.trees import tree_of
@@ -213,8 +213,9 @@ def test_a_head_that_may_be_misread_is_asked_more_often():
 def growing(*parents: int, chance: float = 0.5) -> GrowingTree:
     """A tree of one level at whose end a gate is asked."""
     text = GrowingTree(1, 9)
-    text.add([*range(len(parents))], [*parents], [math.log(chance / (1 + place)) for place in range(len(parents))], [])
-    text.frontier = [*range(1, text.size)]
+    paths = [math.log(chance / (1 + place)) for place in range(len(parents))]
+    text.add([*range(len(parents))], [*parents], paths, paths)
+    text.frontier = [*range(1, len(text.tokens))]
     return text
 
 

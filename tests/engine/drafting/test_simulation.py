@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ import torch
 from drafttree import DraftTree
 from drafttree.core import Proposal
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
+from drafttree.core.tree import GrowingTree
 from drafttree.drafters import Session
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.growing_tree import GrowingTree
 from drafttree.policies import Auto
 
 CHILDREN = 4
@@ -87,17 +87,16 @@ class Text(GrowingTree):
 
     def grow(self) -> None:
         """Add the children of the frontier."""
-        frontier, begin = self.frontier, self.size
+        frontier, begin = self.frontier, len(self.tokens)
         paths, chances = list[float](), list[float]()
         for node in frontier:
             seen, true = (SURE, self.world.sure) if self.rng.random() < 0.5 else (UNSURE, self.world.unsure)
             paths += [self.path_logprobs[node] + logprob for logprob in seen]
             chances += [self.chances[node] * chance for chance in true]
-        self.widths.append(len(frontier))
-        above = [place for place in range(len(frontier)) for _ in range(CHILDREN)]
-        self.add([*range(begin, begin + len(paths))], above, paths, paths)
+        parents = [node for node in frontier for _ in range(CHILDREN)]
+        self.add([*range(begin, begin + len(paths))], parents, paths, paths)
         self.chances += chances
-        self.frontier = [*range(begin, self.size)]
+        self.frontier = [*range(begin, len(self.tokens))]
 
     def judge(self, tree: DraftTree) -> list[int]:
         """An accepted path of what a cut has left of the tree."""
@@ -138,7 +137,7 @@ def run(controller: Controller, world: World, batch: int, rounds: int, seed: int
     for number in range(rounds):
         texts = [Text(world, rng) for _ in range(batch)]
         drafts = controller.reason(batch) is None and controller.choose(session, batch) is not None
-        trees, expected, groups = [text.finish(Proposal.TOP_K, 0) for text in texts], float(batch), []
+        trees, expected, groups = [text.tree() for text in texts], float(batch), []
         if drafts:
             limits = controller.limits(POLICY, Proposal.TOP_K, [GREEDY] * batch, batch, batch)
             for depth in range(1, POLICY.depth + 1):
@@ -150,12 +149,8 @@ def run(controller: Controller, world: World, batch: int, rounds: int, seed: int
                     text.frontier = [*frontier]
                 if not any(frontiers):
                     break
-            grown = [text.finish(Proposal.TOP_K, 0) for text in texts]
-            deepest = max(len(text.widths) for text in texts)
-            widths = tuple(
-                sum(text.widths[level] for text in texts if level < len(text.widths)) for level in range(deepest)
-            )
-            groups = [(0, widths)]
+            grown = [text.tree() for text in texts]
+            groups = [(0, tuple(map(sum, zip_longest(*(tree.widths for tree in grown), fillvalue=0))))]
             trees, expected = controller.cut(grown, [GREEDY] * batch, [64] * batch, batch, limits.chances)
         paths = [text.judge(tree) for text, tree in zip(texts, trees, strict=True)]
         for tree, path in zip(trees, paths, strict=True):

@@ -3,7 +3,6 @@
 import math
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from drafttree.evaluation.trace import Rule, TracedRound, trace_text
@@ -84,10 +83,10 @@ class Broadcast(TreePolicy):
         return layer.rank < 2
 
     def expand(self, layer):
-        return layer.parent_logprobs[..., None] > math.log(0.4)
+        return layer.parent_logprobs[:, None] > math.log(0.4)
 
     def stop(self, tree, frontier):
-        return np.array(tree.last_level > 2)
+        return tree.depths.count(tree.levels) > 2
 
 
 def test_answers_that_broadcast_are_those_of_every_candidate():

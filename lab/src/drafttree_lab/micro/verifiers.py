@@ -18,9 +18,8 @@ from torch import Tensor
 
 from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import Frontier, Session
-from drafttree.engine.child_sampler import ChildSampler
 from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore
@@ -148,11 +147,11 @@ class _SyntheticLogits:
         """A tree in which every node has two children, or a chain."""
         binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
-        sampler = None if judge.proposal is Proposal.TOP_K else ChildSampler(judge.proposal, [randomness])
         draft = AdjustedDraft(
             [Session(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
         )
-        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], sampler=sampler)
+        how = {"proposal": judge.proposal, "randomness": [randomness]}
+        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], **how)
         return tree
 
 

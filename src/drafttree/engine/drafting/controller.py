@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
 
-from drafttree.core.tree import DraftTree, Proposal
+from drafttree.core.tree import DraftTree, GrowingTree, Proposal
 from drafttree.drafters.base import Session
 from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.acceptance import Acceptance
 from drafttree.engine.drafting.prices import MEMORY, Prices, bucket
 from drafttree.engine.drafting.value import best_count, best_shape, best_width
-from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
 

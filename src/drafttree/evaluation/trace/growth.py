@@ -15,8 +15,7 @@ from torch import Tensor
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import Proposal
-from drafttree.engine.child_sampler import MIN_LOGPROB
-from drafttree.engine.tree_growth import best_candidates
+from drafttree.engine.tree_growth import MIN_LOGPROB, best_candidates
 from drafttree.evaluation.trace.recording import RecordedLevel, RecordedRound
 from drafttree.evaluation.trace.trace import Rule
 
@@ -86,14 +85,12 @@ class LevelTable:
         """The table of a level that a policy has decided on."""
         layer, keep = level.decided
         seen = level.guided.log_softmax(-1)[..., :vocab]
-        _, tokens = best_candidates(level.guided, layer.logprobs.shape[2], vocab)
+        _, tokens = best_candidates(level.guided, layer.logprobs.shape[1], vocab)
         draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
         draft, seen = draft.cpu(), seen.cpu()
-        arrays = (layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs)
-        possible, keep, logprobs, paths = (array[0] for array in arrays)
-        stopped = level.stopped is not None and bool(level.stopped.item())
-        columns = possible, keep, logprobs, paths, tokens.tolist(), draft, seen
-        return cls(*columns, level.expanded, stopped, level.drafted_from)
+        columns = layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs
+        answers = level.expanded, bool(level.stopped), level.drafted_from
+        return cls(*columns, tokens.tolist(), draft, seen, *answers)
 
     def candidate(self, parent: Candidate, row: int, rank: int, token: int) -> Candidate:
         """A candidate behind the node at a place of the frontier."""

@@ -14,9 +14,8 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.randomness import RoundRandomness
-from drafttree.core.tree import DraftTree, Layer, PartialTree, Verdict
+from drafttree.core.tree import DraftTree, GrowingTree, Layer, Verdict
 from drafttree.engine.drafting.controller import Controller
-from drafttree.engine.growing_tree import GrowingTree
 from drafttree.engine.request import Request
 from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
@@ -34,7 +33,7 @@ class RecordedLevel:
         keep: what the policy keeps, a bool that broadcasts to the candidates.
         joined: what the policy was asked to expand: the candidates, or the drawn children.
         expand: what the policy expands, a bool that broadcasts to what joined; None for all.
-        stopped: whether the policy ended the tree behind this level, a bool of one element; None for not.
+        stopped: whether the policy ended the tree behind this level; None for not.
         drafted_from: of the nodes that joined, in order, the places of those that were expanded; None where the
             controller left that to the policy.
     """
@@ -45,7 +44,7 @@ class RecordedLevel:
     keep: Array | None = None
     joined: Layer | None = None
     expand: Array | None = None
-    stopped: Array | None = None
+    stopped: bool | None = None
     drafted_from: set[int] | None = None
 
     @property
@@ -60,7 +59,7 @@ class RecordedLevel:
         """Per frontier node, which of what joined behind it the policy expands; None for all of it."""
         if self.joined is None or self.expand is None:
             return None
-        return np.broadcast_to(self.expand, self.joined.logprobs.shape)[0].tolist()
+        return np.broadcast_to(self.expand, self.joined.logprobs.shape).tolist()
 
 
 @dataclass
@@ -121,7 +120,7 @@ class _RecordingPolicy:
         level.joined, level.expand = layer, self._policy.expand(layer)
         return level.expand
 
-    def stop(self, tree: PartialTree, frontier: Array) -> Array | None:
+    def stop(self, tree: DraftTree, frontier: Array) -> bool | None:
         self._record.levels[-1].stopped = self._policy.stop(tree, frontier)
         return self._record.levels[-1].stopped
 
