@@ -1,6 +1,7 @@
 """The drafter's logits as a tree policy sees them: constrained, divided by a temperature, guided by the verifier."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from numpy import ndarray as Array
@@ -17,10 +18,11 @@ Constrain = Callable[[list[Path], Tensor], Tensor]
 """Changes the logits `[frontier, vocab]` behind these paths of drafted tokens."""
 
 
+@dataclass(eq=False)
 class LogitsAdjustment:
-    """What is done to a drafter's logits in one round, a level at a time.
+    """What is done to a drafter's logits in one round of a text.
 
-    Args:
+    Attributes:
         verifier: may show its randomness to the drafter.
         randomness: the randomness of this round.
         temperature: divides the drafter's logits.
@@ -28,43 +30,32 @@ class LogitsAdjustment:
         take_first: is given the drafter's own logits `[1, vocab]` of the first level; None where nobody wants them.
     """
 
-    def __init__(
-        self,
-        verifier: Verifier,
-        randomness: RoundRandomness,
-        temperature: float = 1.0,
-        constrain: Constrain | None = None,
-        take_first: Callable[[Tensor], None] | None = None,
-    ) -> None:
-        self._verifier, self._randomness = verifier, randomness
-        self._temperature, self._constrain, self._take_first = temperature, constrain, take_first
-        self._depth, self._paths = 0, [()]
+    verifier: Verifier
+    randomness: RoundRandomness
+    temperature: float = 1.0
+    constrain: Constrain | None = None
+    take_first: Callable[[Tensor], None] | None = None
 
     @property
     def changes_nothing(self) -> bool:
         """Whether logits stay as they are at every depth."""
-        return not (self._constrain or self._verifier.guides) and self._temperature == 1
+        return not (self.constrain or self.verifier.guides) and self.temperature == 1
 
-    def begin(self) -> None:
-        """Go to the root, where the next logits are from."""
-        self._depth, self._paths = 0, [()]
+    def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
+        """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust.
 
-    def descend(self, frontier: Frontier) -> None:
-        """Go to a new frontier."""
-        if self._constrain:
-            nodes = zip(frontier.tokens, frontier.origins, strict=True)
-            self._paths = [(*self._paths[origin], token) for token, origin in nodes]
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust."""
-        self._depth += 1
-        if self._take_first and self._depth == 1:
-            self._take_first(logits)
-        if self._constrain:
-            logits = self._constrain(self._paths, logits)
-        if self._temperature != 1:
-            logits = logits / self._temperature
-        return self._verifier.guide(logits, self._depth, self._randomness)
+        Args:
+            logits: the drafter's.
+            depth: the depth of the tokens that they are about.
+            paths: the drafted tokens behind which they are, if there are constraints.
+        """
+        if self.take_first and depth == 1:
+            self.take_first(logits)
+        if self.constrain:
+            logits = self.constrain(paths, logits)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return self.verifier.guide(logits, depth, self.randomness)
 
 
 class AdjustedDraft:
@@ -80,15 +71,18 @@ class AdjustedDraft:
         self, sessions: Sequence[Session], adjustments: Sequence[LogitsAdjustment], device: torch.device
     ) -> None:
         self._sessions, self._adjustments, self._device = sessions, adjustments, device
+        self._depth, self._paths = 0, list[list[Path]]()
 
     def root(self) -> Tensor:
-        for adjustment in self._adjustments:
-            adjustment.begin()
+        self._depth, self._paths = 1, [list[Path]([()]) for _ in self._adjustments]
         return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
     def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
-        for adjustment, frontier in zip(self._adjustments, frontiers, strict=True):
-            adjustment.descend(frontier)
+        self._depth += 1
+        for place, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
+            if adjustment.constrain:
+                paths, nodes = self._paths[place], zip(frontier.tokens, frontier.origins, strict=True)
+                self._paths[place] = [(*paths[origin], token) for token, origin in nodes]
         widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
         return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
 
@@ -100,10 +94,11 @@ class AdjustedDraft:
     def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
         if len(widths) == 1:
-            return self._adjustments[0].apply(logits)
+            return self._adjustments[0].apply(logits, self._depth, self._paths[0])
         parts = logits.split(list(widths))
         adjusted = [
-            adjustment.apply(own) if len(own) else own for adjustment, own in zip(self._adjustments, parts, strict=True)
+            adjustment.apply(own, self._depth, paths) if len(own) else own
+            for adjustment, own, paths in zip(self._adjustments, parts, self._paths, strict=True)
         ]
         if all(after is before for after, before in zip(adjusted, parts, strict=True)):
             return logits
