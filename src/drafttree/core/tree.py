@@ -182,6 +182,7 @@ class GrowingTree:
     Attributes:
         limit: as given.
         state: as given.
+        source: as given.
         tokens: as in `DraftTree`.
         parents: as in `DraftTree`.
         path_logprobs: as in `DraftTree`.
@@ -196,11 +197,11 @@ class GrowingTree:
     def __init__(
         self, root: int, limit: int, state: Any = None, proposal: Proposal = Proposal.TOP_K, source: int = 0
     ) -> None:
-        self.limit, self.state = limit, state
+        self.limit, self.state, self.source = limit, state, source
         self.tokens, self.parents, self.path_logprobs, self.scores = [root], [-1], [0.0], [math.inf]
         self.draft_probs = dict[int, Tensor]()
         self.frontier, self.first, self.above, self.row = [0], 0, list[int](), 0
-        self._levels, self._widths, self._proposal, self._source = 0, list[int](), proposal, source
+        self._levels, self._widths, self._proposal = 0, list[int](), proposal
 
     def add(self, tokens: list[int], parents: list[int], path_logprobs: list[float], scores: list[float]) -> None:
         """Add the children of the frontier."""
@@ -214,7 +215,7 @@ class GrowingTree:
     def tree(self) -> DraftTree:
         """The tree so far, which nobody can change."""
         columns = tuple(self.tokens), tuple(self.parents), tuple(self.path_logprobs), tuple(self.scores)
-        rest = self._proposal, {**self.draft_probs}, tuple(self._widths), self._source
+        rest = self._proposal, {**self.draft_probs}, tuple(self._widths), self.source
         return DraftTree(*columns, self._levels, *rest)
 
 
@@ -231,7 +232,6 @@ class Layer:
         depth: level the candidates would join, 1 for children of the root.
         score: the policy's, which gives `scores`.
         labels: `[frontier]` what the policy's `label` gave the frontier nodes, or None.
-        source: which model of the drafter drafts, 0 unless it has several.
     """
 
     logprobs: Array
@@ -241,7 +241,6 @@ class Layer:
     _growing: GrowingTree
     score: Callable[["Layer"], Array]
     labels: Array | None = None
-    source: int = 0
     _scores: Array | None = None
 
     @property
@@ -253,6 +252,11 @@ class Layer:
     def state(self) -> Any:
         """What the policy has learned of the text; None for a policy that learns nothing."""
         return self._growing.state
+
+    @property
+    def source(self) -> int:
+        """Which model of the drafter drafts, 0 unless it has several."""
+        return self._growing.source
 
     @property
     def parent_logprobs(self) -> Array:

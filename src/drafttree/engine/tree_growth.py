@@ -129,7 +129,7 @@ def grow(
         GrowingTree(root, limit, state, proposal, source)
         for root, limit, state in zip(roots, max_levels, states, strict=True)
     ]
-    growth = Growth(policy, trees, proposal, randomness, vocab, limits, source)
+    growth = Growth(policy, trees, proposal, randomness, vocab, limits)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
     drafting, is_chain = True, policy.is_chain and not limits and proposal is Proposal.TOP_K
@@ -166,10 +166,9 @@ class Growth:
         randomness: Sequence[RoundRandomness],
         vocab: int | None,
         limits: Limits | None,
-        source: int,
     ) -> None:
         self._policy, self._trees, self._proposal, self._randomness = policy, trees, proposal, randomness
-        self._vocab, self._limits, self._source = vocab, limits, source
+        self._vocab, self._limits = vocab, limits
         self._draws = proposal is not Proposal.TOP_K
         self._may_exceed = policy.reranks and not self._draws
         self._is_foreign = not type(policy).__module__.startswith("drafttree.policies.")
@@ -241,7 +240,7 @@ class Growth:
             rows = slice(row, row := row + len(tree.frontier))
             labels = None if self._labels is None else self._labels[rows]
             arrays = logprobs[rows], paths[rows], possible[rows]
-            layers.append(Layer(*arrays, depth, tree, self._score, labels, self._source))
+            layers.append(Layer(*arrays, depth, tree, self._score, labels))
         return paths, layers
 
     def _kept(self, layer: Layer, tree: GrowingTree) -> Array:
@@ -351,9 +350,8 @@ class Growth:
         """
         kind, name = HOOKS[hook], f"{type(self._policy).__name__}.{hook}"
         if found is None and hook in ("expand", "label", "stop"):
-            return found
-        if isinstance(found, bool | np.bool_) and hook == "stop":
-            return found
+            return None
+        found = np.asarray(found) if isinstance(found, bool | np.bool_) and not shape else found
         if isinstance(found, np.ndarray) and found.dtype.kind == kind[0]:
             if found.shape == shape:
                 return found
