@@ -624,6 +624,48 @@ def test_a_policy_written_for_torch_is_told_so(hook):
         draft(wrong(budget=5), ToyPair(0), max_levels=2)
 
 
+@pytest.mark.parametrize(("given", "found"), [(np.ones(1, dtype=bool), r"bool \[1\]"), (1, "int")])
+def test_whether_a_tree_stops_is_a_bool(given, found):
+    wrong = type("Wrong", (KeepsMore,), {"stop": lambda self, *_: given})
+    with pytest.raises(ConfigError, match=rf"Wrong.stop returns {found}; it must return a bool, or None"):
+        draft(wrong(budget=5), ToyPair(0), max_levels=2)
+
+
+@pytest.mark.parametrize("stops", [True, np.True_, np.array(True)])
+def test_a_policy_may_stop_by_any_bool(stops):
+    early = type("Early", (KeepsMore,), {"stop": lambda self, *_: stops})
+    assert draft(early(budget=5), ToyPair(0), max_levels=3)[0].levels == 1
+
+
+def test_a_policy_sees_each_text_as_if_it_were_alone():
+    class Watches(KeepsMore):
+        """Notes all that it is shown of each text, by its root."""
+
+        seen: ClassVar[dict] = {}
+
+        def score(self, layer):
+            return layer.path_logprobs - 1
+
+        def keep(self, layer):
+            arrays = layer.logprobs, layer.path_logprobs, layer.scores, layer.parent_logprobs, layer.parent_scores
+            shown = [layer.depth, layer.state, layer.tree.paths(), *(array.tolist() for array in arrays)]
+            self.seen.setdefault(layer.tree.tokens[0], []).append(shown)
+            return layer.possible & (layer.rank < 2)
+
+        def stop(self, tree, frontier):
+            self.seen[tree.tokens[0]].append(frontier.tolist())
+
+    def shown(worlds, roots):
+        Watches.seen = {}
+        policy, states = Watches(budget=9), [f"text {root}" for root in roots]
+        grow(policy, ToyRows(*worlds), roots, [2 + root % 2 for root in roots], states=states, vocab=6)
+        return Watches.seen
+
+    worlds, roots = [ToyPair(seed) for seed in range(4)], [10, 11, 12, 13]
+    alone = [shown([world], [root]) for world, root in zip(worlds, roots, strict=True)]
+    assert shown(worlds, roots) == alone[0] | alone[1] | alone[2] | alone[3]
+
+
 def test_a_mask_may_be_as_small_as_broadcasting_allows():
     class Least(KeepsMore):
         def keep(self, layer):
