@@ -102,6 +102,15 @@ def test_paths_can_be_written_as_text():
     assert Template(paths="0+1+0.0").paths == ((0,), (1,), (0, 0))
 
 
+def test_templates_that_have_grown_trees_are_compared_by_their_parameters():
+    one, other, third = Template(paths="0+1+0.0"), Template(paths="0+1+0.0"), Template(paths="0+1")
+    for policy in (one, other, third):
+        grow(policy, plain_draft([ToyDraft([Table(5)], [[1]], torch.float32)]), [1], [3], states=[None])
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != third
+
+
 NEW = TextContext()
 
 

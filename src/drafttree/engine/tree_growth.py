@@ -152,7 +152,7 @@ def grow(
 
 
 class Growth:
-    """The trees of one round while they grow. Arguments are those of `grow`.
+    """The trees of one round while they grow, from their roots. Arguments are those of `grow`.
 
     Trees are small and calls of numpy dear, so a level is arrays: a row for each node of the frontiers, those of all
     texts behind each other. A policy sees the rows of one text.
@@ -202,6 +202,7 @@ class Growth:
             tokens, logprobs, counts = self._draw(layers, masks, logits)
             paths, layers = self._layers(logprobs, depth)
             masks = [layer.rank < own for layer, own in zip(layers, counts, strict=True)]
+        # What joins, of all texts at once.
         keep = _joined(masks)
         at = keep.reshape(-1).nonzero()[0]
         paths, rows, labels = paths.reshape(-1)[at], at // keep.shape[1], None

@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -91,13 +92,13 @@ class Template(TreePolicy):
 
     def label(self, layer: Layer) -> Array:
         """The index of each candidate in the list of paths, the root's being 0; -1 for one that is not in the list."""
-        return self._of(layer, self._tables[0])
+        return self._of(layer, self._tables.children)
 
     def keep(self, layer: Layer) -> Array:
-        return self._of(layer, self._tables[1])
+        return self._of(layer, self._tables.kept)
 
     def expand(self, layer: Layer) -> Array:
-        return self._of(layer, self._tables[2])
+        return self._of(layer, self._tables.expanded)
 
     def _of(self, layer: Layer, table: Array) -> Array:
         """The rows of a table that are about the nodes of the frontier."""
@@ -105,15 +106,30 @@ class Template(TreePolicy):
         return rows[:, : layer.logprobs.shape[1]]
 
     @cached_property
-    def _tables(self) -> tuple[Array, Array, Array]:
-        """Of each path, the root first, and each rank `[1 + paths, children]`: the index of the child, -1 for none;
-        whether there is one; and whether it has children."""
+    def _tables(self) -> "_Tables":
         index = {(): 0} | {path: place for place, path in enumerate(self._sorted, start=1)}
         children = np.full((len(index), self.candidates(1)), -1)
         for path in self._sorted:
             children[index[path[:-1]], path[-1]] = index[path]
         kept = children >= 0
-        return children, kept, np.any(kept, axis=1)[children.clip(0)]
+        return _Tables(children, kept, np.any(kept, axis=1)[children.clip(0)])
+
+
+@dataclass(eq=False)
+class _Tables:
+    """What a template says of each rank of the children of each path, `[1 + paths, children]`, the root's first.
+
+    Policies are compared with what they keep, so it is no tuple: arrays compare to arrays.
+
+    Attributes:
+        children: the index of the child; -1 for none.
+        kept: whether there is one.
+        expanded: whether it has children.
+    """
+
+    children: Array
+    kept: Array
+    expanded: Array
 
 
 def _path(text: str) -> Path:
