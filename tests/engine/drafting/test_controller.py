@@ -178,6 +178,16 @@ def test_lookup_and_a_model_draft_by_turns():
     assert controller.choose(session(0.5, mixes=True), 1) == 1  # lookup's pause is its own
 
 
+def test_trees_as_they_are_written_are_not_dear_for_their_rows():
+    """Lookup's would have as many; so what counts are tokens and draft passes."""
+    controller, large = as_written(), [(1, (1,) * 14)]
+    assert controller.choose(session(0.0, mixes=True), 1) == 1
+    for _ in range(20):
+        controller.learn(1, 60, 7, large)
+    assert controller.choose(session(2.0, mixes=True), 1) == 1
+    assert controller.choose(session(4.0, mixes=True), 1) == 0
+
+
 def test_a_model_that_was_worse_is_tried_again_while_lookup_drafts():
     controller = as_written()
     for _ in range(20):

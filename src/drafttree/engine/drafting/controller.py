@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import le
 
+from drafttree.core.cost_curve import Costs
 from drafttree.core.tree import DraftTree, GrowingTree, Proposal
 from drafttree.drafters.base import Session
 from drafttree.engine.acceptance_watch import HeadWatch
 from drafttree.engine.drafting.acceptance import Acceptance
-from drafttree.engine.drafting.prices import MEMORY, Prices, bucket
+from drafttree.engine.drafting.prices import MEMORY, UNKNOWN, Prices, bucket
 from drafttree.engine.drafting.value import best_count, best_shape, best_width
 from drafttree.engine.tree_growth import Limits
 from drafttree.policies.base import TreePolicy
@@ -384,9 +385,10 @@ class Controller:
 def as_written() -> Controller:
     """The controller of a text that is written alone by a policy that weighs no costs, whose trees stay as they are.
 
-    Where a drafter mixes lookup with a model, it decides by what such rounds usually cost.
+    Where a drafter mixes lookup with a model, it decides by what draft passes usually cost. Rows cost nothing, since
+    the policy takes as many of either.
     """
-    return Controller(Prices(None, frozen=True), budget=math.inf)
+    return Controller(Prices(replace(UNKNOWN, target=Costs((1,), (1.0,))), frozen=True), budget=math.inf)
 
 
 class _Selected:
