@@ -5,6 +5,7 @@ themselves, however indirectly, become automata.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ TOKEN = re.compile(
     re.DOTALL | re.ASCII,
 )
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+MAX_RULES = 5_000
+"""Rules of a grammar; llguidance follows them by recursion."""
 LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", **{each: each for each in "\"'\\[]/-^"}}
 
 
@@ -46,6 +49,8 @@ def ebnf_rules(given: object, made: Rules) -> str:
                 body.append(token)
             case _:
                 raise _wrong(text, token, f"unexpected {token[0]!r}")
+    if len(rules) > MAX_RULES:
+        raise ConfigError(f"invalid {NAME}: it has more than {MAX_RULES} rules; write some as alternatives of others")
     if "root" not in rules:
         raise ConfigError(f'invalid {NAME}: the rule "root" is not found; the grammar begins with it')
     loops = {name: found for name, body in rules.items() if (found := _loop(name, body))}
@@ -167,7 +172,10 @@ class _Body:
 
         def character(found: re.Match[str]) -> str:
             if found[4] is None:
-                return chr(int(found[1] or found[2] or found[3], 16))
+                code = int(found[1] or found[2] or found[3], 16)
+                if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+                    raise _wrong(self._text, token, f"{found[0]} is no character")
+                return chr(code)
             if found[4] not in LETTERS:
                 raise _wrong(self._text, token, f"{found[0]!r} is no escape")
             return LETTERS[found[4]]
