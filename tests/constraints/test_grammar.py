@@ -237,6 +237,10 @@ def test_ebnf(embedded):
         (lambda: grammar.json_schema(int), "text, a dictionary or a pydantic model, not int"),  # pyright: ignore
         (lambda: grammar.regex(5), "regex is of type int"),  # pyright: ignore
         (lambda: grammar.regex("a\ud800"), "lone surrogate"),
+        (
+            lambda: grammar.json_schema('{"properties": {"\\udfff": {}}}'),
+            "invalid JSON schema: it has a lone surrogate",
+        ),
         (lambda: grammar.ebnf(None), "EBNF grammar is of type NoneType"),  # pyright: ignore
         (lambda: grammar.json_schema({"enum": []}), "invalid JSON schema: Unsatisfiable schema: anyOf is empty at #"),
         (lambda: grammar.json_schema("false"), "Unsatisfiable schema: schema is false"),
@@ -470,3 +474,18 @@ class TellingTime:
     def thread_time(self) -> float:
         self.now += self.step
         return self.now
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: grammar.regex("a{1000000}"),
+        lambda: grammar.json_schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+    ],
+    ids=["pattern", "schema"],
+)
+def test_a_text_of_which_all_is_forced_goes_on(embedded, make):
+    forced = embedded.with_drafter(None)
+    texts = [each.generate("Data: ", grammar=make(), max_new_tokens=40) for each in (forced, embedded.plain())]
+    assert texts[0].tokens == texts[1].tokens
+    assert len(texts[0].tokens) == 40

@@ -36,6 +36,8 @@ SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
 Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
 LONGEST_FORCED, RECENT = 256, 8
 """Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
+MOST_FORCED = 4_096
+"""A continuation of more bytes is not drafted: finding it takes too long, and fills the automata of all texts."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -141,7 +143,7 @@ class GrammarState:
         self._name, self._compiled, self._vocab_size = name, compiled, vocab_size
         self._tokens: list[int] = []
         self._per_token = SECONDS_PER_TOKEN + SECONDS_PER_COLUMN * vocab_size
-        self._seconds, self._renewed = SECONDS, False
+        self._seconds, self._renewed, self._forces = SECONDS, False, True
         self._begin()
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -176,7 +178,8 @@ class GrammarState:
             ConfigError: the grammar forbids the token, so the verifier is not lossless.
         """
         ends = token in self._compiled.eos and self._committed.is_accepting()
-        if not ends and not self._committed.try_consume_tokens([token]):
+        # Other texts of the grammar may have filled the automata that all of them share.
+        if not ends and not self._committed.try_consume_tokens([token]) and not self._takes_anew(token):
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
         self._seconds = min(self._seconds + self._per_token, SECONDS)
@@ -188,10 +191,26 @@ class GrammarState:
         A last token that the tokenizer would spell otherwise before some texts is left out.
         """
         if self._forced is None:
-            text = self._committed.compute_ff_bytes()[:LONGEST_FORCED]
+            begun = time.thread_time()
+            # A copy looks ahead: it may meet limits that the text itself does not.
+            text = self._committed.deep_copy().compute_ff_bytes() if self._forces else b""
+            if len(text) > MOST_FORCED:
+                self._forces, text = False, b""
+                self._begin_anew()
             spell = self._compiled.vocabulary.tokenize_partial
-            self._forced = [*spell(text, self._tokens[-RECENT:])[0]] if text else []
+            self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
+            self._seconds -= time.thread_time() - begun
         return self._forced[:most]
+
+    def _takes_anew(self, token: int) -> bool:
+        """Whether the text takes a token with small automata."""
+        self._begin_anew()
+        return self._committed.try_consume_tokens([token]) == 1
+
+    def _begin_anew(self) -> None:
+        """Follow the committed text with small automata."""
+        self._compiled.renew()
+        self._begin()
 
     def _begin(self) -> None:
         """Follow the committed text from its beginning."""
@@ -221,8 +240,7 @@ class GrammarState:
         problem = one_line(self._ahead.get_error())
         if not path and problem != NO_TOKEN and not self._renewed:
             self._renewed = True  # other texts of the grammar may have filled the automata that all of them share
-            self._compiled.renew()
-            self._begin()
+            self._begin_anew()
             return self._mask(path)
         self._ahead, self._matched = self._committed.deep_copy(), []
         if not path and problem != NO_TOKEN:
