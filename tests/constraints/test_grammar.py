@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import time
 
 import pytest
 import torch
@@ -237,6 +238,7 @@ def test_ebnf(embedded):
         (lambda: grammar.json_schema(int), "text, a dictionary or a pydantic model, not int"),  # pyright: ignore
         (lambda: grammar.regex(5), "regex is of type int"),  # pyright: ignore
         (lambda: grammar.regex("a\ud800"), "lone surrogate"),
+        (lambda: grammar.json_schema({"const": "\ud800"}), "invalid JSON schema: it has a lone surrogate"),
         (
             lambda: grammar.json_schema('{"properties": {"\\udfff": {}}}'),
             "invalid JSON schema: it has a lone surrogate",
@@ -489,3 +491,46 @@ def test_a_text_of_which_all_is_forced_goes_on(embedded, make):
     texts = [each.generate("Data: ", grammar=make(), max_new_tokens=40) for each in (forced, embedded.plain())]
     assert texts[0].tokens == texts[1].tokens
     assert len(texts[0].tokens) == 40
+
+
+def nested(levels, inner):
+    return functools.reduce(lambda schema, _: {"items": schema}, range(levels), inner)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: grammar.json_schema(
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {"60": {"type": "null"}}
+                | {str(at): nested(60, {"$ref": f"#/$defs/{at + 1}"}) for at in range(60)},
+            }
+        ),
+        lambda: grammar.ebnf(
+            "root ::= r0\n" + "\n".join(f"r{at} ::= r{at + 1}" for at in range(4_900)) + ' "a"\nr4900 ::= "x"'
+        ),
+    ],
+    ids=["schema", "rules"],
+)
+def test_thousands_of_references_do_not_exhaust_the_stack(embedded, make):
+    assert embedded.generate("x: ", grammar=make(), max_new_tokens=2).tokens
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (
+            {"properties": {f"k{at}": {} for at in range(10_000)}},
+            "'properties' of which more than 1500 are not required",
+        ),
+        ({"anyOf": [{"properties": {"k": {"const": at}}} for at in range(20_000)]}, "it has more than 20000 schemas"),
+        ({"anyOf": [*({"const": at} for at in range(5_000)), {"type": "strng"}]}, "Invalid type: strng at #$"),
+    ],
+    ids=["optional", "schemas", "places"],
+)
+def test_schemas_that_are_too_large_are_refused_at_once(schema, words):
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match=words):
+        grammar.json_schema(schema)
+    assert time.process_time() - begun < 4

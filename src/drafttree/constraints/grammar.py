@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttree.constraints.ebnf import ebnf_rules
 from drafttree.constraints.json_schema import schema_texts
-from drafttree.constraints.lark import Rules, limits, load_library, one_line, problem_of
+from drafttree.constraints.lark import Rules, limits, load_library, one_line, problem_of, with_stack
 from drafttree.constraints.patterns import regex_texts
 from drafttree.constraints.processors import Path
 from drafttree.constraints.structures import structure_texts
@@ -284,7 +284,8 @@ class CompiledGrammar:
 
     def renew(self) -> None:
         """Begin with small automata."""
-        self.matcher = load_library().LLMatcher(self.vocabulary, self._text, log_level=0, limits=limits())
+        new = load_library().LLMatcher
+        self.matcher = with_stack(lambda: new(self.vocabulary, self._text, log_level=0, limits=limits()))
         if self.matcher.is_error():
             raise ConfigError(f"the {self._name} cannot be compiled: {one_line(self.matcher.get_error())}")
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.errors import PydanticUserError
 
 from drafttree.constraints.lark import Rules, json_texts, one_line, problem_of
-from drafttree.constraints.patterns import rust_pattern
+from drafttree.constraints.patterns import check_text, rust_pattern
 from drafttree.constraints.schema_comparison import (
     Schema,
     SchemaComparison,
@@ -80,6 +80,12 @@ LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE_SCHEMAS = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
 MAX_NESTING = 100
 """Levels of objects and arrays in a schema; llguidance reads JSON of 128 levels."""
+MAX_SCHEMAS = 20_000
+"""Schemas in a document; llguidance follows them by recursion."""
+MAX_OPTIONAL = 1_500
+"""Properties of an object that may be left out; with more there are too many that may follow."""
+MAX_PLACES = 300
+"""Schemas that are asked one by one whether an error is theirs, which takes a millisecond each."""
 MAX_PATTERNS = 100
 """Patterns of names in a document; any two are compared, which takes up to a millisecond."""
 MAY_BE_NULL = {"const", "default"}
@@ -128,6 +134,7 @@ def prepare_schema(root: Any) -> Any:
         ConfigError: a part of it cannot be enforced; the message names it and its location.
     """
     _check_nesting(root)
+    check_text("JSON schema", json.dumps(root, ensure_ascii=False))
     drop_nulls(root)
     _check_numbers(root)
     comparison, found, patterns = SchemaComparison(root), dict[int, tuple[Schema, bool]](), 0
@@ -141,6 +148,8 @@ def prepare_schema(root: Any) -> Any:
         if patterns > MAX_PATTERNS:
             raise ConfigError(f"invalid JSON schema: it has more than {MAX_PATTERNS} 'patternProperties'; give fewer")
         found[id(schema)] = schema, joined
+        if len(found) > MAX_SCHEMAS:
+            raise ConfigError(f"invalid JSON schema: it has more than {MAX_SCHEMAS} schemas; give fewer")
         if part := next(_unenforced(schema, comparison, nested=location != "#", joined=joined), None):
             raise ConfigError(f"invalid JSON schema: {part} at {location} cannot be enforced; leave it out")
         pending += [(f"{location}/{name}", below, joined) for name, below in _subschemas(schema)]
@@ -171,11 +180,14 @@ def drop_nulls(root: Any) -> Any:
 
 def _place(root: Any, told: str) -> str:
     """The location of the innermost schema of a document of which llguidance says the same as of the whole."""
-    location, schema = "#", root
+    location, schema, tried = "#", root, 0
     while isinstance(schema, dict):
         # Only what the schema's own references find is left beside it.
         defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
         for name, below in _subschemas(schema):
+            tried += 1
+            if tried > MAX_PLACES:
+                return location
             alone = json_texts({**defined, "allOf": [below]})
             if not name.startswith((*defined,)) and problem_of(Rules().grammar(alone)) == told:
                 location, schema = f"{location}/{name}", below
@@ -238,6 +250,8 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
 def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
     """Yield the parts of a schema that would not be enforced, without looking into the schemas inside it."""
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
+    if len(dict_entry(schema, "properties").keys() - {*required(schema)}) > MAX_OPTIONAL:
+        yield f"'properties' of which more than {MAX_OPTIONAL} are not required"
     if schema.get("uniqueItems"):
         yield "'uniqueItems'"
     if nested and isinstance(schema.get("$id"), str):

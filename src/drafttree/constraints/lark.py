@@ -5,6 +5,9 @@ An automaton takes the longest text that it can, so what may follow it must not 
 
 import json
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from drafttree.core.errors import ConfigError
@@ -22,6 +25,9 @@ LIMITS = {
     "max_grammar_size": 200_000,
 }
 """What one mask, and a grammar as a whole, may take; the names are llguidance's."""
+STACK = 256 * 2**20
+"""Bytes, for the rules or schemas that refer to each other, which llguidance reads by recursion: where thousands do,
+the usual stack of a thread is too small, which ends the process."""
 
 
 class Rules:
@@ -92,7 +98,19 @@ def problem_of(grammar: str) -> str:
     Raises:
         ConfigError: it is not installed.
     """
-    return one_line(load_library().LLMatcher.validate_grammar(grammar, limits=limits()))
+    library = load_library()
+    return one_line(with_stack(lambda: library.LLMatcher.validate_grammar(grammar, limits=limits())))
+
+
+def with_stack(call: Callable[[], Any]) -> Any:
+    """Call in a thread that has `STACK`."""
+    with ThreadPoolExecutor(1) as pool:
+        usual = threading.stack_size(STACK)
+        try:
+            called = pool.submit(call)
+        finally:
+            threading.stack_size(usual)
+        return called.result()
 
 
 def limits() -> Any:
