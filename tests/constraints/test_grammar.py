@@ -534,3 +534,27 @@ def test_schemas_that_are_too_large_are_refused_at_once(schema, words):
     with pytest.raises(ConfigError, match=words):
         grammar.json_schema(schema)
     assert time.process_time() - begun < 4
+
+
+def test_an_error_names_the_grammar_where_a_token_of_the_text_meets_its_limits(embedded):
+    texts = [{"type": "const_string", "value": f"w{at}"} for at in range(10_000)]
+    with pytest.raises(ConfigError, match=r"structural tag takes too much to follow .*10001 items"):
+        embedded.generate("x: ", grammar=grammar.structural_tag({"type": "or", "elements": texts}), max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("structure", "words"),
+    [
+        ({"type": [1]}, r"type \[1\] is not supported"),
+        ({"type": "const_string", "value": "\ud800"}, "it has a lone surrogate"),
+        ({"type": "tags_with_separator", "tags": [], "separator": ","}, "has no tags; give one"),
+        (
+            functools.reduce(lambda part, _: {"type": "optional", "content": part}, range(3_000), {"type": "any_text"}),
+            "deep",
+        ),
+    ],
+    ids=["type", "surrogate", "tags", "deep"],
+)
+def test_malformed_structural_tags_are_refused(structure, words):
+    with pytest.raises(ConfigError, match="^invalid structural tag: .*" + words):
+        grammar.structural_tag(structure)

@@ -165,8 +165,7 @@ class GrammarState:
             self._seconds, begun = self._seconds - (now - begun), now
         if self._seconds < -SECONDS or (() in paths and self._too_much):
             self._compiled.renew()  # what its automata have grown to would stay
-            what = self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token"
-            raise ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
+            raise self._costs(self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
         of_bytes = _of_bytes().to(logits.device)
         return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, : self._vocab_size])
@@ -175,11 +174,13 @@ class GrammarState:
         """Advance the text by one committed token.
 
         Raises:
-            ConfigError: the grammar forbids the token, so the verifier is not lossless.
+            ConfigError: the grammar forbids the token, so the verifier is not lossless, or takes more than it may.
         """
         ends = token in self._compiled.eos and self._committed.is_accepting()
         # Other texts of the grammar may have filled the automata that all of them share.
         if not ends and not self._committed.try_consume_tokens([token]) and not self._takes_anew(token):
+            if self._committed.is_error():
+                raise self._costs(one_line(self._committed.get_error()))
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
         self._seconds = min(self._seconds + self._per_token, SECONDS)
@@ -201,6 +202,9 @@ class GrammarState:
             self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
             self._seconds -= time.thread_time() - begun
         return self._forced[:most]
+
+    def _costs(self, what: str) -> ConfigError:
+        return ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
 
     def _takes_anew(self, token: int) -> bool:
         """Whether the text takes a token with small automata."""

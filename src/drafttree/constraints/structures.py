@@ -6,7 +6,7 @@ from drafttree.constraints.ebnf import ebnf_rules
 from drafttree.constraints.json_schema import schema_texts
 from drafttree.constraints.lark import ANY_TEXT, Rules, literal, until, without
 from drafttree.constraints.marked_arguments import marked_arguments
-from drafttree.constraints.patterns import regex_texts
+from drafttree.constraints.patterns import check_text, regex_texts
 from drafttree.core.errors import ConfigError
 
 FIELDS = {
@@ -32,7 +32,7 @@ def structure_texts(part: Any, rules: Rules) -> str:
         ConfigError: a part is malformed or not supported; the message names it.
     """
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in FIELDS:
+    if not isinstance(kind, str) or kind not in FIELDS:
         known = ", ".join(FIELDS)
         raise ConfigError(f"invalid structural tag: a part of type {kind!r} is not supported; known: {known}")
     if other := sorted(part.keys() - FIELDS[kind] - {"type"}):
@@ -41,6 +41,8 @@ def structure_texts(part: Any, rules: Rules) -> str:
         return _texts(kind, part, rules)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"invalid structural tag: {kind!r} is malformed: {type(error).__name__} {error}") from None
+    except RecursionError:
+        raise ConfigError("invalid structural tag: it is nested too deeply; give fewer levels") from None
 
 
 def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
@@ -65,6 +67,8 @@ def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
             return _tag(part, rules)
         case "triggered_tags":
             return _triggered(part, rules)
+    if not part["tags"]:
+        raise ConfigError("invalid structural tag: 'tags_with_separator' has no tags; give one")
     tags = rules.add(" | ".join(structure_texts(each, rules) for each in part["tags"]))
     if not part.get("stop_after_first"):
         tags = f"({tags} ({literal(_string(part['separator']))} {tags})*)"
@@ -109,4 +113,4 @@ def _triggered(part: dict[str, Any], rules: Rules) -> str:
 def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value
+    return check_text("structural tag", value)
