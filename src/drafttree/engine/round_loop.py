@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
@@ -354,8 +353,11 @@ class RoundLoop:
         root, forced, proposal = request.tokens[-1], self._forced(request), request.verifier.proposal
         if not forced:
             return DraftTree.rooted(root, proposal)
-        drawn = () if proposal is Proposal.TOP_K else one_hot(torch.tensor(forced), self.target.vocab_size).float()
-        return DraftTree.forced(root, forced, proposal, [row.to(self.target.device) for row in drawn])
+        if proposal is Proposal.TOP_K:
+            return DraftTree.forced(root, forced, proposal)
+        rows = torch.zeros(len(forced), self.target.vocab_size, device=self.target.device)
+        rows.scatter_(1, torch.tensor(forced, device=rows.device)[:, None], 1.0)
+        return DraftTree.forced(root, forced, proposal, [*rows])
 
     def _forced(self, request: Request) -> list[int]:
         """The tokens that a round drafts since the constraints of the text leave them alone possible.

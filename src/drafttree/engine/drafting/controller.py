@@ -50,6 +50,8 @@ WIDEST = 256
 """Nodes over all texts whose draft pass is weighed at most."""
 ROUNDING = 1e-4
 """Difference of log-probabilities that rounding may make."""
+OF_DRAFTS = replace(UNKNOWN, target=Costs((1,), (1.0,)))
+"""Costs where trees stay as they are written: rows cost nothing, since the policy takes as many of lookup's."""
 
 Kind = tuple[bool, int]
 """Of drafts: whether the text is greedy, and which model of the drafter drafted."""
@@ -385,10 +387,9 @@ class Controller:
 def as_written() -> Controller:
     """The controller of a text that is written alone by a policy that weighs no costs, whose trees stay as they are.
 
-    Where a drafter mixes lookup with a model, it decides by what draft passes usually cost. Rows cost nothing, since
-    the policy takes as many of either.
+    Where a drafter mixes lookup with a model, it decides by what draft passes usually cost.
     """
-    return Controller(Prices(replace(UNKNOWN, target=Costs((1,), (1.0,))), frozen=True), budget=math.inf)
+    return Controller(Prices(OF_DRAFTS, frozen=True), budget=math.inf)
 
 
 class _Selected:
