@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from drafttree import Decoder, Generation
+from drafttree import Decoder
+from drafttree.engine.request import Request
 
 Cost = Callable[[bool, int], float]
 
 
 def give_times(monkeypatch, cost: Cost) -> None:
     """Let every round take what `cost` has for whether there is a drafter and for the rows of its target pass."""
-    new_request, of, known = Decoder.new_request, Generation.of, []
+    new_request, generation, known = Decoder.new_request, Request.generation, []
 
     def remembered(decoder, *arguments, **options):
         known.append((new_request(decoder, *arguments, **options), decoder.drafter is not None))
         return known[-1][0]
 
     def timed(request):
-        found = of(request)
+        found = generation(request)
         drafts = next(drafts for each, drafts in known if each is request)
         nothing = dict.fromkeys(("draft_seconds", "growth_seconds", "mask_seconds", "verify_seconds"), 0.0)
         nothing |= {"commit_seconds": 0.0, "text_seconds": 0.0}
@@ -28,7 +29,7 @@ def give_times(monkeypatch, cost: Cost) -> None:
         return found
 
     monkeypatch.setattr(Decoder, "new_request", remembered)
-    monkeypatch.setattr(Generation, "of", timed)
+    monkeypatch.setattr(Request, "generation", timed)
 
 
 def idle(drafts: bool, rows: int) -> float:

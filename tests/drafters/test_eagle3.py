@@ -207,14 +207,14 @@ def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
     decoder = Decoder(plain.target, plain.drafter, policy, verifier)
     known = set(FORMATS["SafeAILab"].draft_ids)
     sequence = decoder.new_request([3, 1, 4], max_new_tokens=30, temperature=1.0, seed=3)
-    seen, draft = [], decoder.loop.draft
+    seen, draft = [], decoder.loop.trees.draft
 
-    def noted(requests):
-        drafts = draft(requests)
+    def noted(requests, prefill_rows):
+        drafts = draft(requests, prefill_rows)
         seen.extend(token for tree in drafts.trees for token in tree.tokens[1:])
         return drafts
 
-    decoder.loop.draft = noted
+    decoder.loop.trees.draft = noted
     while not sequence.finish_reason:
         decoder.step(sequence)
     assert seen

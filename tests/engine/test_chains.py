@@ -12,7 +12,7 @@ from drafttree.core.randomness import RoundRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
-from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.models import TargetModel, select_backend
 from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS

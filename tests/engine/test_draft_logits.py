@@ -6,7 +6,7 @@ import torch
 from drafttree import Sampling
 from drafttree.core import SeededRandomness
 from drafttree.drafters.base import Frontier, Session
-from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.verifiers import Coupled, Greedy, RRSw
 
 VOCAB, CPU = 7, torch.device("cpu")

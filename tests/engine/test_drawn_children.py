@@ -12,7 +12,7 @@ from drafttree.core import Proposal, SeededRandomness
 from drafttree.core import randomness as noises
 from drafttree.core.randomness import stream
 from drafttree.engine import grow
-from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import MIN_LOGPROB
 from drafttree.exactness import ScriptedRandom, outcomes
 from drafttree.policies import Chain, Template

@@ -8,7 +8,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
-from drafttree.engine.fidelity import Fidelity
+from drafttree.engine.generation import Fidelity
 from drafttree.models import LossyWindow, TargetModel, select_windowed
 from drafttree.policies import Talon
 from drafttree.verifiers import VERIFIERS, Coupled, LossyTypical, Traversal

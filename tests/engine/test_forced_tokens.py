@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 import drafttree
 from drafttree import Decoder, Engine
 from drafttree.constraints import grammar
-from drafttree.engine.batching.generate_all import generate_all
 from drafttree.evaluation.scripted_random import outcomes
 from drafttree.evaluation.toy_decoder import ToyDecoder
 from drafttree.evaluation.toy_models import TabularModel
@@ -78,7 +77,7 @@ def test_texts_keep_the_law_of_the_target_within_the_grammar(verifier, policy, b
         options = {"max_new_tokens": 5, "grammar": GRAMMAR, "temperature": 1.0, "seed": 0}
         if batch is None:
             return toy.generate([0], **options)
-        return generate_all(toy.batch_loop(batch), [toy.prepare([0], **options)])[0]
+        return toy.batch_loop(batch).write([toy.prepare([0], **options)])[0]
 
     found, forced = {}, 0
     for weight, text in outcomes(run):

@@ -3,8 +3,8 @@
 import pytest
 
 from drafttree import Metrics, SpeedupLaw
-from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Round
+from drafttree.engine.speedup_law import LimitingFactor
 
 
 def found(levels: list[int], **terms: float) -> LimitingFactor:

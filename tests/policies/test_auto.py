@@ -192,7 +192,7 @@ def test_drawn_trees_are_drafted_as_deep_as_their_limits(later, monkeypatch):
     request = made.new_request(PROMPT, temperature=1.0)
     with torch.inference_mode():
         made.loop.read_prompt(request)
-        (tree,) = made.loop.draft([request]).trees
+        (tree,) = made.loop.trees.draft([request]).trees
     assert len(tree.widths) == made.drafter.drafts[-1].passes == limits[0].levels
 
 

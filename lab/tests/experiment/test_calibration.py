@@ -42,7 +42,7 @@ def test_nodes_are_noted_as_the_policy_saw_them(decoder):
     first, second = (engine.new_request(PROMPT, temperature=0.0, max_new_tokens=16) for _ in range(2))
     with torch.inference_mode():
         engine.loop.read_prompt(first)
-        (tree,) = engine.loop.draft([first]).trees
+        (tree,) = engine.loop.trees.draft([first]).trees
     engine.step(second)
     children = tree.children[0]
     accepted = second.tokens[second.prompt_length]

@@ -3,19 +3,19 @@
 import pytest
 
 import drafttree
-from drafttree.engine.batching import EngineRound
+from drafttree.engine.metrics import Round
 from drafttree_lab.load.batch_run import BatchRun, EngineWay, SteadyRounds, TimedRound
 
 
 def turn(batch, committed, *, prefill_rows=0, drafted=0, expected=None, gain=None):
     """A round of a second, and as much again until the next one."""
-    done = EngineRound(
+    done = Round(
         batch=batch,
-        waiting=0,
-        drafted=drafted,
-        rows=batch + drafted + prefill_rows,
+        nodes=batch + drafted,
         prefill_rows=prefill_rows,
         committed=committed,
+        accepted=committed - batch,
+        levels=2 if drafted else 0,
         draft_passes=2 if drafted else 0,
         draft_seconds=0.25 if drafted else 0.0,
         target_seconds=0.5,

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from drafttree.engine.batching.engine_thread import IDLE_SECONDS
+from drafttree.engine.batching.engine import IDLE_SECONDS
 from lab_helpers.hostile import ATTACKS, UNREAD, Attack, PlainStreams, constrained, memory_of, post_all
 from testing.held_server import ask
 from testing.live_server import serve_process

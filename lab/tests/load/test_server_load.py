@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Split
 
 import drafttree
 from drafttree import Decoder
-from drafttree.engine.batching.engine_thread import IDLE_SECONDS
+from drafttree.engine.batching.engine import IDLE_SECONDS
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings

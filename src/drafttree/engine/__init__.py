@@ -1,10 +1,11 @@
 """The decoding loop: every round drafts, scores, verifies and commits."""
 
-from drafttree.engine.batching import Engine, EngineMetrics, Handle
+from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Generation
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import EngineMetrics, Metrics
 from drafttree.engine.request import Request
+from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.engine.tree_growth import grow
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Protocol, Self, Unpack, overload
 
 from transformers import PreTrainedModel
 
@@ -20,30 +20,24 @@ from drafttree.core.randomness import Randomness, SeededRandomness, random_seed
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine import compatibility
 from drafttree.engine.acceptance_watch import HeadWatch
-from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.batching.generate_all import generate_all
-from drafttree.engine.batching.shared_engine import SharedEngine
+from drafttree.engine.batching.engine import SharedEngine
+from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.chat import is_conversation
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.measure import TRIAL_COSTS, TRIAL_TEMPERATURE
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.fidelity import Fidelity
-from drafttree.engine.generation import Chunk, Generation
+from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs
 from drafttree.engine.generation_options import GenerationOptions, RequestOptions
 from drafttree.engine.learned_state import LearnedState
-from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Metrics, Round
-from drafttree.engine.part_finder import ObjectsOnly, PartFinder
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
-from drafttree.engine.request import Request
+from drafttree.engine.request import Request, StoppingText, TextStream
 from drafttree.engine.round_loop import RoundLoop
-from drafttree.engine.stopping import StoppingText
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
-from drafttree.engine.text_stream import TextStream
 from drafttree.models import Model, TargetModel
 from drafttree.models.tensor_parallel import of_first_process
 from drafttree.policies.base import TextContext, TreePolicy
@@ -51,6 +45,25 @@ from drafttree.policies.chain import Chain
 from drafttree.verifiers import Verifier
 
 TREE_HEADROOM = 64
+
+
+class PartFinder(Protocol):
+    """Finds the parts of a decoder by what a user gives; raises what `drafttree.load` raises of the same.
+
+    The engine knows no names. `drafttree.load` hands its decoders a finder that does.
+    """
+
+    def policy(self, given: Any) -> TreePolicy:
+        """The policy of a specification, a class or an object."""
+        ...
+
+    def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
+        """The drafter of a name, a folder, a model, a class or an object for a target; None for plain decoding."""
+        ...
+
+    def verifier(self, given: Any) -> type[Verifier] | None:
+        """The verifier of a name or a class; None for "auto"."""
+        ...
 
 
 class Decoder:
@@ -116,7 +129,7 @@ class Decoder:
         self.defaults: Mapping[str, Any] = MappingProxyType(dict(defaults or {}))
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self.learned = LearnedState() if learned is None else learned
-        self.parts = ObjectsOnly() if parts is None else parts
+        self.parts = parts
         self.loop = RoundLoop(target, drafter, self.prefixes, self._context)
         self._shared_engine = SharedEngine()
 
@@ -161,7 +174,7 @@ class Decoder:
             ConfigError: the policy or a parameter does not exist, a value is out of range, the policy is not proven
                 lossless with the verifier, or it is a file of a tuned policy, which only `drafttree.load` takes.
         """
-        return self._with(policy=self.parts.policy(policy))
+        return self._with(policy=self.parts.policy(policy) if self.parts else policy)
 
     def with_drafter(self, drafter: str | Path | PreTrainedModel | Drafter | type[Drafter] | None) -> "Decoder":
         """Return the same decoder with another drafter, given as for `drafttree.load`, such as "embedded-mtp".
@@ -174,7 +187,7 @@ class Decoder:
             ModelError: a model or head cannot be loaded or does not fit the target.
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """
-        found = self.parts.drafter(drafter, self.target, self.tokenizer)
+        found: Any = self.parts.drafter(drafter, self.target, self.tokenizer) if self.parts else drafter
         if found is self.drafter:
             return self
         defaults = {name: value for name, value in self.defaults.items() if found is None or name != "speculate"}
@@ -202,7 +215,7 @@ class Decoder:
         Raises:
             ConfigError: the verifier does not exist, or is not proven lossless with the policy.
         """
-        return self._with(verifier=self.parts.verifier(verifier))
+        return self._with(verifier=self.parts.verifier(verifier) if self.parts else verifier)
 
     def with_defaults(self, **options: Unpack[GenerationOptions]) -> "Decoder":
         """Return the same decoder with other default options of `generate`."""
@@ -281,7 +294,7 @@ class Decoder:
                 raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
         with lock_of(self.target):
             loop = self.batch_loop(max_batch)
-        return generate_all(loop, requests)
+        return loop.write(requests)
 
     def stream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> TextStream:
         """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
@@ -349,7 +362,7 @@ class Decoder:
             begun = time.perf_counter()
             if not request.metrics.rounds:
                 self.loop.read_prompt(request)
-            (turn,) = self.loop.step([request])
+            (turn,) = self.loop.step([request]).turns
         if isinstance(turn, Exception):
             try:
                 raise turn
@@ -460,7 +473,7 @@ class Decoder:
         with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
                 self.step(request)
-        return Generation.of(request)
+        return request.generation()
 
     def stream_request(self, request: Request) -> TextStream:
         """Advance a request to its end, and yield the tokens of each round.
@@ -477,6 +490,6 @@ class Decoder:
                     self.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
-                yield Chunk.since(known, request)
+                yield request.chunk(known)
                 if request.finish_reason == "interrupted":
                     raise KeyboardInterrupt

@@ -1,16 +1,120 @@
-"""What a request gives: a finished text, or the parts of one that is streamed."""
+"""What a request gives: a finished text, or the parts of one that is streamed, and what is known of its tokens."""
 
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, Self
+
+from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve
-from drafttree.engine.fidelity import Fidelity
-from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Request
+from drafttree.models import LossyWindow, Model
+from drafttree.verifiers import VERIFIERS, Verifier
 
 SHOWN = 60
 """Characters of a text that its `repr` shows."""
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Whether the texts of a decoder follow the target's distribution.
+
+    Attributes:
+        lossy: why they do not; None if they do. A window over the KV cache counts even for shorter texts.
+        quantization: how the target's weights are quantised; None if they are not. Lossless texts of a quantised target
+            follow the distribution of the quantised model.
+    """
+
+    lossy: str | None = None
+    quantization: str | None = None
+
+    @classmethod
+    def of(cls, target: Model, verifier: type[Verifier] | None) -> "Fidelity":
+        """The fidelity of a target's texts with a verifier; None stands for the default ones."""
+        reasons = "; and ".join(_reasons(getattr(target, "lossy_window", None), verifier))
+        return cls(reasons or None, getattr(target, "quantization", None))
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the texts follow the target's distribution."""
+        return self.lossy is None
+
+    @property
+    def words(self) -> str:
+        """A phrase for people."""
+        if self.lossy:
+            return f"NOT lossless: {self.lossy}"
+        return f"lossless with respect to the {self.quantization} target" if self.quantization else "lossless"
+
+    def to_json(self) -> dict[str, bool | str]:
+        """A dictionary with `lossless`, and with `lossy` and `quantization` where they are set."""
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"lossless": self.lossless, **said}
+
+
+def _reasons(window: LossyWindow | None, verifier: type[Verifier] | None) -> Iterator[str]:
+    if verifier and not verifier.lossless:
+        name = next((name for name, known in VERIFIERS.items() if known is verifier), verifier.__name__)
+        yield f"the verifier {name} does not follow the target's distribution"
+    if window:
+        first = f" and the first {window.sinks}" if window.sinks else ""
+        yield f"lossy_window lets the target attend to the last {window.size} tokens{first} only"
+
+
+class RowRecorder(Protocol):
+    """Sees the rows that the committed tokens of a text were chosen from."""
+
+    def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
+        """Take note of one round.
+
+        Args:
+            logits: `[tokens, vocab]` the target's own; row i is what `tokens[i]` was chosen from.
+            constrained: `[tokens, vocab]` the same after logits processors and grammar, before the sampling.
+            tokens: the committed token ids.
+        """
+        ...
+
+
+class Logprobs:
+    """The target's own log-probabilities: natural, before processors, temperature and truncation.
+
+    So they say what the model thinks of the text, and do not depend on the options it was chosen by: vLLM's default
+    meaning, and OpenAI's.
+
+    Args:
+        alternatives: most probable tokens to keep beside every generated one.
+
+    Attributes:
+        tokens: per token, its log-probability.
+        top: per token, the most probable token ids and their log-probabilities, the best first; empty without any.
+    """
+
+    def __init__(self, alternatives: int) -> None:
+        self.tokens: list[float] = []
+        self.top: list[dict[int, float]] = []
+        self._alternatives = alternatives
+
+    @classmethod
+    def asked_for(cls, wanted: bool | int | None) -> Self | None:
+        """Those that an option wants: True for none beside the token, a number for so many; None for nothing."""
+        return cls(0 if wanted is True else wanted) if wanted else None
+
+    def add(self, logits: Tensor, constrained: Tensor, tokens: Sequence[int]) -> None:
+        """Keep the log-probabilities of a round's tokens; see `RowRecorder.add`."""
+        self.read(logits, tokens)
+
+    def read(self, logits: Tensor, tokens: Sequence[int]) -> None:
+        """Keep the log-probabilities of tokens, one for every row of logits `[tokens, vocab]`."""
+        rows = logits.float().log_softmax(-1)
+        chosen = rows.gather(1, rows.new_tensor([tokens]).long().T)
+        self.tokens += chosen[:, 0].tolist()
+        if not self._alternatives:
+            return
+        best = rows.topk(min(self._alternatives, rows.shape[1]))
+        self.top += [
+            dict(zip(ids, values, strict=True))
+            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -28,7 +132,7 @@ class Generation:
         fidelity: whether the text follows the target's distribution, and whether the target is quantised.
         costs: the cost curve the policy used; None if it uses none. With a verifier other than greedy and coupled, a
             seed repeats this text only with this curve (`Decoder.with_costs`).
-        logprobs: per token, its log-probability under the target (see `engine.logprobs.Logprobs`); None unless
+        logprobs: per token, its log-probability under the target (see `Logprobs`); None unless
             requested.
         top_logprobs: per token, the most probable token ids and their log-probabilities; None unless requested.
         prompt_logprobs: as `logprobs`, for the prompt's tokens after the first.
@@ -66,25 +170,6 @@ class Generation:
         """Wall time, the prompt included."""
         return self.metrics.seconds
 
-    @classmethod
-    def of(cls, request: Request) -> "Generation":
-        """The generation that a finished request has made."""
-        kept, prompt, sampling = request.logprobs, request.prompt_logprobs, request.verifier.sampling
-        return cls(
-            text=request.text.text,
-            tokens=request.tokens[request.prompt_length :],
-            drafted=request.drafted,
-            finish_reason=request.finish_reason or "interrupted",
-            metrics=request.metrics,
-            seed=None if sampling.greedy else sampling.seed,
-            fidelity=request.fidelity,
-            costs=request.drafting.costs,
-            logprobs=kept and kept.tokens,
-            top_logprobs=(kept and kept.top) or None,
-            prompt_logprobs=prompt and prompt.tokens,
-            prompt_top_logprobs=(prompt and prompt.top) or None,
-        )
-
 
 def _beginning(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
@@ -119,24 +204,25 @@ class Chunk:
     prompt_logprobs: Logprobs | None = None
     stopped_by: str | None = None
 
-    @classmethod
-    def since(cls, known: int, request: Request) -> "Chunk":
-        """What a request has added to its stream since it had so many tokens."""
-        tokens, stream = request.tokens[known:], request.text
-        drafted = request.drafted[len(request.drafted) - len(tokens) :]
-        shown = stream.shown
-        text = stream.read()
-        origins = stream.origins[shown : shown + len(text)]
-        begin, kept = known - request.prompt_length, request.logprobs
-        return cls(
-            text,
-            tokens,
-            drafted,
-            request.finish_reason,
-            drafted_text=[request.drafted[token] for token in origins],
-            origins=origins,
-            logprobs=kept.tokens[begin:] if kept else [],
-            top_logprobs=[*map(dict, kept.top[begin:])] if kept else [],
-            prompt_logprobs=None if begin else deepcopy(request.prompt_logprobs),
-            stopped_by=stream.stopped_by,
-        )
+
+Ended = Generation | Exception
+"""A finished text, or why it failed."""
+
+
+class Reader:
+    """Told of a request's text by the thread that owns the model; by default it does not listen.
+
+    Attributes:
+        cancelled: the finish reason with which the text is to end at the next round, None while its rest is wanted;
+            set by any thread.
+        full: whether it takes no more for now, so that the text pauses; only a chunk makes it so.
+    """
+
+    cancelled: str | None = None
+    full = False
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Take what a round has added."""
+
+    def end(self, ended: Ended) -> None:
+        """Take the finished text, or why it failed; called once."""

@@ -1,29 +1,28 @@
-"""Every figure of the papers, computed from committed tokens only.
-
-The law that relates them: R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. What
-plain decoding spends outside its passes, h0, is counted too: without it the law would call plain decoding slower than
-itself.
-"""
+"""Every figure of the papers, computed from committed tokens only, and what an engine has done."""
 
 import statistics
 import sys
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
+LATEST = 4096
+"""Rounds of an engine that are kept."""
+
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the loop.
+    """One round of the loop: what it was for one text, or in an engine for all that run.
 
     Attributes:
-        committed: tokens that became part of the text.
+        committed: tokens that became part of the text, or of all texts.
         accepted: how many of them were drafted.
         nodes: nodes the target scored, the root included.
         levels: drafted levels.
         draft_passes: drafter forward passes.
-        draft_seconds: time in them, on their device.
+        draft_seconds: time in them, on their device; of an engine's round all of `drafting_seconds`.
         target_seconds: wall time of the target pass, until its device has finished.
         seconds: wall time of the whole round.
         growth_seconds: the policy, building the tree and the drafter's own bookkeeping.
@@ -36,6 +35,11 @@ class Round:
         ranks: ranks of the accepted nodes among their siblings, from the first level down: 1 for the one the drafter
             thinks likeliest, in drawn trees for the one drawn first.
         collapsed: whether it showed that drafts had become useless to its text (see `Metrics.collapsed_texts`).
+        batch: texts that a token was chosen for.
+        prefill_rows: rows of the target pass that were tokens of prompts.
+        waiting: requests in the queue.
+        expected: tokens that the controller expected to be committed; None for one text and where nothing was drafted.
+        reason: of an engine's round, why nothing was drafted; None where something was.
     """
 
     committed: int
@@ -55,6 +59,21 @@ class Round:
     source: int = 0
     ranks: tuple[int, ...] = ()
     collapsed: bool = False
+    batch: int = 1
+    prefill_rows: int = 0
+    waiting: int = 0
+    expected: float | None = None
+    reason: str | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Drafted nodes that were verified, beside the roots: in an engine the k that the budget chose."""
+        return self.nodes - self.batch
+
+    @property
+    def rows(self) -> int:
+        """Rows of the target pass: roots, drafted nodes and parts of prompts."""
+        return self.nodes + self.prefill_rows
 
     @property
     def drafting_seconds(self) -> float:
@@ -129,12 +148,12 @@ class Metrics:
     @property
     def tokens_per_second(self) -> float:
         """Committed tokens per second, including the time to the first token."""
-        return _ratio(self.tokens, self.seconds)
+        return ratio(self.tokens, self.seconds)
 
     @property
     def decoding_tokens_per_second(self) -> float:
         """Committed tokens per second, without the time of reading prompts."""
-        return _ratio(self.tokens, self.seconds - self.prefill_seconds)
+        return ratio(self.tokens, self.seconds - self.prefill_seconds)
 
     @property
     def time_to_first_token(self) -> float:
@@ -145,7 +164,7 @@ class Metrics:
     def time_per_output_token(self) -> float:
         """Seconds per committed token after the first of each generation, the time to the first one left out."""
         decoding = self.seconds - sum(self.first_token_seconds)
-        return _ratio(decoding, self.tokens - len(self.first_token_seconds))
+        return ratio(decoding, self.tokens - len(self.first_token_seconds))
 
     @property
     def lookup_rounds(self) -> int:
@@ -161,7 +180,7 @@ class Metrics:
     @property
     def mean_accepted_tokens(self) -> float:
         """tau: committed tokens per target pass, the bonus token included."""
-        return _ratio(self.tokens, len(self.rounds))
+        return ratio(self.tokens, len(self.rounds))
 
     @property
     def tau(self) -> float:
@@ -171,56 +190,56 @@ class Metrics:
     @property
     def mean_path_length(self) -> float:
         """Accepted drafted tokens per round, the bonus token not included."""
-        return _ratio(sum(r.accepted for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.accepted for r in self.rounds), len(self.rounds))
 
     @property
     def draft_efficiency(self) -> float:
         """delta: draft passes per round."""
-        return _ratio(sum(r.draft_passes for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.draft_passes for r in self.rounds), len(self.rounds))
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted drafted tokens per drafted token."""
-        return _ratio(sum(r.accepted for r in self.rounds), sum(r.nodes - 1 for r in self.rounds))
+        return ratio(sum(r.accepted for r in self.rounds), sum(r.nodes - 1 for r in self.rounds))
 
     @property
     def level_acceptance(self) -> float:
         """Accepted drafted tokens per drafted level."""
-        return _ratio(sum(r.accepted for r in self.rounds), sum(r.levels for r in self.rounds))
+        return ratio(sum(r.accepted for r in self.rounds), sum(r.levels for r in self.rounds))
 
     @property
     def mean_nodes(self) -> float:
         """Nodes scored per target pass, the root included."""
-        return _ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
 
     @property
     def mean_levels(self) -> float:
         """Drafted levels per round, the longest path that can be accepted."""
-        return _ratio(sum(r.levels for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.levels for r in self.rounds), len(self.rounds))
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Per level, the share of rounds with an accepted token on it, among rounds that drafted it."""
         deepest = max((r.levels for r in self.rounds), default=0)
         return [
-            _ratio(sum(r.accepted >= level for r in self.rounds), sum(r.levels >= level for r in self.rounds))
+            ratio(sum(r.accepted >= level for r in self.rounds), sum(r.levels >= level for r in self.rounds))
             for level in range(1, deepest + 1)
         ]
 
     @property
     def target_pass(self) -> float:
         """Mean seconds per target pass."""
-        return _ratio(sum(r.target_seconds for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.target_seconds for r in self.rounds), len(self.rounds))
 
     @property
     def draft_pass(self) -> float:
         """Mean seconds per draft pass."""
-        return _ratio(sum(r.draft_seconds for r in self.rounds), sum(r.draft_passes for r in self.rounds))
+        return ratio(sum(r.draft_seconds for r in self.rounds), sum(r.draft_passes for r in self.rounds))
 
     @property
     def overhead(self) -> float:
         """Mean seconds per round outside the passes of both models."""
-        return _ratio(sum(r.outside_seconds for r in self.rounds), len(self.rounds))
+        return ratio(sum(r.outside_seconds for r in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
         """All figures by name, for printing and JSON."""
@@ -254,54 +273,77 @@ class Metrics:
         }
 
 
-@dataclass(frozen=True)
-class SpeedupLaw:
-    """R = tau * (1 + h0) / (v + c * delta + h), each term measured against plain decoding by the same engine.
+@dataclass
+class EngineMetrics:
+    """Counts since the engine started, and its latest rounds. Any thread may read them.
 
     Attributes:
-        tau: mean accepted tokens.
-        v: verification cost, time of a target pass over the tree in plain target passes.
-        c: cost ratio, time of a draft pass in plain target passes.
-        delta: draft passes per round.
-        h: host share, everything else of a round in plain target passes.
-        h0: host share of plain decoding.
-        measured: ratio of tokens per second, prompts included.
-        decoding: ratio of tokens per second of decoding, prompts left out: what the law is about.
+        tokens: committed tokens.
+        prompt_tokens: tokens of the prompts of texts that have started.
+        reused_tokens: prompt tokens whose KV rows were reused from other texts.
+        drafts: verified trees with drafted nodes.
+        drafted: verified drafted nodes.
+        accepted: accepted drafted tokens.
+        accepted_by_position: per level, how often a node of it was accepted.
+        finished: finished requests.
+        failed: requests that ended with an error.
+        cancelled: cancelled requests.
+        preempted: requests that had to start over because memory ran out.
+        drafter_failures: rounds in which the drafter raised an error and that went on without drafts.
+        collapsed_texts: texts whose drafts became useless, as in `Metrics.collapsed_texts`.
+        running: requests that are running now.
+        waiting: requests that are waiting now.
+        predicted_gain: predicted speed of drafting over plain rounds at the present batch size; None before the first
+            drafted round.
+        measured_gain: the same, measured in recent rounds; None before there are any of both kinds.
+        drafting_off: why the latest round drafted nothing; None if it drafted.
     """
 
-    tau: float
-    v: float
-    c: float
-    delta: float
-    h: float
-    h0: float
-    measured: float
-    decoding: float
-
-    @classmethod
-    def of(cls, speculative: Metrics, plain: Metrics) -> "SpeedupLaw":
-        """The law's terms for a speculative and a plain run over the same prompts."""
-        unit = plain.target_pass
-        return cls(
-            tau=speculative.tau,
-            v=_ratio(speculative.target_pass, unit),
-            c=_ratio(speculative.draft_pass, unit),
-            delta=speculative.draft_efficiency,
-            h=_ratio(speculative.overhead, unit),
-            h0=_ratio(plain.overhead, unit),
-            measured=_ratio(speculative.tokens_per_second, plain.tokens_per_second),
-            decoding=_ratio(speculative.decoding_tokens_per_second, plain.decoding_tokens_per_second),
-        )
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    preempted: int = 0
+    drafter_failures: int = 0
+    collapsed_texts: int = 0
+    running: int = 0
+    waiting: int = 0
+    predicted_gain: float | None = None
+    measured_gain: float | None = None
+    drafting_off: str | None = None
+    _rounds: deque[Round] = field(default_factory=lambda: deque(maxlen=LATEST), repr=False)
 
     @property
-    def predicted(self) -> float:
-        """R as predicted by the law."""
-        return _ratio(self.tau * (1 + self.h0), self.v + self.c * self.delta + self.h)
+    def rounds(self) -> list[Round]:
+        """A copy of the latest rounds."""
+        return list(self._rounds)
 
     @property
-    def without_host(self) -> float:
-        """R as predicted for an engine without overhead, h = h0 = 0."""
-        return _ratio(self.tau, self.v + self.c * self.delta)
+    def latest(self) -> Round | None:
+        """The latest finished round."""
+        return self._rounds[-1] if self._rounds else None
+
+    def record(self, turn: Round) -> None:
+        """Count a finished round."""
+        self._rounds.append(turn)
+        self.drafted += turn.drafted
+        self.drafting_off = turn.reason
+
+    def count(self, turn: Round) -> None:
+        """Count the tokens that a round committed for one request, before its reader sees them."""
+        self.tokens += turn.committed
+        self.drafts += turn.nodes > 1
+        self.accepted += turn.accepted
+        self.collapsed_texts += turn.collapsed
+        self.accepted_by_position += [0] * (turn.accepted - len(self.accepted_by_position))
+        for level in range(turn.accepted):
+            self.accepted_by_position[level] += 1
 
 
 def peak_memory() -> int:
@@ -316,5 +358,6 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """Part by whole, 0 where the whole is nothing."""
     return part / whole if whole else 0.0

@@ -1,23 +1,54 @@
-"""A request while its text is generated."""
+"""A request: what a text is, what it may still do, and what it has said."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
 
 from drafttree.constraints.processors import PathConstraints
+from drafttree.core.errors import UnfinishedTextError
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.detokenizer import Detokenizer
-from drafttree.engine.fidelity import Fidelity
-from drafttree.engine.logprobs import Logprobs, RowRecorder
+from drafttree.engine.drafting.controller import Kind
+from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs, Reader, RowRecorder
 from drafttree.engine.metrics import Metrics, Round
-from drafttree.engine.stopping import StoppingText
 from drafttree.engine.text_drafting import TextDrafting
 from drafttree.models import Output, TreeCache
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
+
+
+class StoppingText:
+    """A growing text and transformers' stopping criteria, asked after every token as its `generate` asks them.
+
+    Args:
+        criteria: functions of token ids `[1, length]` and scores, which are None here.
+        prompt: token ids before the text, padding included.
+        new_tokens: tokens that may follow them at most.
+        device: the device of the token ids the criteria see.
+    """
+
+    def __init__(
+        self, criteria: StoppingCriteriaList, prompt: Sequence[int], new_tokens: int, device: torch.device
+    ) -> None:
+        self._criteria = criteria
+        self._length = len(prompt)
+        self._ids = torch.tensor([[*prompt, *[0] * new_tokens] if criteria else []], device=device)
+
+    def push(self, token: int) -> bool:
+        """Add a token; whether a criterion ends the text after it."""
+        if not self._criteria:
+            return False
+        self._ids[0, self._length] = token
+        self._length += 1
+        seen = self._ids[:, : self._length].clone()  # a criterion may write to it
+        return bool(self._criteria(seen, None).all())  # pyright: ignore[reportArgumentType]
 
 
 @runtime_checkable
@@ -25,7 +56,7 @@ class RoundObserver(Protocol):
     """Sees every round of a request, on the thread that owns the model; all texts wait while it looks."""
 
     def drafted(self, request: "Request", grown: DraftTree, reason: str | None) -> None:
-        """Take the tree of a round that begins; an `Engine` calls this.
+        """Take the tree of a round that begins.
 
         Args:
             request: the request whose round it is.
@@ -47,7 +78,7 @@ class RoundObserver(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt, what has been committed after it, and the state that continues it.
 
@@ -76,6 +107,11 @@ class Request:
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
             while it goes on.
+        reader: told of the text, in an engine.
+        group: shared by texts that share the batch of an engine with others as one text would.
+        order: place in the order of arrival there; the smallest came first.
+        turn: place among the waiting texts of groups that have as many running; the smallest is next.
+        holds_rows: whether its rows are reserved: it runs, or it pauses.
     """
 
     tokens: list[int]
@@ -101,6 +137,12 @@ class Request:
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
     root_output: Output | None = None
+    reader: Reader = field(default_factory=Reader)
+    group: Hashable = field(default_factory=object)
+    order: int = 0
+    turn: int = 0
+    holds_rows: bool = False
+    _latest: float = field(default_factory=time.perf_counter)
 
     @property
     def remaining(self) -> int:
@@ -117,15 +159,14 @@ class Request:
         """Whether it has not begun, while another one reads the beginning of its prompt."""
         return self.reuse_prefix and not self.ids
 
+    def kind(self, source: int) -> Kind:
+        """The kind of drafts that a model of the drafter makes for it."""
+        return self.verifier.sampling.greedy, source
+
     def take_root_output(self) -> Output | None:
         """The target's output for the first root where reading the prompt has given it, once."""
         output, self.root_output = self.root_output, None
         return output
-
-    @property
-    def logprobs(self) -> Logprobs | None:
-        """Of the generated tokens, None unless asked for."""
-        return self.recorder if isinstance(self.recorder, Logprobs) else None
 
     def prompt_reader(self, begin: int) -> Callable[[Tensor], None] | None:
         """What takes the rows of the prompt's tokens from position `begin` on, None where they are not wanted.
@@ -175,3 +216,95 @@ class Request:
         self.text.finish()
         if self.drafting.session:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes
+
+    def generation(self) -> Generation:
+        """The text as it stands, which has ended."""
+        kept, prompt, sampling = self._logprobs, self.prompt_logprobs, self.verifier.sampling
+        return Generation(
+            text=self.text.text,
+            tokens=self.tokens[self.prompt_length :],
+            drafted=self.drafted,
+            finish_reason=self.finish_reason or "interrupted",
+            metrics=self.metrics,
+            seed=None if sampling.greedy else sampling.seed,
+            fidelity=self.fidelity,
+            costs=self.drafting.costs,
+            logprobs=kept and kept.tokens,
+            top_logprobs=(kept and kept.top) or None,
+            prompt_logprobs=prompt and prompt.tokens,
+            prompt_top_logprobs=(prompt and prompt.top) or None,
+        )
+
+    def chunk(self, known: int) -> Chunk:
+        """What was added since there were so many tokens."""
+        tokens, shown, begin, kept = self.tokens[known:], self.text.shown, known - self.prompt_length, self._logprobs
+        text = self.text.read()
+        origins = self.text.origins[shown : shown + len(text)]
+        return Chunk(
+            text,
+            tokens,
+            self.drafted[len(self.drafted) - len(tokens) :],
+            self.finish_reason,
+            drafted_text=[self.drafted[token] for token in origins],
+            origins=origins,
+            logprobs=kept.tokens[begin:] if kept else [],
+            top_logprobs=[*map(dict, kept.top[begin:])] if kept else [],
+            prompt_logprobs=None if begin else deepcopy(self.prompt_logprobs),
+            stopped_by=self.text.stopped_by,
+        )
+
+    def publish(self, known: int) -> None:
+        """Tell the reader what was added since there were so many tokens, and the whole text where it has ended."""
+        self.reader.chunk(self.chunk(known))
+        if self.finish_reason:
+            self.reader.end(self.generation())
+
+    def record(self, turn: Round) -> None:
+        """Count a round of an engine, with the time since the last one or since the request came."""
+        now = time.perf_counter()
+        self.metrics.record(turn, now - self._latest)
+        self._latest = now
+
+    @property
+    def _logprobs(self) -> Logprobs | None:
+        """Of the generated tokens, None unless asked for."""
+        return self.recorder if isinstance(self.recorder, Logprobs) else None
+
+
+class TextStream(Iterator[Chunk]):
+    """What each round adds to a text, and its result when it has ended.
+
+    Closing the stream ends the text where it is; so does dropping it.
+
+    Args:
+        request: the request whose text is streamed.
+        chunks: advances the request by a round for each chunk.
+    """
+
+    def __init__(self, request: Request, chunks: Generator[Chunk, None, None]) -> None:
+        self._request = request
+        self._chunks = chunks
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """End the text where it is; one that has ended stays as it is."""
+        self._chunks.close()
+        if not self._request.finish_reason:
+            self._request.end("interrupted")
+
+    @property
+    def result(self) -> Generation:
+        """The whole text with its metrics, as `Decoder.generate` returns it; "interrupted" where it was closed early.
+
+        Raises:
+            UnfinishedTextError: the text has not ended.
+        """
+        if not self._request.finish_reason:
+            written = len(self._request.tokens) - self._request.prompt_length
+            raise UnfinishedTextError(
+                f"the text has not ended, {written} tokens are written; read the stream to its end, or close it, "
+                "before asking for its result"
+            )
+        return self._request.generation()

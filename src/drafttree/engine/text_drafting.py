@@ -1,7 +1,7 @@
 """How one text is drafted for."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +11,10 @@ from torch import Tensor
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.machine_memory import is_out_of_memory
-from drafttree.drafters.base import HiddenStates, Session
+from drafttree.core.tree import FORCED, DraftTree
+from drafttree.drafters.base import Drafter, HiddenStates, Session
 from drafttree.drafters.session import LateReader
-from drafttree.engine.acceptance_watch import AcceptanceWatch, HeadWatch
+from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch, HeadWatch
 from drafttree.engine.drafting.controller import Controller, as_written
 from drafttree.policies.base import TextContext
 
@@ -121,6 +122,62 @@ class TextDrafting:
         seconds, passes = self._counted
         self._counted = self.session.seconds, self.session.passes
         return self._counted[0] - seconds, self._counted[1] - passes
+
+    def takes_claim(self, position: int, vocab: int) -> Callable[[Tensor], None] | None:
+        """Notes what a head says of the next token, while heads are tested; see `HeadWatch`."""
+        if not (self.head_watch and self.head_watch.is_open):
+            return None
+
+        def take(logits: Tensor) -> None:
+            self.claim = position, logits[0].float().log_softmax(-1)[:vocab]
+
+        return take
+
+    def check_head(self, tokens: Sequence[int], token: int, drafter: Drafter | None) -> None:
+        """Say in the log, once for a target and a drafter, where a head claims far more than its tokens are worth."""
+        watch, claim, self.claim = self.head_watch, self.claim, None
+        if not (watch and claim and watch.is_open) or claim[0] != len(tokens):
+            return
+        watch.observe(tokens, claim[1], token)
+        if watch.is_misread:
+            logger.warning(
+                "the drafter %s may be misread: the target's token was among the %d likeliest of its head in %s "
+                "rounds, and should have been in %.0f by the head's own probabilities. The head may be made for "
+                "another target or another version of it, be in a variant of its format that is read in a wrong way, "
+                "or know no such texts. Try it with drafttree inspect HEAD --target MODEL; if it is made for this "
+                "target, report what that prints",
+                *(getattr(drafter, "name", "") or repr(drafter), BEST, watch.found, watch.claimed),
+            )
+
+    def has_collapsed(self, tokens: Sequence[int], tree: DraftTree, *, accepted: bool, context: int | None) -> bool:
+        """Whether this round has shown that drafts are of use no more, which is said in the log once per text.
+
+        Args:
+            tokens: the text before the round, prompt included, which goes on.
+            tree: the tree of the round.
+            accepted: whether a drafted token was accepted.
+            context: tokens that the drafter can read, None for any number.
+        """
+        if self.watch is None or self.session is None:
+            return False
+        if context is not None and len(tokens) >= context:
+            told = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
+            advice = "use a drafter with a longer context, or lookup"
+        else:
+            drafted = tree.size > 1 and tree.source not in ((FORCED, 0) if self.session.mixes else (FORCED,))
+            if not drafted or not self.watch.observe(tokens, accepted):
+                return False
+            told = (
+                f"from token {self.watch.begin} of a text on, {self.watch.since} rounds accepted a drafted token, and "
+                f"{self.watch.before} before"
+            )
+            advice = (
+                "the text may be longer than those the drafter was trained on, or in a language it does not know; use "
+                "another drafter for such texts, or none (speculate=False)"
+            )
+        self.watch = None
+        logger.warning("%s: %s", told, advice)
+        return True
 
     @contextmanager
     def failing_softly(self, *, begun: bool = False) -> Iterator[None]:

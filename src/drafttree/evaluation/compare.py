@@ -8,8 +8,7 @@ from drafttree.core.randomness import random_seed
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
-from drafttree.engine.limiting_factor import LimitingFactor
-from drafttree.engine.metrics import SpeedupLaw
+from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.doubt import doubt, law_terms
 from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate

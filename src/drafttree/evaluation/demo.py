@@ -11,8 +11,7 @@ from drafttree.core.machine_memory import machine_memory
 from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
-from drafttree.engine.limiting_factor import LimitingFactor
-from drafttree.engine.metrics import SpeedupLaw
+from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
 from drafttree.evaluation.doubt import doubt
 from drafttree.evaluation.inflation import load_inflated
 from drafttree.evaluation.reference import Difference, find_difference

@@ -2,7 +2,8 @@
 
 from dataclasses import asdict
 
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.speedup_law import SpeedupLaw
 
 LEAST_TOKENS = 1.02
 """Tokens of a pass, tau, below which drafts have given nothing: a ratio is that of plain decoding over itself."""

@@ -176,7 +176,7 @@ def toy_tree(
     toy = ToyDecoder(draft, draft, policy, verifier, levels)
     request = toy.rounds((0,), 0, {"temperature": 1.0, "seed": 0})
     request.randomness = randomness
-    (tree,) = toy.loop.draft([request]).trees
+    (tree,) = toy.loop.trees.draft([request]).trees
     return tree
 
 

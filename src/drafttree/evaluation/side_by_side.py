@@ -45,4 +45,4 @@ class SideBySide:
 
     def texts(self) -> dict[str, Generation]:
         """The texts as far as they are written."""
-        return {name: Generation.of(request) for name, request in self._requests.items()}
+        return {name: request.generation() for name, request in self._requests.items()}

@@ -10,7 +10,6 @@ from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
-from drafttree.engine.batching.generate_all import generate_all
 from drafttree.engine.generation import Generation
 from drafttree.evaluation.exactness import CoupledText, pair_name, plain_text, toy_options
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
@@ -50,7 +49,7 @@ class Texts:
         if self.batch is None:
             return [toy.generate(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
         requests = [toy.prepare(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
-        return generate_all(toy.batch_loop(self.batch), requests)
+        return toy.batch_loop(self.batch).write(requests)
 
     def decoder(
         self,

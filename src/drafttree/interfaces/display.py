@@ -8,9 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.fidelity import Fidelity
-from drafttree.engine.generation import Chunk, Generation
-from drafttree.engine.metrics import SpeedupLaw
+from drafttree.engine.generation import Chunk, Fidelity, Generation
+from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.compare import Comparison
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep

@@ -11,7 +11,7 @@ from drafttree.core.sampling import Sampling
 
 
 class ScoreRows:
-    """Keeps the rows of one text; see `drafttree.engine.logprobs.RowRecorder`.
+    """Keeps the rows of one text; see `drafttree.engine.generation.RowRecorder`.
 
     Args:
         sampling: what follows the logits processors.

@@ -36,8 +36,7 @@ from drafttree.drafters import Drafter, LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.request import Request
-from drafttree.engine.stopping import StoppingText
+from drafttree.engine.request import Request, StoppingText
 from drafttree.interfaces.cache_exchange import cache_to_fill, check_cache, read_cache, write_cache
 from drafttree.interfaces.prepared_inputs import (
     check_batch,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drafttree import Chunk
-from drafttree.engine.batching import Engine, Handle, shared_engine
+from drafttree.engine.batching import Engine, Handle
 from drafttree.errors import ConfigError, ContextError, InputError
 from drafttree.verifiers import RRSw
 from testing.batches import watch_ends
@@ -116,7 +116,7 @@ def test_texts_streamed_at_the_same_time_share_one_engine(decoder, monkeypatch):
             super().__init__(*arguments, **options)
             made.append(self)
 
-    monkeypatch.setattr(shared_engine, "Engine", Counted)
+    monkeypatch.setattr("drafttree.engine.batching.engine.Engine", Counted)
 
     async def stream_all() -> list[list[int]]:
         async def stream(prompt) -> list[int]:

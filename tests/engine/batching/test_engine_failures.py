@@ -10,7 +10,7 @@ import torch
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.engine.batching import Engine, Handle, prompt_parts
+from drafttree.engine.batching import Engine, Handle, loop
 from drafttree.errors import ConfigError, EngineClosedError
 from drafttree.models import TargetModel
 from drafttree.policies import Chain, Talon
@@ -303,7 +303,7 @@ def test_an_engine_that_dies_tells_all_handles_and_takes_no_more():
 def test_logprobs_of_prompts_that_are_read_in_parts_and_again_stay_the_same(monkeypatch):
     decoder, prompt = toys(), [3, 1, 4, 1, 5, 2, 6]
     expected = decoder.generate(prompt, max_new_tokens=LENGTH, prompt_logprobs=True).prompt_logprobs
-    monkeypatch.setattr(prompt_parts, "LONGEST_PART", 2)
+    monkeypatch.setattr(loop, "LONGEST_PART", 2)
     target = FailingModel(TARGET, MemoryError, fails_at=(5,))
     with Engine(toys(target), max_batch=2) as engine:
         with engine._thread.changed:

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from drafttree.engine.batching import Engine
-from drafttree.engine.batching.engine_metrics import EngineMetrics
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.prices import Prices
+from drafttree.engine.metrics import EngineMetrics
 from drafttree.policies import Fixed, Talon
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, TARGET, VOCAB

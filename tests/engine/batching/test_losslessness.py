@@ -95,14 +95,14 @@ class CuttingDecoder(ToyDecoder):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        draft = self.loop.draft
+        draft = self.loop.trees.draft
 
-        def cut(requests: Sequence[Request]) -> Drafts:
-            drafts = draft(requests)
+        def cut(requests: Sequence[Request], prefill_rows: int = 0) -> Drafts:
+            drafts = draft(requests, prefill_rows)
             trees = [replace(tree, scores=tree.path_logprobs) for tree in drafts.trees]
             return replace(drafts, trees=[tree.best(max(tree.size - 1, 2)) for tree in trees])
 
-        self.loop.draft = cut
+        self.loop.trees.draft = cut
 
 
 def law_of(decoder: type[ToyDecoder], monkeypatch, policy: TreePolicy, verifier: type[Verifier], **options) -> RoundLaw:

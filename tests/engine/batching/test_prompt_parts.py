@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
-from drafttree.engine.batching.prompt_parts import LONGEST_PART, SHORTEST_PART, STRETCH, choose_parts
+from drafttree.engine.batching.loop import LONGEST_PART, SHORTEST_PART, STRETCH, choose_parts
 from drafttree.engine.drafting.prices import Prices
 
 NO_DRAFTS = (DraftCosts(0.0, Costs.of({1: 0.0})),)

@@ -1,12 +1,13 @@
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from drafttree.engine.batching.scheduler import REGAIN_ROUNDS, Scheduler
-from drafttree.engine.batching.served_request import ServedRequest
+from drafttree.engine.generation import Reader
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.prefixes import PrefixCache
+from drafttree.engine.request import Request
 from drafttree.models import TargetModel
 from testing import tiny
 
@@ -16,12 +17,24 @@ def target() -> TargetModel:
     return TargetModel(tiny.build("llama"))
 
 
-def waiting(order: int, rows: int, group: str | None = None) -> ServedRequest:
+@dataclass(eq=False)
+class Place:
+    """What a scheduler knows of a request."""
+
+    capacity: int
+    order: int
+    group: object
+    turn: int = 0
+    holds_rows: bool = False
+    reader: Reader = field(default_factory=Reader)
+
+
+def waiting(order: int, rows: int, group: str | None = None) -> Request:
     """A request that needs so many rows, of a group or of none."""
-    return ServedRequest(cast(Any, SimpleNamespace(capacity=rows)), order=order, group=group or object())
+    return cast(Request, Place(rows, order, group or object()))
 
 
-def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[ServedRequest]]:
+def unread(target, memory: int = 100, room: int = 2, texts: int = 2) -> tuple[Scheduler, list[Request]]:
     """A scheduler whose texts, of 30 rows each, all pause until they are read."""
     scheduler, given = (
         Scheduler(room, KVMemory(target, PrefixCache(0), memory)),

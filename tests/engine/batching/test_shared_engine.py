@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from drafttree import Decoder
-from drafttree.engine.batching import Engine, shared_engine
+from drafttree.engine.batching import Engine
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyDrafter, ToyModel
@@ -39,7 +39,7 @@ def held(monkeypatch) -> type[HeldEngine]:
 
     monkeypatch.setattr(HeldEngine, "alive", 0)
     monkeypatch.setattr(HeldEngine, "most", 0)
-    monkeypatch.setattr(shared_engine, "Engine", Held)
+    monkeypatch.setattr("drafttree.engine.batching.engine.Engine", Held)
     return Held
 
 

@@ -5,7 +5,7 @@ import torch
 
 from drafttree import Decoder, Generation
 from drafttree.engine.batching import Engine
-from drafttree.engine.batching.served_request import Reader, ServedRequest
+from drafttree.engine.generation import Reader
 from drafttree.policies import Talon
 from helpers.drafter_kinds import drafter_of
 from testing import families, random_cases
@@ -53,7 +53,8 @@ def run_crowd(decoder: Decoder, late: int = 3) -> list[tuple[str, list[int]]]:
     def add(name: str, prompt: list[int], length: int, group: object) -> None:
         nonlocal order
         request = decoder.prepare(prompt, max_new_tokens=length)
-        loop.add(ServedRequest(request, Ends(name, ends), order, group=group))
+        request.reader, request.order, request.group = Ends(name, ends), order, group
+        loop.add(request)
         order += 1
 
     for place in range(MANY):
@@ -92,8 +93,11 @@ def test_a_prompt_is_not_read_behind_all_prompts_of_a_group():
     loop, ends = decoder.batch_loop(8), []
     for order in range(7):
         request = decoder.prepare([1, 2] * 300, max_new_tokens=LENGTH)
-        loop.add(ServedRequest(request, Ends("long", ends), order, group="long"))
-    loop.add(ServedRequest(decoder.prepare([3, 4], max_new_tokens=1), Ends("short", ends), 7))
+        request.reader, request.order, request.group = Ends("long", ends), order, "long"
+        loop.add(request)
+    request = decoder.prepare([3, 4], max_new_tokens=1)
+    request.reader, request.order = Ends("short", ends), 7
+    loop.add(request)
     for _ in range(4):
         loop.step()
     assert [name for name, _ in ends] == ["short"]

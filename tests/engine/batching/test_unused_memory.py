@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from drafttree.engine.batching import Engine, engine_thread
+from drafttree.engine.batching import Engine
 from testing.costs import toy_decoder
 from testing.small_trees import TARGET
 from testing.toy import ToyModel
@@ -46,8 +46,8 @@ def test_freed_memory_before_memory_in_use_goes_back():
 
 def test_an_idle_engine_gives_memory_back_once(monkeypatch):
     calls, called = [], threading.Event()
-    monkeypatch.setattr(engine_thread, "IDLE_SECONDS", 0.01)
-    monkeypatch.setattr(engine_thread, "release_unused_memory", lambda: calls.append(called.set()))
+    monkeypatch.setattr("drafttree.engine.batching.engine.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("drafttree.engine.batching.engine.release_unused_memory", lambda: calls.append(called.set()))
     with Engine(toy_decoder(ToyModel(TARGET))) as engine:
         for number in range(1, 4):
             assert called.wait(20)

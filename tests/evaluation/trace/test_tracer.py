@@ -101,7 +101,7 @@ def test_the_tree_of_the_first_round_is_the_one_that_is_proposed(name):
     decoder = toys(name)
     with torch.inference_mode():
         decoder.loop.read_prompt(request)
-        (proposed,) = decoder.loop.draft([request]).trees
+        (proposed,) = decoder.loop.trees.draft([request]).trees
     turn = next(Tracer(toys(name), PROMPT, **OPTIONS).run())
     nodes = turn.nodes[: turn.size]
     assert [node.token for node in nodes] == [*proposed.tokens]

@@ -3,7 +3,7 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from drafttree.engine.batching.batch_loop import BatchLoop
+from drafttree.engine.batching.loop import BatchLoop
 from drafttree.errors import EngineClosedError
 from testing.held_server import held_app
 

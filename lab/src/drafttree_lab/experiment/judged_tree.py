@@ -46,7 +46,7 @@ class JudgedTree:
         drafting = replace(request.drafting, state=policy.init_state(TextContext()), controller=as_written())
         text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
         self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
-        (self.tree,) = decoder.loop.draft([text]).trees
+        (self.tree,) = decoder.loop.trees.draft([text]).trees
         self._depths = self.tree.depths
 
     def accepted(self, verifier: type[Verifier], levels: int) -> float:

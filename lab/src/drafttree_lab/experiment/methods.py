@@ -12,7 +12,8 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.doubt import doubt, law_terms
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.method import PLAIN, Method, parse_methods

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from drafttree.core.cost_curve import CostCurve
-from drafttree.engine.metrics import Round, SpeedupLaw
+from drafttree.engine.metrics import Round
+from drafttree.engine.speedup_law import SpeedupLaw
 
 
 @dataclass(frozen=True)

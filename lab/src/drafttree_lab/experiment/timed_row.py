@@ -7,8 +7,8 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
-from drafttree.engine.limiting_factor import LimitingFactor
 from drafttree.engine.metrics import Metrics
+from drafttree.engine.speedup_law import LimitingFactor
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.run_store import RunStore

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
-from drafttree.engine.metrics import SpeedupLaw
+from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.method import PLAIN
 from drafttree_lab.experiment.round_counts import RoundTerms

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from drafttree.engine.batching.batch_loop import BatchLoop
-from drafttree.engine.batching.engine_metrics import EngineRound
-from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
+from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Ended, Reader
+from drafttree.engine.metrics import Round
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class EngineWay:
         begun, failures = time.perf_counter(), loop.metrics.drafter_failures
         for place, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
             request = self._decoder.prepare(list(prompt), seed=seed + place, **options)
-            loop.add(ServedRequest(request, text, place))
+            request.reader, request.order = text, place
+            loop.add(request)
         steady = SteadyRounds.of(_rounds(loop), batch)
         found, seconds = [text.tokens for text in texts], time.perf_counter() - begun
         return BatchRun(found, seconds, steady, loop.metrics.drafter_failures - failures)
@@ -150,7 +151,7 @@ class TimedRound:
             drafts.
     """
 
-    turn: EngineRound
+    turn: Round
     seconds: float
     predicted_gain: float | None = None
 

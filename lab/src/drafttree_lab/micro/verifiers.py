@@ -20,7 +20,7 @@ from drafttree.core.randomness import RoundRandomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import Frontier, Session
-from drafttree.engine.draft_logits import AdjustedDraft, LogitsAdjustment
+from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
 from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import VerifierLike, parse_verifiers

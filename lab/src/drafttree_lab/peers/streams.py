@@ -7,9 +7,8 @@ from functools import partial
 from itertools import cycle, islice
 
 from drafttree.core.counts import MAX_TOKEN_GAP
-from drafttree.engine.batching.served_request import Ended, Reader, ServedRequest
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Chunk
+from drafttree.engine.generation import Chunk, Ended, Reader
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.load.http_load import LoadRun, ServedText
@@ -78,7 +77,8 @@ def own_streams(decoder: Decoder) -> Streams:
         readers = [_Stamps(begun) for _ in prompts]
         for place, (prompt, reader) in enumerate(zip(prompts, readers, strict=True)):
             request = decoder.prepare(list(prompt), max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
-            loop.add(ServedRequest(request, reader, place))
+            request.reader, request.order = reader, place
+            loop.add(request)
         while loop.busy:
             loop.step()
         return LoadRun([reader.text for reader in readers], time.perf_counter() - begun)

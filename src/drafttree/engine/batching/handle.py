@@ -12,8 +12,7 @@ from numbers import Real
 from typing import Any, Self
 
 from drafttree.core.errors import InputError
-from drafttree.engine.batching.served_request import Ended, Reader
-from drafttree.engine.generation import Chunk, Generation
+from drafttree.engine.generation import Chunk, Ended, Generation, Reader
 from drafttree.engine.metrics import Metrics
 
 

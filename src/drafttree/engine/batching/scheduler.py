@@ -3,8 +3,8 @@
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 
-from drafttree.engine.batching.served_request import ServedRequest
 from drafttree.engine.memory import KVMemory
+from drafttree.engine.request import Request
 
 REGAIN_ROUNDS = 256
 """Rounds after which a batch that memory made smaller may grow by one again."""
@@ -33,38 +33,38 @@ class Scheduler:
     """
 
     def __init__(self, max_batch: int, memory: KVMemory) -> None:
-        self.waiting: deque[ServedRequest] = deque()
-        self.running: list[ServedRequest] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
         self.preempted = 0
         self._most = self._room = max_batch
         self._calm = 0
         self._newest = 0
         self._settled = False
-        self._unread: set[ServedRequest] = set()
+        self._unread: set[Request] = set()
         self._memory = memory
 
     @property
-    def requests(self) -> list[ServedRequest]:
+    def requests(self) -> list[Request]:
         """All of them, those that run first."""
         return [*self.running, *self.waiting]
 
     @property
-    def paused(self) -> list[ServedRequest]:
+    def paused(self) -> list[Request]:
         """Those that began and do not run at present."""
-        return [served for served in self.waiting if served.holds_rows]
+        return [request for request in self.waiting if request.holds_rows]
 
     @property
     def ready(self) -> bool:
         """Whether a round would do anything: not where all requests pause until their texts are read."""
         return bool(self.running) or not self._settled or self._full() != self._unread
 
-    def add(self, served: ServedRequest) -> None:
+    def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        served.turn = self._newest = max(self._newest, served.order)
-        self.waiting.append(served)
+        request.turn = self._newest = max(self._newest, request.order)
+        self.waiting.append(request)
         self._settled = False
 
-    def pause_unread(self) -> list[ServedRequest]:
+    def pause_unread(self) -> list[Request]:
         """Let the texts pause whose readers take no more for now.
 
         Returns:
@@ -72,16 +72,16 @@ class Scheduler:
         """
         if (unread := self._full()) != self._unread:
             self._unread, self._settled = unread, False
-        for served in unread.intersection(self.running):
-            self._pause(served)
+        for request in unread.intersection(self.running):
+            self._pause(request)
         again = []
-        paused = sorted(unread.intersection(self.paused), key=lambda served: served.order)
+        paused = sorted(unread.intersection(self.paused), key=lambda request: request.order)
         while paused and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
             again.append(paused.pop())
             self._release(again[-1])
         return again
 
-    def admit(self) -> list[ServedRequest]:
+    def admit(self) -> list[Request]:
         """Move what there is room for from the waiting to the running.
 
         Returns:
@@ -90,100 +90,100 @@ class Scheduler:
         self._regain()
         admitted = []
         while not self._settled:
-            served = self._next()
-            if served is None or not self._make_place(served):
+            request = self._next()
+            if request is None or not self._make_place(request):
                 self._settled = True
                 break
-            self.waiting.remove(served)
-            self.running.append(served)
-            if not served.holds_rows:
-                self._begin(served)
-                admitted.append(served)
+            self.waiting.remove(request)
+            self.running.append(request)
+            if not request.holds_rows:
+                self._begin(request)
+                admitted.append(request)
         return admitted
 
-    def remove(self, served: ServedRequest) -> None:
+    def remove(self, request: Request) -> None:
         """Take a request out of the queue or the batch, and give its memory back."""
-        if served in self.running:
-            self.running.remove(served)
-        elif served in self.waiting:
-            self.waiting.remove(served)
-        if served.holds_rows:
-            self._release(served)
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.holds_rows:
+            self._release(request)
         self._settled = False
 
-    def halve(self) -> list[ServedRequest]:
+    def halve(self) -> list[Request]:
         """Let the younger half of the batch wait again, in front of the others, and admit no more than are left.
 
         Returns:
             Those that gave up their rows, the oldest first; none if only one request holds any.
         """
         left = max(len(self.running) // 2, 1)
-        return self.put_back(sorted(self.running, key=lambda served: served.order)[left:])
+        return self.put_back(sorted(self.running, key=lambda request: request.order)[left:])
 
-    def put_back(self, requests: Sequence[ServedRequest]) -> list[ServedRequest]:
+    def put_back(self, requests: Sequence[Request]) -> list[Request]:
         """Let running requests wait again in their place of the queue, and admit no more than are left.
 
         Returns:
             Those that gave up their rows, the oldest first: the given ones and all that paused.
         """
-        again = sorted([*requests, *self.paused], key=lambda served: served.order)
-        for served in again:
-            self.remove(served)
-        self.waiting = deque(sorted([*again, *self.waiting], key=lambda served: served.order))
+        again = sorted([*requests, *self.paused], key=lambda request: request.order)
+        for request in again:
+            self.remove(request)
+        self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: request.order))
         self.preempted += len(again)
         self._room = max(len(self.running), 1)
         self._calm = 0
         return again
 
-    def by_turns(self, requests: Sequence[ServedRequest]) -> list[ServedRequest]:
+    def by_turns(self, requests: Sequence[Request]) -> list[Request]:
         """Requests by age, the first of every group before the second of any."""
         seen: Counter[Hashable] = Counter()
-        turns: list[tuple[int, ServedRequest]] = []
-        for served in sorted(requests, key=lambda served: served.order):
-            turns.append((seen[served.group], served))
-            seen[served.group] += 1
-        return [served for _, served in sorted(turns, key=lambda turn: turn[0])]
+        turns: list[tuple[int, Request]] = []
+        for request in sorted(requests, key=lambda request: request.order):
+            turns.append((seen[request.group], request))
+            seen[request.group] += 1
+        return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
 
-    def _full(self) -> set[ServedRequest]:
-        return {served for served in self.requests if served.reader.full}
+    def _full(self) -> set[Request]:
+        return {request for request in self.requests if request.reader.full}
 
-    def _pause(self, served: ServedRequest) -> None:
-        self.running.remove(served)
-        self.waiting = deque(sorted([served, *self.waiting], key=lambda each: each.order))
+    def _pause(self, request: Request) -> None:
+        self.running.remove(request)
+        self.waiting = deque(sorted([request, *self.waiting], key=lambda each: each.order))
 
-    def _release(self, served: ServedRequest) -> None:
-        self._memory.reserved -= served.rows
-        served.holds_rows = False
+    def _release(self, request: Request) -> None:
+        self._memory.reserved -= request.capacity
+        request.holds_rows = False
         self._settled = False
 
-    def _begin(self, served: ServedRequest) -> None:
-        self._memory.reserved += served.rows
-        served.holds_rows = True
+    def _begin(self, request: Request) -> None:
+        self._memory.reserved += request.capacity
+        request.holds_rows = True
         for other in self.waiting:
-            if other.group == served.group and not other.holds_rows:
+            if other.group == request.group and not other.holds_rows:
                 other.turn = self._newest + 1
 
-    def _next(self) -> ServedRequest | None:
+    def _next(self) -> Request | None:
         """The request whose turn it is; a paused one where that one's memory is not there yet."""
-        served = self._first(self.waiting)
-        return self._first(self.paused) if self._lacks_rows(served) else served
+        request = self._first(self.waiting)
+        return self._first(self.paused) if self._lacks_rows(request) else request
 
-    def _first(self, requests: Iterable[ServedRequest]) -> ServedRequest | None:
+    def _first(self, requests: Iterable[Request]) -> Request | None:
         """The request whose turn it is of those whose readers take more."""
-        at_once = Counter(served.group for served in self.running)
-        able = (served for served in requests if served not in self._unread)
-        return min(able, key=lambda served: (at_once[served.group], served.turn, served.order), default=None)
+        at_once = Counter(request.group for request in self.running)
+        able = (request for request in requests if request not in self._unread)
+        return min(able, key=lambda request: (at_once[request.group], request.turn, request.order), default=None)
 
-    def _lacks_rows(self, served: ServedRequest | None) -> bool:
-        return not (served is None or served.holds_rows or self._memory.fits(served.rows))
+    def _lacks_rows(self, request: Request | None) -> bool:
+        return not (request is None or request.holds_rows or self._memory.fits(request.capacity))
 
-    def _make_place(self, served: ServedRequest) -> bool:
+    def _make_place(self, request: Request) -> bool:
         """Whether a request may run, perhaps since another one pauses."""
         if len(self.running) < self._room:
             return True
         at_once = Counter(each.group for each in self.running)
         youngest = max(self.running, key=lambda each: (at_once[each.group], each.order))
-        if at_once[youngest.group] < at_once[served.group] + 2:
+        if at_once[youngest.group] < at_once[request.group] + 2:
             return False
         self._pause(youngest)
         return True

@@ -65,7 +65,7 @@ class Tracer:
 
     def trace(self) -> Trace:
         """The trace of what has been written so far."""
-        generation = Generation.of(self.request)
+        generation = self.request.generation()
         return Trace(
             prompt=self.prompt,
             pieces=self._pieces(generation),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.evaluation.method import PLAIN

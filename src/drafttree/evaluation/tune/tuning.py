@@ -11,8 +11,8 @@ from drafttree.core.cost_curve import CostCurve, parse_cost_curve
 from drafttree.core.errors import ConfigError, DraftTreeError, InputError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.limiting_factor import LimitingFactor
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Metrics
+from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
 from drafttree.evaluation.doubt import doubt, drafts_nothing, law_terms
 from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.method import PLAIN

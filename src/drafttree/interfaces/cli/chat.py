@@ -149,7 +149,6 @@ class Conversation:
         _say(f"seed: {number or 'another one each time'}")
 
     def _answer(self, text: str) -> None:
-        from drafttree.engine.generation import Generation
         from drafttree.interfaces import display
 
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -162,7 +161,7 @@ class Conversation:
             request.end("interrupted")
         print(flush=True)
         self.messages = [*messages, {"role": "assistant", "content": request.text.text.strip()}]
-        display.show_speed(Generation.of(request))
+        display.show_speed(request.generation())
 
     def _request(self, messages: list[dict[str, str]]) -> "Request":
         """The request of an answer that fits into the model's context."""

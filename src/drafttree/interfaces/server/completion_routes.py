@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 
-from drafttree.engine.logprobs import Logprobs
+from drafttree.engine.generation import Logprobs
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.choices import Choices
 from drafttree.interfaces.server.engine_options import engine_options, seeds

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from drafttree.engine.batching import Engine, EngineMetrics, Handle
+from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.metrics import EngineMetrics
 
 PREFIX = "drafttree:"
 COUNTERS = {

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from drafttree.constraints.grammar import token_bytes
 from drafttree.engine.decoder import Decoder
-from drafttree.engine.generation import Chunk
-from drafttree.engine.logprobs import Logprobs
+from drafttree.engine.generation import Chunk, Logprobs
 from drafttree.interfaces.server.errors import ServerError
 
 MIN_LOGPROB = -9999.0

@@ -4,10 +4,11 @@ from threading import Lock
 from typing import Any
 
 from drafttree.core.tree import Proposal
-from drafttree.engine.batching import Engine, EngineMetrics, Handle
+from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import TRIAL_COSTS
+from drafttree.engine.metrics import EngineMetrics
 from drafttree.engine.prompt import Prompt
 from drafttree.loading.specs import default_policy
 from drafttree.policies import Chain, TreePolicy

@@ -1,8 +1,62 @@
-"""The term of the speed-up law that limits the gain, and what to try about it."""
+"""The law of the speed-up, its terms as they were measured, and which of them limits the gain.
+
+R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. What plain decoding spends outside
+its passes, h0, is counted too: without it the law would call plain decoding slower than itself.
+"""
 
 from dataclasses import dataclass, replace
 
-from drafttree.engine.metrics import Metrics, SpeedupLaw
+from drafttree.engine.metrics import Metrics, ratio
+
+
+@dataclass(frozen=True)
+class SpeedupLaw:
+    """R = tau * (1 + h0) / (v + c * delta + h), each term measured against plain decoding by the same engine.
+
+    Attributes:
+        tau: mean accepted tokens.
+        v: verification cost, time of a target pass over the tree in plain target passes.
+        c: cost ratio, time of a draft pass in plain target passes.
+        delta: draft passes per round.
+        h: host share, everything else of a round in plain target passes.
+        h0: host share of plain decoding.
+        measured: ratio of tokens per second, prompts included.
+        decoding: ratio of tokens per second of decoding, prompts left out: what the law is about.
+    """
+
+    tau: float
+    v: float
+    c: float
+    delta: float
+    h: float
+    h0: float
+    measured: float
+    decoding: float
+
+    @classmethod
+    def of(cls, speculative: Metrics, plain: Metrics) -> "SpeedupLaw":
+        """The law's terms for a speculative and a plain run over the same prompts."""
+        unit = plain.target_pass
+        return cls(
+            tau=speculative.tau,
+            v=ratio(speculative.target_pass, unit),
+            c=ratio(speculative.draft_pass, unit),
+            delta=speculative.draft_efficiency,
+            h=ratio(speculative.overhead, unit),
+            h0=ratio(plain.overhead, unit),
+            measured=ratio(speculative.tokens_per_second, plain.tokens_per_second),
+            decoding=ratio(speculative.decoding_tokens_per_second, plain.decoding_tokens_per_second),
+        )
+
+    @property
+    def predicted(self) -> float:
+        """R as predicted by the law."""
+        return ratio(self.tau * (1 + self.h0), self.v + self.c * self.delta + self.h)
+
+    @property
+    def without_host(self) -> float:
+        """R as predicted for an engine without overhead, h = h0 = 0."""
+        return ratio(self.tau, self.v + self.c * self.delta)
 
 
 @dataclass(frozen=True)

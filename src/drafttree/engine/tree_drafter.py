@@ -1,0 +1,353 @@
+"""Drafts the trees of a round: of one text, or of many together.
+
+Texts draft together whose policy, kind of verifier and drafting model are the same: one draft pass a level serves them
+all. Constraints, a draft temperature and the verifier change the drafter's logits before a policy sees them.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from numpy import ndarray as Array
+from torch import Tensor
+from torch.nn.functional import pad
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.machine_memory import is_out_of_memory
+from drafttree.core.randomness import RoundRandomness
+from drafttree.core.tree import FORCED, DraftTree, Proposal
+from drafttree.drafters.base import Drafter, Session, sources_of
+from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
+from drafttree.engine.prefixes import PrefixCache
+from drafttree.engine.request import Request
+from drafttree.engine.tree_growth import Limits, grow
+from drafttree.models import Model
+from drafttree.verifiers.base import Verifier
+
+logger = logging.getLogger("drafttree")
+
+RECENT_ROUNDS = 32
+"""Rounds of a text by which it is told what the next one would commit."""
+Path = tuple[int, ...]
+Constrain = Callable[[list[Path], Tensor], Tensor]
+"""Changes the logits `[frontier, vocab]` behind these paths of drafted tokens."""
+
+
+@dataclass(eq=False)
+class LogitsAdjustment:
+    """What is done to a drafter's logits in one round of a text.
+
+    Attributes:
+        verifier: may show its randomness to the drafter.
+        randomness: the randomness of this round.
+        temperature: divides the drafter's logits.
+        constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
+        take_first: is given the drafter's own logits `[1, vocab]` of the first level; None where nobody wants them.
+    """
+
+    verifier: Verifier
+    randomness: RoundRandomness
+    temperature: float = 1.0
+    constrain: Constrain | None = None
+    take_first: Callable[[Tensor], None] | None = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether logits stay as they are at every depth."""
+        return not (self.constrain or self.verifier.guides) and self.temperature == 1
+
+    def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
+        """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust.
+
+        Args:
+            logits: the drafter's.
+            depth: the depth of the tokens that they are about.
+            paths: the drafted tokens behind which they are, if there are constraints.
+        """
+        if self.take_first and depth == 1:
+            self.take_first(logits)
+        if self.constrain:
+            logits = self.constrain(paths, logits)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        return self.verifier.guide(logits, depth, self.randomness)
+
+
+class AdjustedDraft:
+    """The drafter's logits for a round of some requests, each adjusted in its own way. See `tree_growth.DraftRows`.
+
+    Args:
+        sessions: sessions of the requests.
+        adjustments: adjustments of each.
+        device: the device where the drafter runs.
+    """
+
+    def __init__(
+        self, sessions: Sequence[Session], adjustments: Sequence[LogitsAdjustment], device: torch.device
+    ) -> None:
+        self._sessions, self._adjustments, self._device = sessions, adjustments, device
+        self._depth, self._paths = 0, list[list[Path]]()
+
+    def root(self) -> Tensor:
+        self._depth, self._paths = 1, [list[Path]([()]) for _ in self._adjustments]
+        return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
+
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
+        self._depth += 1
+        for place, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
+            if adjustment.constrain:
+                paths, nodes = self._paths[place], zip(frontier.tokens, frontier.origins, strict=True)
+                self._paths[place] = [(*paths[origin], token) for token, origin in nodes]
+        widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
+        return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
+
+    def chain(self, tokens: Sequence[int], count: int, allowed: int) -> tuple[Array, Array] | None:
+        if not all(adjustment.changes_nothing for adjustment in self._adjustments):
+            return None
+        return draft_chain(self._sessions, tokens, count, allowed)
+
+    def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
+        """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
+        if len(widths) == 1:
+            return self._adjustments[0].apply(logits, self._depth, self._paths[0])
+        parts = logits.split(list(widths))
+        adjusted = [
+            adjustment.apply(own, self._depth, paths) if len(own) else own
+            for adjustment, own, paths in zip(self._adjustments, parts, self._paths, strict=True)
+        ]
+        if all(after is before for after, before in zip(adjusted, parts, strict=True)):
+            return logits
+        columns = max(own.shape[-1] for own in adjusted)
+        return torch.cat([pad(own, (0, columns - own.shape[-1]), value=-torch.inf) for own in adjusted])
+
+
+class DraftGroup(NamedTuple):
+    """Requests whose trees grow together.
+
+    Attributes:
+        source: which model of the drafter drafts for them.
+        places: places of the requests among those of the round.
+        requests: requests with the same policy and kind of verifier.
+        sessions: sessions that draft for them, all of one class.
+    """
+
+    source: int
+    places: list[int]
+    requests: list[Request]
+    sessions: list[Session]
+
+
+@dataclass
+class Drafts:
+    """The trees of a round.
+
+    Attributes:
+        trees: one for each request; a root alone where nothing was drafted for it.
+        grown: the trees before the controller cut them.
+        groups: source and widths, over all requests, of what was drafted.
+        expected: tokens that the round is expected to commit.
+        failure: the message of what the drafter raised, or of memory that ran out; None if there was none.
+        not_drafted: why nothing was drafted, None where something was.
+    """
+
+    trees: list[DraftTree]
+    grown: list[DraftTree] = field(init=False)
+    groups: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    expected: float = 0.0
+    failure: str | None = None
+    not_drafted: str | None = None
+
+    def __post_init__(self) -> None:
+        self.grown = self.trees  # one list, until a cut makes another
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing was drafted, or not all; None where all was."""
+        if self.failure is not None:
+            return f"the drafter failed: {self.failure}"
+        return None if any(tree.size > 1 for tree in self.trees) else self.not_drafted
+
+
+class TreeDrafter:
+    """Drafts trees for requests.
+
+    Args:
+        target: the model whose output is wanted.
+        drafter: who proposes, None to draft nothing but what constraints force.
+        prefixes: the beginnings of earlier texts, which go where memory runs out.
+    """
+
+    def __init__(self, target: Model, drafter: Drafter | None, prefixes: PrefixCache) -> None:
+        self._target, self._drafter, self._prefixes = target, drafter, prefixes
+        sources = sources_of(drafter) if drafter else ()
+        self._heads = {source for source, each in enumerate(sources) if each.hidden_layers}
+        self._failure = ""
+
+    def draft(self, requests: Sequence[Request], prefill_rows: int = 0) -> Drafts:
+        """Draft the trees of a round: roots alone where it drafts nothing.
+
+        Args:
+            requests: requests that a token is chosen for, and that have one controller.
+            prefill_rows: rows of the target pass that are tokens of prompts.
+        """
+        batch, rows = len(requests), len(requests) + prefill_rows
+        drafts = Drafts([self.root_tree(request) for request in requests], expected=float(batch))
+        if not requests:
+            drafts.not_drafted = "prompts are read"
+            return drafts
+        controller, known = requests[0].drafting.controller, [None] * batch
+        drafts.not_drafted = controller.reason(batch) if self._drafter else "there is no drafter"
+        if drafts.not_drafted:
+            return drafts
+        for group in self.groups(requests):
+            kinds = [request.kind(group.source) for request in group.requests]
+            policy, proposal = group.requests[0].policy, group.requests[0].verifier.proposal
+            limits = controller.limits(policy, proposal, kinds, batch, rows)
+            grown = self._grow(group, limits, drafts)
+            for place, tree, chances in zip(group.places, grown, limits.chances if limits else known, strict=False):
+                drafts.trees[place], known[place] = tree, chances
+            if widths := tuple(map(sum, zip_longest(*(tree.widths for tree in grown), fillvalue=0))):
+                drafts.groups.append((group.source, widths))
+        if not drafts.groups:
+            drafts.not_drafted = controller.none_wanted(batch)
+        else:
+            kinds = [request.kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
+            budgets = [request.policy.budget for request in requests]
+            drafts.trees, drafts.expected = controller.cut(drafts.trees, kinds, budgets, rows, known)
+        return drafts
+
+    def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
+        """The requests that are to be drafted for, by what must be alike to draft together."""
+        groups: dict[tuple[Any, ...], DraftGroup] = {}
+        for place, request in enumerate(requests):
+            drafting, session = request.drafting, request.drafting.session
+            if session is None or self.max_levels(request) <= 0 or self._takes_forced(request, session, len(requests)):
+                continue
+            if not request.policy.wants_draft(drafting.state, session):
+                continue
+            if drafting.pauses:
+                drafting.pauses = False
+                continue
+            source = drafting.controller.choose(session, len(requests))
+            if source is None or (session := drafting.choose(source)) is None:
+                continue
+            key = source, type(session), request.policy, request.verifier.proposal
+            group = groups.setdefault(key, DraftGroup(source, [], [], []))
+            group.places.append(place)
+            group.requests.append(request)
+            group.sessions.append(session)
+        return [*groups.values()]
+
+    def _grow(self, group: DraftGroup, limits: Limits | None, drafts: Drafts) -> list[DraftTree]:
+        """Draft the trees of a group, one pass per level for all of them.
+
+        Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing. So they
+        do where the drafter fails, if somebody is to be told of it.
+        """
+        first = group.requests[0]
+
+        def ends(error: Exception) -> bool:
+            if is_out_of_memory(error):
+                self._prefixes.clear()
+                for request in group.requests:
+                    request.drafting.pauses = True
+            elif first.drafting.on_failure is None or isinstance(error, ConfigError):
+                return False
+            self.log_failure(error)
+            drafts.failure = str(error) or type(error).__name__  # its traceback would hold the round's tensors
+            return True
+
+        randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
+        is_head, vocab = group.source in self._heads, self._target.vocab_size
+        adjustments = [
+            LogitsAdjustment(
+                request.verifier,
+                own,
+                request.drafting.temperature,
+                self._constrain(request),
+                request.drafting.takes_claim(len(request.tokens), vocab) if is_head else None,
+            )
+            for request, own in zip(group.requests, randomness, strict=True)
+        ]
+        return grow(
+            first.policy,
+            AdjustedDraft(group.sessions, adjustments, self._target.device),
+            [request.tokens[-1] for request in group.requests],
+            [self.max_levels(request) for request in group.requests],
+            states=[request.drafting.state for request in group.requests],
+            proposal=first.verifier.proposal,
+            randomness=randomness,
+            vocab=vocab,
+            limits=limits,
+            source=group.source,
+            ends=ends,
+        )
+
+    def log_failure(self, error: Exception) -> None:
+        """Say in the log that the drafter has failed, unless it just did in the same way."""
+        if (failure := f"{type(error).__name__}: {error}") != self._failure:
+            self._failure = failure
+            logger.warning("the drafter failed, so texts go on without drafts: %s", failure)
+
+    def root_tree(self, request: Request) -> DraftTree:
+        """The tree of a round that asks no drafter: the last committed token, and what constraints force behind it."""
+        root, forced, proposal = request.tokens[-1], self._forced(request), request.verifier.proposal
+        if not forced:
+            return DraftTree.rooted(root, proposal)
+        if proposal is Proposal.TOP_K:
+            return DraftTree.forced(root, forced, proposal)
+        rows = torch.zeros(len(forced), self._target.vocab_size, device=self._target.device)
+        rows.scatter_(1, torch.tensor(forced, device=rows.device)[:, None], 1.0)
+        return DraftTree.forced(root, forced, proposal, [*rows])
+
+    def _forced(self, request: Request) -> list[int]:
+        """The tokens that a round drafts since the constraints of the text leave them alone possible.
+
+        They follow from committed tokens, and are drafts as any: others may spell the same, and the target chooses.
+        """
+        if not (request.constraints and request.drafting.wanted) or request.root_output:
+            return []
+        most = min(self._room(request), request.policy.budget - 1, request.drafting.most_forced)
+        return request.constraints.forced(most)
+
+    def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
+        """Whether what constraints force is expected to commit more for its cost than drafts of a model."""
+        if not (forced := self._forced(request)):
+            return False
+        recent = request.metrics.rounds[-RECENT_ROUNDS:]
+        drafted = [turn.accepted for turn in recent if turn.widths]
+        chains = [(turn.accepted, turn.nodes - 1) for turn in recent if turn.source == FORCED]
+        usual = (1 + sum(drafted)) / (1 + len(drafted))
+        share = (1 + sum(accepted for accepted, _ in chains)) / (1 + sum(nodes for _, nodes in chains))
+        pays = request.drafting.controller.pays_without_drafting
+        return pays(len(forced), share * len(forced), usual, int(session.mixes), batch)
+
+    def max_levels(self, request: Request) -> int:
+        """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
+        if self._drafter is None or request.root_output:
+            return 0
+        context, levels = self._drafter.context, self._drafter.levels
+        beyond = sys.maxsize if context is None else context - len(request.tokens)
+        return min(self._room(request), beyond, sys.maxsize if levels is None else levels)
+
+    def _room(self, request: Request) -> int:
+        """The levels a tree may have by the text's limit, and where the target's positions change."""
+        switch = self._target.rope_switch
+        short = sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.tokens)
+        return min(request.remaining - 1, short)
+
+    def _constrain(self, request: Request) -> Constrain | None:
+        """Constrain drafted tokens to what the request's text may be."""
+        if not request.constraints:
+            return None
+        tokens, vocab = list(request.tokens), self._target.vocab_size
+        return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
+
+
+def is_long(request: Request, target: Model) -> bool:
+    """Whether the root lies beyond the original context of a target with LongRoPE."""
+    return target.rope_switch is not None and len(request.tokens) > target.rope_switch
