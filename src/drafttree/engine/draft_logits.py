@@ -8,7 +8,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.drafters.base import Session
 from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
 from drafttree.verifiers.base import Verifier
@@ -31,7 +31,7 @@ class LogitsAdjustment:
     """
 
     verifier: Verifier
-    randomness: RoundRandomness
+    randomness: Randomness
     temperature: float = 1.0
     constrain: Constrain | None = None
     take_first: Callable[[Tensor], None] | None = None
