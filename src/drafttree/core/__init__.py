@@ -1,4 +1,4 @@
-"""What all other folders use: trees, distributions, randomness, timing and errors. It does not depend on models."""
+"""What all other folders use: trees, distributions, randomness and errors. It does not depend on models."""
 
 from drafttree.core import errors
 from drafttree.core.randomness import Randomness, SeededRandomness

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from drafttree.core.lazy import Array, Tensor, np
@@ -281,19 +281,12 @@ class Layer:
     @property
     def rank(self) -> Array:
         """`[candidates]` rank of a candidate among its siblings, 0 for the most probable."""
-        return _ranks(self.logprobs.shape[1])
+        return np.arange(self.logprobs.shape[1])
 
     @property
     def confidence(self) -> Array:
         """`[frontier, 1]` probability of each frontier node's best candidate."""
         return np.exp(self.logprobs[:, :1])
-
-
-@lru_cache(maxsize=64)
-def _ranks(count: int) -> Array:
-    ranks = np.arange(count)
-    ranks.setflags(write=False)
-    return ranks
 
 
 class Verdict(NamedTuple):
