@@ -170,24 +170,14 @@ class DraftTree:
 
 
 class GrowingTree:
-    """The tree of one text while it grows, in lists: it has some sixty nodes.
+    """The tree of one text while it grows, in lists: it has some sixty nodes. All else is as in `DraftTree`.
 
     Args:
         root: token id.
         limit: no node is deeper.
         state: what the policy has learned of the text.
-        proposal: as in `DraftTree`.
-        source: as in `DraftTree`.
 
     Attributes:
-        limit: as given.
-        state: as given.
-        source: as given.
-        tokens: as in `DraftTree`.
-        parents: as in `DraftTree`.
-        path_logprobs: as in `DraftTree`.
-        scores: as in `DraftTree`.
-        draft_probs: as in `DraftTree`.
         frontier: the nodes that are expanded next.
         first: the first node of the newest level.
         above: of each node of this level, the row of its parent among the frontiers of all texts.
