@@ -1,11 +1,12 @@
-"""The memory of a machine and of a container, from files such as Linux has."""
+"""The memory of a machine and of a container, from files such as Linux has, and a heap that is not collected."""
 
+import gc
 import os
 
 import pytest
 
 from drafttree.core import machine_memory as module
-from drafttree.core.machine_memory import MachineMemory, machine_memory
+from drafttree.core.machine_memory import MachineMemory, frozen_heap, machine_memory
 
 MEMINFO = "MemTotal:       8000 kB\nMemFree:         100 kB\nMemAvailable:   5000 kB\nHugePages_Total:       0\n"
 
@@ -46,3 +47,17 @@ def test_elsewhere_all_of_it_counts_as_free(files, monkeypatch):
     assert machine_memory() == MachineMemory(40960, 40960)
     monkeypatch.delattr(os, "sysconf")
     assert machine_memory() is None
+
+
+def test_what_was_there_before_is_left_out_until_the_end():
+    counts = [gc.get_freeze_count()]
+
+    def serve():
+        with frozen_heap():
+            counts.append(gc.get_freeze_count())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve()
+    assert counts[1] > counts[0] + 1000
+    assert gc.get_freeze_count() == 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from drafttree.core import Proposal, SeededRandomness
-from drafttree.core.randomness import RUN, SPAN, gumbel, stream, uniform
+from drafttree.core.randomness import RUN, SPAN, derived_seed, gumbel, uniform
 from drafttree.core.vocab_ops import draw
 from helpers.splitmix import plain_uniform, splitmix
 
@@ -123,18 +123,18 @@ def test_a_stream_needs_all_bits_of_its_seed():
     assert answers(SeededRandomness(2**32 + 4, 1000, torch.device("cpu")), 7) != answers(
         SeededRandomness(4, 1000, torch.device("cpu")), 7
     )
-    first, other = (stream(seed, "draft/1", torch.tensor(7), 20) for seed in (3, 3 + 2**32))
+    first, other = (uniform(derived_seed(seed, "draft/1"), torch.tensor(7), 20) for seed in (3, 3 + 2**32))
     assert not (first == other).any()
 
 
 def test_a_stream_is_counter_based_and_so_the_same_on_every_device():
     key = int.from_bytes(hashlib.blake2b(b"-5/draft/2", digest_size=8).digest(), signed=True)
-    assert stream(-5, "draft/2", torch.tensor(11), 9).tolist() == plain_uniform(key, 11, 9)
+    assert uniform(derived_seed(-5, "draft/2"), torch.tensor(11), 9).tolist() == plain_uniform(key, 11, 9)
 
 
 @pytest.mark.cuda
 def test_a_stream_on_a_gpu_is_that_of_the_cpu():
-    made = [stream(-5, "draft/2", torch.tensor(11, device=name), 1000).cpu() for name in ("cpu", "cuda")]
+    made = [uniform(derived_seed(-5, "draft/2"), torch.tensor(11, device=name), 1000).cpu() for name in ("cpu", "cuda")]
     assert torch.equal(*made)
 
 
@@ -144,7 +144,7 @@ def test_children_are_drawn_from_the_stream_of_their_round_and_level():
     for position, count in ((70, 3), (71, 20), (70, 20), (3, 1)):
         turn = randomness.at(position)
         tokens, _ = turn.children(weights, torch.tensor([count]), count, Proposal.WITH_REPLACEMENT, 2)
-        shares = stream(4, "draft/2", torch.tensor(position), count)
+        shares = uniform(derived_seed(4, "draft/2"), torch.tensor(position), count)
         assert tokens[0].tolist() == [int(draw(weights[0], share)) for share in shares]
 
 

@@ -8,7 +8,7 @@ import torch
 
 import drafttree
 from drafttree import Decoder
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
@@ -21,7 +21,7 @@ from testing import tiny
 from testing.marks import needs_native
 
 CPU = torch.device("cpu")
-RANDOMNESS: Any = RoundRandomness
+RANDOMNESS: Any = Randomness
 """Of no round: greedy verifiers draw nothing."""
 KINDS = ["language model", "eagle3", "mtp"]
 

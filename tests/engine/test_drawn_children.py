@@ -10,7 +10,7 @@ from scipy import stats
 from drafttree import Decoder, DraftTree, Sampling
 from drafttree.core import Proposal, SeededRandomness
 from drafttree.core import randomness as noises
-from drafttree.core.randomness import stream
+from drafttree.core.randomness import uniform
 from drafttree.engine import grow
 from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import MIN_LOGPROB
@@ -192,8 +192,7 @@ def test_many_texts_of_the_decoder_have_the_targets_law(verifier, policy):
 
 def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
     """With the same noise every round, a token that was drawn before is likelier to be drawn again."""
-    fixed = lambda seed, name, positions, size: stream(seed, name, 0 * positions, size)  # noqa: E731
-    monkeypatch.setattr(noises, "stream", fixed)
+    monkeypatch.setattr(noises, "uniform", lambda seed, positions, size: uniform(seed, 0 * positions, size))
     assert p_value(texts(RRSw, Chain(depth=1), 600), texts_law()) < SMALL_P
 
 

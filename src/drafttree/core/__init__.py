@@ -1,7 +1,7 @@
-"""What all other folders use: trees, distributions, randomness, timing and errors. It does not depend on models."""
+"""What all other folders use: trees, distributions, randomness and errors. It does not depend on models."""
 
 from drafttree.core import errors
-from drafttree.core.randomness import Randomness, RoundRandomness, SeededRandomness
+from drafttree.core.randomness import Randomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Layer, Proposal, Verdict
 
@@ -10,7 +10,6 @@ __all__ = [
     "Layer",
     "Proposal",
     "Randomness",
-    "RoundRandomness",
     "Sampling",
     "SeededRandomness",
     "Verdict",

@@ -141,15 +141,13 @@ def parse_cost_curve(value: Any) -> CostCurve:
         raise ConfigError("a cost curve's 'draft' is empty; give the costs of one model at least")
     return CostCurve(
         target=_costs(fields["target"], "'target'"),
-        draft=tuple(_draft(draft) for draft in drafts),
+        draft=tuple(
+            DraftCosts(_cost(own["first"], "'first'", zero=True), _costs(own["later"], "'later'", zero=True))
+            for own in (_object(draft, "'draft'", ("first", "later")) for draft in drafts)
+        ),
         overhead=_cost(fields["overhead"], "'overhead'", zero=True),
         plain_overhead=_cost(fields["plain_overhead"], "'plain_overhead'", zero=True),
     )
-
-
-def _draft(value: Any) -> DraftCosts:
-    fields = _object(value, "'draft'", ("first", "later"))
-    return DraftCosts(_cost(fields["first"], "'first'", zero=True), _costs(fields["later"], "'later'", zero=True))
 
 
 def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:

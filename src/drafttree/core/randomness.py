@@ -7,8 +7,8 @@ the device.
 import hashlib
 import itertools
 from collections.abc import Iterator
+from copy import copy
 from functools import lru_cache
-from typing import Protocol
 
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Proposal
@@ -79,30 +79,29 @@ def derived_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), signed=True)
 
 
-def stream(seed: int, name: str, positions: Tensor, size: int) -> Tensor:
-    """Uniform numbers in (0, 1), float64 `[..., size]`: those of `uniform` for the seed derived by a name."""
-    return uniform(derived_seed(seed, name), positions, size)
-
-
 def random_seed() -> int:
     """A seed from torch's global generator, which `torch.manual_seed` sets."""
     return int(torch.randint(2**63 - 1, ()))
 
 
-class RoundRandomness(Protocol):
-    """The randomness of one round of one text: what verifiers and sampled trees may ask for."""
+class Randomness:
+    """Everything random about a round of a text: what verifiers and drawn trees may ask for."""
+
+    def at(self, position: int) -> "Randomness":
+        """The randomness of the text's round whose root is at `position`; asked again, it begins anew."""
+        raise NotImplementedError
 
     def gumbel(self, depth: int) -> Tensor:
         """A new float32 `[vocab]`: the Gumbel noise of the token `depth` positions behind the root."""
-        ...
+        raise NotImplementedError
 
     def accept(self, probability: Tensor | float) -> bool:
         """True with this probability; a value of 1 or more is certain."""
-        ...
+        raise NotImplementedError
 
     def draw(self, distribution: Tensor) -> int:
         """A token of this distribution `[vocab]`, which need not be normalised."""
-        ...
+        raise NotImplementedError
 
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
@@ -120,22 +119,14 @@ class RoundRandomness(Protocol):
             Token ids `[frontier, most]` in draw order, and the distributions `[frontier, vocab]` the first drawn child
             of each node came from: `probs` itself, unless the best tokens are not drawn.
         """
-        ...
+        raise NotImplementedError
 
 
-class Randomness(Protocol):
-    """Everything random about one text."""
-
-    def at(self, position: int) -> RoundRandomness:
-        """The randomness of the round whose root is at `position`; asked again, it begins anew."""
-        ...
-
-
-class SeededRandomness:
+class SeededRandomness(Randomness):
     """Random numbers that are a pure function of a seed and of places in the text, on any device.
 
-    Numbers are made for many positions at a time, as long as they are not too many, and forgotten when the text has
-    passed them.
+    A round asks the streams `accept`, `bonus` and `draft` at its root's position, from their beginning. Numbers are
+    made for many positions at a time, as long as they are not too many, and forgotten when the text has passed them.
 
     Args:
         seed: the text's seed.
@@ -144,53 +135,29 @@ class SeededRandomness:
     """
 
     def __init__(self, seed: int, vocab: int, device: "torch.device") -> None:
-        self._seed, self._vocab, self._device = seed, vocab, device
+        self._seed, self._vocab, self._device, self._position = seed, vocab, device, 0
         self._span = max(1, min(SPAN, (BLOCK if device.type == "cpu" else DEVICE_BLOCK) // vocab))
+        # Shared by all rounds of the text.
         self._gumbel: dict[int, Tensor] = {}
         self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
+        self._accepts, self._bonus = self._numbers("accept"), self._numbers("bonus")
 
-    def at(self, position: int) -> "SeededRound":
-        """The randomness of the round whose root is at `position`."""
+    def at(self, position: int) -> "SeededRandomness":
         if self._gumbel and min(self._gumbel) <= position - self._span:
-            self._gumbel = {ahead: row for ahead, row in self._gumbel.items() if ahead > position}
-        return SeededRound(self, position)
+            for passed in [each for each in self._gumbel if each <= position]:
+                del self._gumbel[passed]
+        made = copy(self)
+        made._position = position
+        made._accepts, made._bonus = made._numbers("accept"), made._numbers("bonus")
+        return made
 
-    def gumbel(self, position: int) -> Tensor:
-        """Float32 `[vocab]`: the Gumbel noise of a position."""
+    def gumbel(self, depth: int) -> Tensor:
+        position = self._position + depth
         if position not in self._gumbel:
             first = position - position % self._span
             made = gumbel(self._seed, torch.arange(first, first + self._span, device=self._device), self._vocab)
             self._gumbel |= dict(enumerate(made, first))
-        return self._gumbel[position]
-
-    def stream(self, name: str, position: int, size: int, device: "torch.device | str | None" = None) -> Tensor:
-        """Float64 `[size]`: the first uniform numbers of a named stream at a position."""
-        width = max(RUN, 1 << (size - 1).bit_length())
-        span = max(1, min(SPAN, BLOCK // width))
-        place = position % span
-        first, rows = self._streams.get((name, width), (-1, None))
-        if rows is None or first != position - place:
-            first = position - place
-            positions = torch.arange(first, first + span, device=device or self._device)
-            rows = stream(self._seed, name, positions, width)
-            self._streams[name, width] = first, rows
-        return rows[place, :size]
-
-
-class SeededRound:
-    """One round's randomness: the streams `accept`, `bonus` and `draft` at the root's position, from their beginning.
-
-    Args:
-        source: the text's random numbers.
-        position: position of the root.
-    """
-
-    def __init__(self, source: SeededRandomness, position: int) -> None:
-        self._source, self._position = source, position
-        self._accepts, self._bonus = self._numbers("accept"), self._numbers("bonus")
-
-    def gumbel(self, depth: int) -> Tensor:
-        return self._source.gumbel(self._position + depth).clone()  # later rounds use the row, too
+        return self._gumbel[position].clone()  # later rounds use the row, too
 
     def accept(self, probability: Tensor | float) -> bool:
         return next(self._accepts) < float(probability)
@@ -201,44 +168,45 @@ class SeededRound:
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
-        row = self._source.stream(f"draft/{depth}", self._position, len(counts) * most)
+        row = self._stream(f"draft/{depth}", len(counts) * most, self._device)
         # A child's number depends on the counts alone, not on `most`: trees are the same wherever padding is trimmed.
         first = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
         shares = row[first + torch.arange(most, device=row.device)]
         return draw_children(probs, counts, shares, proposal)
 
     def _numbers(self, name: str) -> Iterator[float]:
-        """The numbers of a stream one after the other, on the host."""
+        """The numbers of a stream of this round one after the other, on the host."""
         for run in itertools.count():
-            yield from self._source.stream(f"{name}/{run}", self._position, RUN, "cpu").tolist()
+            yield from self._stream(f"{name}/{run}", RUN, "cpu").tolist()
+
+    def _stream(self, name: str, size: int, device: "torch.device | str") -> Tensor:
+        """Float64 `[size]`: the first numbers of a stream of this round."""
+        width = max(RUN, 1 << (size - 1).bit_length())
+        span = max(1, min(SPAN, BLOCK // width))
+        place = self._position % span
+        first, rows = self._streams.get((name, width), (-1, None))
+        if rows is None or first != self._position - place:
+            first = self._position - place
+            positions = torch.arange(first, first + span, device=device)
+            rows = uniform(derived_seed(self._seed, name), positions, width)
+            self._streams[name, width] = first, rows
+        return rows[place, :size]
 
 
 def draw_children(probs: Tensor, counts: Tensor, shares: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-    """Draw children by given uniform numbers `[frontier, most]`; arguments and result as `RoundRandomness.children`."""
-    if proposal is Proposal.TOP_K_PLUS_SAMPLE:
-        return _top_k_plus_sample(probs, counts, shares[..., 0], shares.shape[-1])
+    """Draw children by given uniform numbers `[frontier, most]`; arguments and result as `Randomness.children`."""
+    if proposal is Proposal.WITH_REPLACEMENT:
+        return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
     if proposal is Proposal.WITHOUT_REPLACEMENT:
-        return _without_replacement(probs, shares), probs
-    return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
-
-
-def _without_replacement(probs: Tensor, shares: Tensor) -> Tensor:
-    """One token `[..., children]` of each row for each share, none twice; the rows are as before in the end."""
-    tokens = torch.zeros(shares.shape, dtype=torch.long, device=probs.device)
-    taken = torch.zeros(shares.shape, dtype=probs.dtype, device=probs.device)
-    for place, share in enumerate(shares.unbind(-1)):
-        token = draw(probs, share)[..., None]
-        tokens[..., place : place + 1], taken[..., place : place + 1] = token, probs.gather(-1, token)
-        probs.scatter_(-1, token, 0.0)
-    probs.scatter_add_(-1, tokens, taken)
-    return tokens
-
-
-def _top_k_plus_sample(probs: Tensor, counts: Tensor, shares: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The best tokens of each row, and after them one drawn from the others, whose distribution comes second."""
-    best = probs.topk(most).indices
-    taken = torch.arange(most, device=best.device) < counts[..., None] - 1
-    others = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best, taken), 0.0)
-    last = draw(others, shares)[..., None]
+        tokens, taken = torch.zeros_like(shares, dtype=torch.long), torch.zeros_like(shares, dtype=probs.dtype)
+        for place, share in enumerate(shares.unbind(-1)):
+            token = draw(probs, share)[..., None]
+            tokens[..., place : place + 1], taken[..., place : place + 1] = token, probs.gather(-1, token)
+            probs.scatter_(-1, token, 0.0)
+        return tokens, probs.scatter_add_(-1, tokens, taken)
+    best = probs.topk(shares.shape[-1]).indices
+    certain = torch.arange(shares.shape[-1], device=best.device) < counts[..., None] - 1
+    others = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best, certain), 0.0)
+    last = draw(others, shares[..., 0])[..., None]
     others /= others.sum(-1, keepdim=True)
     return best.scatter(-1, (counts[..., None] - 1).clamp_min(0), last), others

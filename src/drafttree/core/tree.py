@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from drafttree.core.lazy import Array, Tensor, np
@@ -170,24 +170,14 @@ class DraftTree:
 
 
 class GrowingTree:
-    """The tree of one text while it grows, in lists: it has some sixty nodes.
+    """The tree of one text while it grows, in lists: it has some sixty nodes. All else is as in `DraftTree`.
 
     Args:
         root: token id.
         limit: no node is deeper.
         state: what the policy has learned of the text.
-        proposal: as in `DraftTree`.
-        source: as in `DraftTree`.
 
     Attributes:
-        limit: as given.
-        state: as given.
-        source: as given.
-        tokens: as in `DraftTree`.
-        parents: as in `DraftTree`.
-        path_logprobs: as in `DraftTree`.
-        scores: as in `DraftTree`.
-        draft_probs: as in `DraftTree`.
         frontier: the nodes that are expanded next.
         first: the first node of the newest level.
         above: of each node of this level, the row of its parent among the frontiers of all texts.
@@ -281,19 +271,12 @@ class Layer:
     @property
     def rank(self) -> Array:
         """`[candidates]` rank of a candidate among its siblings, 0 for the most probable."""
-        return _ranks(self.logprobs.shape[1])
+        return np.arange(self.logprobs.shape[1])
 
     @property
     def confidence(self) -> Array:
         """`[frontier, 1]` probability of each frontier node's best candidate."""
         return np.exp(self.logprobs[:, :1])
-
-
-@lru_cache(maxsize=64)
-def _ranks(count: int) -> Array:
-    ranks = np.arange(count)
-    ranks.setflags(write=False)
-    return ranks
 
 
 class Verdict(NamedTuple):

@@ -62,12 +62,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     fractions = (1 - uniforms)[..., None]
     if weights.shape[-1] <= UNBLOCKED:
         return _reach(weights.cumsum(-1, dtype=torch.float64), fractions)[0][..., 0]
-    blocks = _blocks(weights, 0.0)
+    missing = -weights.shape[-1] % BLOCK
+    padded = torch.nn.functional.pad(weights, (0, missing)) if missing else weights
+    blocks = padded.unflatten(-1, (-1, BLOCK))
     masses = blocks.sum(-1)
     ends = masses.cumsum(-1, dtype=torch.float64)
     block, wanted = _reach(ends, fractions)
     within = (wanted - torch.nn.functional.pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
-    column, _ = _reach(_block(blocks, block).cumsum(-1, dtype=torch.float64), within.clamp_max(1))
+    inside = blocks.gather(-2, block[..., None].expand(*block.shape, BLOCK))[..., 0, :]
+    column, _ = _reach(inside.cumsum(-1, dtype=torch.float64), within.clamp_max(1))
     return (block * BLOCK + column)[..., 0].clamp_max(weights.shape[-1] - 1)
 
 
@@ -75,15 +78,3 @@ def _reach(ends: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     """First column where cumulative sums `[..., columns]` reach a fraction `[..., 1]` of the total, and that value."""
     wanted = fractions * ends[..., -1:]
     return torch.searchsorted(ends, wanted).clamp_max_(ends.shape[-1] - 1), wanted
-
-
-def _blocks(rows: Tensor, fill: float) -> Tensor:
-    """View rows as `[..., blocks, BLOCK]`, padded with `fill` to a whole number of blocks."""
-    missing = -rows.shape[-1] % BLOCK
-    rows = torch.nn.functional.pad(rows, (0, missing), value=fill) if missing else rows
-    return rows.unflatten(-1, (-1, BLOCK))
-
-
-def _block(blocks: Tensor, index: Tensor) -> Tensor:
-    """Select the block `[..., BLOCK]` of each row at `index` `[..., 1]`."""
-    return blocks.gather(-2, index[..., None].expand(*index.shape, BLOCK))[..., 0, :]

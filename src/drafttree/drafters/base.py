@@ -7,7 +7,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
-from drafttree.core.timing import PassTimer
+from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
 
 HiddenStates = tuple[Tensor, ...]

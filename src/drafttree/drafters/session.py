@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.timing import time_together
 from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter
+from drafttree.drafters.timing import time_together
 from drafttree.models import Segment, TreeCache
 
 MOST_MISSED = 1024

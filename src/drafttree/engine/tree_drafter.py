@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.tree import FORCED, DraftTree, Proposal
 from drafttree.drafters.base import Drafter, Session, sources_of
 from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
@@ -50,7 +50,7 @@ class LogitsAdjustment:
     """
 
     verifier: Verifier
-    randomness: RoundRandomness
+    randomness: Randomness
     temperature: float = 1.0
     constrain: Constrain | None = None
     take_first: Callable[[Tensor], None] | None = None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, GrowingTree, Layer, Proposal
 from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
@@ -94,7 +94,7 @@ def grow(
     *,
     states: Sequence[Any],
     proposal: Proposal = Proposal.TOP_K,
-    randomness: Sequence[RoundRandomness] = (),
+    randomness: Sequence[Randomness] = (),
     vocab: int | None = None,
     limits: Limits | None = None,
     source: int = 0,
@@ -163,7 +163,7 @@ class Growth:
         policy: TreePolicy,
         trees: Sequence[GrowingTree],
         proposal: Proposal,
-        randomness: Sequence[RoundRandomness],
+        randomness: Sequence[Randomness],
         vocab: int | None,
         limits: Limits | None,
     ) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.randomness import draw_children
+from drafttree.core.randomness import Randomness, draw_children
 from drafttree.core.tree import Proposal
 from drafttree.core.vocab_ops import draw
 
@@ -30,7 +30,7 @@ ROUNDING = 1e-6
 Result = TypeVar("Result")
 
 
-class ScriptedRandom:
+class ScriptedRandom(Randomness):
     """The randomness of texts, answered from a script; where the script ends, by the first possible answer.
 
     As in `SeededRandomness`, every random number has an address: the seed, the position of the root, what it is for,

@@ -210,12 +210,8 @@ def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return unknown(f"parameter of {policy.__name__}", name, policy.model_fields)
-    bounds = [
-        str(getattr(limit, side))
-        for limit in policy.model_fields[name].metadata
-        for side in ("ge", "le")
-        if hasattr(limit, side)
-    ]
     if "less" in reason or "greater" in reason:
-        reason = f"between {' and '.join(bounds)}"
+        limits = policy.model_fields[name].metadata
+        bounds = [getattr(limit, side) for limit in limits for side in ("ge", "le") if hasattr(limit, side)]
+        reason = f"between {' and '.join(map(str, bounds))}"
     return ConfigError(f"{policy.__name__}: {name} is {first['input']!r}; it should be {reason}")

@@ -38,11 +38,6 @@ class DynaTreeState:
     tokens: int = 0
     rounds: int = 0
 
-    @property
-    def mean_share(self) -> float:
-        """The mean of `shares`, of which there must be some."""
-        return sum(self.shares) / len(self.shares)
-
 
 class DynaTree(TreePolicy):
     """Breadth by the drafter's confidence, depth by path probability, both adapted to past rounds: DynaTree v2.
@@ -103,9 +98,23 @@ class DynaTree(TreePolicy):
         return self.history and self.per_prompt
 
     def init_state(self, context: TextContext) -> DynaTreeState:
-        if self.remembers and context.learned is not None:
-            return self._next_text(context.learned)
-        return DynaTreeState(self.base_depth, self.high, self.deep_above)
+        if not self.remembers or context.learned is None:
+            return DynaTreeState(self.base_depth, self.high, self.deep_above)
+        last: DynaTreeState = context.learned  # the rest is the rule of the authors' code, between two texts
+        if not last.rounds:
+            return last
+        share = last.tokens / (last.rounds * (self.base_depth + 2))
+        state = replace(last, shares=(*last.shares, share)[-self.window :], tokens=0, rounds=0)
+        error = self._error(state.shares)
+        if len(state.shares) < min(FEWEST_TEXTS, self.window) or abs(error) <= DEAD_BAND:
+            return state
+        step = math.copysign(1, error)
+        return replace(
+            state,
+            base_depth=_clip(state.base_depth + step * self.depth_rate, DEPTH_FLOOR, max(self.max_depth - 1, 1)),
+            high=_clip(state.high - step * self.high_rate, *HIGH_RANGE),
+            deep_above=_clip(state.deep_above - step * DEEP_STEP, *DEEP_RANGE),
+        )
 
     def candidates(self, depth: int) -> int:
         return max(self.min_breadth, self.mid_breadth, self.max_breadth) if self.breadth else self.mid_breadth
@@ -140,33 +149,16 @@ class DynaTree(TreePolicy):
         if self.per_prompt:
             return replace(state, tokens=state.tokens + len(outcome.path), rounds=state.rounds + 1)
         shares = (*state.shares, outcome.accepted / outcome.levels)[-self.window :]
-        return self._next_round(replace(state, shares=shares))
-
-    def _next_round(self, state: DynaTreeState) -> DynaTreeState:
-        """Adapt by the paper's rule, in proportion to the error."""
-        error = state.mean_share - self.target
-        return replace(
+        error = self._error(shares)
+        return replace(  # by the paper's rule, in proportion to the error
             state,
+            shares=shares,
             base_depth=_clip(state.base_depth + self.depth_rate * error, 1, max(self.max_depth - 1, 1)),
             high=_clip(state.high - self.high_rate * error, 0, 1),
         )
 
-    def _next_text(self, last: DynaTreeState) -> DynaTreeState:
-        """The state of a text after another one, by the rule of the authors' code."""
-        if not last.rounds:
-            return last
-        share = last.tokens / (last.rounds * (self.base_depth + 2))
-        state = replace(last, shares=(*last.shares, share)[-self.window :], tokens=0, rounds=0)
-        error = state.mean_share - self.target
-        if len(state.shares) < min(FEWEST_TEXTS, self.window) or abs(error) <= DEAD_BAND:
-            return state
-        step = math.copysign(1, error)
-        return replace(
-            state,
-            base_depth=_clip(state.base_depth + step * self.depth_rate, DEPTH_FLOOR, max(self.max_depth - 1, 1)),
-            high=_clip(state.high - step * self.high_rate, *HIGH_RANGE),
-            deep_above=_clip(state.deep_above - step * DEEP_STEP, *DEEP_RANGE),
-        )
+    def _error(self, shares: tuple[float, ...]) -> float:
+        return sum(shares) / len(shares) - self.target
 
 
 def _clip(value: float, low: float, high: float) -> float:

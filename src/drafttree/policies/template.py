@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,41 +12,18 @@ from drafttree.policies.base import TreePolicy
 Path = tuple[int, ...]
 
 MOST_CHILDREN = 4096
-
-EAGLE_SPARSE = {"": 4, "0": 3, "1": 2, "2": 2, "3": 1, "0.0": 3, "0.1": 2, "0.2": 2, "1.0": 1} | {
-    "0.0.0": 3,
-    "0.0.0.0": 2,
-}
-MEDUSA_63 = (
-    {"": 10, "0": 10, "1": 7, "2": 3, "3": 2}
-    | dict.fromkeys("456789", 1)
-    | {"0.0": 10, "0.1": 3, "0.2": 2}
-    | {f"0.{rank}": 1 for rank in range(3, 8)}
-    | {"1.0": 2, "2.0": 1, "0.0.0": 2}
-)
-VICUNA_7B_STAGE2 = (
-    {"": 10, "0": 10, "1": 5, "2": 2, "3": 2}
-    | dict.fromkeys("4567", 1)
-    | {"0.0": 9, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 3, "1.1": 1, "2.0": 1}
-    | {"0.0.0": 4, "0.0.1": 1, "0.0.2": 1, "0.1.0": 1}
-)
-VICUNA_13B_STAGE1 = (
-    {"": 10, "0": 10, "1": 7, "2": 4, "3": 2, "4": 2}
-    | dict.fromkeys("5678", 1)
-    | {"0.0": 10, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 2, "1.1": 1, "2.0": 1, "0.0.0": 1}
-)
-VICUNA_13B_STAGE2 = (
-    {"": 10, "0": 10, "1": 4, "2": 2, "3": 1, "4": 1, "5": 1}
-    | {"0.0": 10, "0.1": 4, "0.2": 2, "0.3": 1, "0.4": 1, "0.5": 1, "1.0": 3, "1.1": 1, "2.0": 1, "3.0": 1}
-    | {"0.0.0": 4, "0.0.1": 2, "0.0.2": 1, "0.1.0": 1, "1.0.0": 1}
-)
 SHIPPED = {
-    "eagle-sparse": EAGLE_SPARSE,
-    "medusa-63": MEDUSA_63,
-    "vicuna-7b-stage2": VICUNA_7B_STAGE2,
-    "vicuna-13b-stage1": VICUNA_13B_STAGE1,
-    "vicuna-13b-stage2": VICUNA_13B_STAGE2,
+    "eagle-sparse": "4 0:3 1:2 2:2 3:1 0.0:3 0.1:2 0.2:2 1.0:1 0.0.0:3 0.0.0.0:2",
+    "medusa-63": "10 0:10 1:7 2:3 3:2 4:1 5:1 6:1 7:1 8:1 9:1 "
+    "0.0:10 0.1:3 0.2:2 0.3:1 0.4:1 0.5:1 0.6:1 0.7:1 1.0:2 2.0:1 0.0.0:2",
+    "vicuna-7b-stage2": "10 0:10 1:5 2:2 3:2 4:1 5:1 6:1 7:1 "
+    "0.0:9 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:3 1.1:1 2.0:1 0.0.0:4 0.0.1:1 0.0.2:1 0.1.0:1",
+    "vicuna-13b-stage1": "10 0:10 1:7 2:4 3:2 4:2 5:1 6:1 7:1 8:1 "
+    "0.0:10 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:2 1.1:1 2.0:1 0.0.0:1",
+    "vicuna-13b-stage2": "10 0:10 1:4 2:2 3:1 4:1 5:1 "
+    "0.0:10 0.1:4 0.2:2 0.3:1 0.4:1 0.5:1 1.0:3 1.1:1 2.0:1 3.0:1 0.0.0:4 0.0.1:2 0.0.2:1 0.1.0:1 1.0.0:1",
 }
+"""Trees by the number of children of each node: the root's, then path:number."""
 
 
 class Template(TreePolicy):
@@ -141,13 +119,8 @@ def _path(text: str) -> Path:
 def _shipped(name: str) -> list[Path]:
     family, _, depth = name.partition("-")
     if family == "binary" and depth.isdigit() and 1 <= int(depth) <= 11:
-        return [_bits(index) for index in range(2, 2 ** (int(depth) + 1))]
+        return [path for level in range(1, int(depth) + 1) for path in product((0, 1), repeat=level)]
     if name not in SHIPPED:
         raise ValueError(f"one of {', '.join(SHIPPED)} or binary-1 to binary-11, not {name!r}")
-    counts = SHIPPED[name].items()
-    return [(*(_path(parent) if parent else ()), rank) for parent, count in counts for rank in range(count)]
-
-
-def _bits(index: int) -> Path:
-    """The path of a node of the complete binary tree in heap order, whose root is 1."""
-    return tuple(int(bit) for bit in bin(index)[3:])
+    nodes = (node.rpartition(":") for node in SHIPPED[name].split())
+    return [(*(_path(parent) if parent else ()), rank) for parent, _, count in nodes for rank in range(int(count))]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.lazy import Tensor, torch
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.core.vocab_ops import NOT_A_NUMBER, best_tokens
@@ -61,14 +61,14 @@ class Verifier:
         """Whether `guide` may change logits."""
         return type(self).guide is not Verifier.guide
 
-    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         """The drafter's logits `[frontier, vocab]` of tokens at a depth, as the policy should see them.
 
         Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
         """
         return logits
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         """Judge a tree.
 
         Args:
@@ -89,7 +89,7 @@ class TreeView:
         child: the first child of a node with a token, or None.
     """
 
-    def __init__(self, tree: DraftTree, logits: Tensor, sampling: Sampling, randomness: RoundRandomness) -> None:
+    def __init__(self, tree: DraftTree, logits: Tensor, sampling: Sampling, randomness: Randomness) -> None:
         self.randomness = randomness
         self.tokens, self.children, self.child = tree.tokens, [[*own] for own in tree.children], tree.child
         self._logits, self._sampling, self._draft = logits, sampling, tree.draft_probs
@@ -145,10 +145,10 @@ class SamplingVerifier(Verifier):
     def guides(self) -> bool:
         return type(self).guide is not SamplingVerifier.guide or self.proposal is not Proposal.TOP_K
 
-    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         return logits if self.proposal is Proposal.TOP_K else self.sampling.process(logits)
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         if tree.proposal not in self.accepts:
             accepted = ", ".join(sorted(self.accepts))
             raise ConfigError(f"{type(self).__name__} judges {accepted} trees, not {tree.proposal} ones")

@@ -17,16 +17,8 @@ class Block(SamplingVerifier):
         chain = [0]
         while view.children[chain[-1]]:
             chain.append(view.children[chain[-1]][0])
-        thresholds, kept = self._thresholds(view, chain)
-        best = 0
-        for position, threshold in enumerate(view.read(thresholds[1:]), start=1):
-            if view.randomness.accept(threshold):
-                best = position
-        return chain[: best + 1], view.draw(kept[best])
-
-    def _thresholds(self, view: TreeView, chain: list[int]) -> tuple[list[Tensor], list[Tensor]]:
-        """Per node of a chain the probability to accept the block up to it, and what the bonus token is drawn from."""
-        rate, thresholds, kept = torch.ones(()), [], []
+        # Per node the probability to accept the block up to it, and what the bonus token is drawn from.
+        rate, thresholds, kept = torch.ones(()), list[Tensor](), list[Tensor]()
         for node, child in pairwise(chain):
             target, draft = view.target(node), view.draft(node)
             left = (rate * target).sub_(draft).clamp_min_(0)
@@ -34,4 +26,8 @@ class Block(SamplingVerifier):
             thresholds.append(torch.where(mass > 0, mass / (mass + (1 - rate)), 0.0))
             kept.append(torch.where(mass > 0, left, target))
             rate = (rate * ratio(target, draft, view.tokens[child])).clamp_max(1.0)
-        return [*thresholds, rate], [*kept, view.target(chain[-1])]
+        best = 0
+        for position, threshold in enumerate(view.read([*thresholds, rate][1:]), start=1):
+            if view.randomness.accept(threshold):
+                best = position
+        return chain[: best + 1], view.draw([*kept, view.target(chain[-1])][best])

@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.core.lazy import Tensor, torch
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.verifiers.base import Verifier, refuse_greedy, walk
@@ -21,13 +21,13 @@ class Coupled(Verifier):
     def refuses(cls, sampling: Sampling) -> str | None:
         return refuse_greedy(sampling)
 
-    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         noise = randomness.gumbel(depth)
         if missing := logits.shape[-1] - len(noise):
             noise = torch.nn.functional.pad(noise, (0, missing))  # a negative width cuts
         return self.sampling.process(logits) + noise
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         levels = [randomness.gumbel(depth) for depth in range(1, tree.depths[-1] + 2)]
         noise = levels[0] if tree.size == 1 else torch.stack([levels[depth] for depth in tree.depths])
         return walk(tree, self.sampling.process(logits) + noise)

@@ -1,7 +1,7 @@
 from typing import ClassVar
 
 from drafttree.core.lazy import Tensor
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.verifiers.base import Verifier, walk
@@ -18,5 +18,5 @@ class Greedy(Verifier):
             return f"serves temperature 0, not {sampling.temperature:g}; use 'coupled'"
         return None
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         return walk(tree, logits)

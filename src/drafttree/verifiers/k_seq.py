@@ -25,7 +25,10 @@ class KSeq(SamplingVerifier):
             pairs = zip(children, chances, strict=True)
             accepted = next((child for child, chance in pairs if view.randomness.accept(chance)), None)
             if accepted is None:
-                return path, view.draw(_left(p, q, scale, len(children)))
+                common = torch.minimum(q, p / scale)
+                beta = float(common.sum())
+                share = (1 - (1 - beta) ** len(children)) / beta if beta > 0 else 0.0
+                return path, view.draw(normalise((p - common * share).clamp_min_(0), p))
             path.append(accepted)
         return path, view.draw(view.target(path[-1]))
 
@@ -56,11 +59,3 @@ def scale_of(p: Tensor, q: Tensor, count: int) -> float:
         if high - low < NEAR or -NEAR < value <= 0:
             break
     return high
-
-
-def _left(p: Tensor, q: Tensor, scale: float, count: int) -> Tensor:
-    """The law of the next token once all children have been rejected."""
-    common = torch.minimum(q, p / scale)
-    beta = float(common.sum())
-    accepted = 1 - (1 - beta) ** count
-    return normalise((p - common.mul_(accepted / beta)).clamp_min_(0), p) if beta > 0 else p

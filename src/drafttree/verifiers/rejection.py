@@ -13,15 +13,14 @@ class SiblingRejection(SamplingVerifier):
     """
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        nodes = [node for node, children in enumerate(view.children) if children]
-        sequences = {node: self._reject_all(view, node) for node in nodes}
-        read = iter(view.read([chance for chances, _ in sequences.values() for chance in chances]))
-        chance = {child: next(read) for node in nodes for child in view.children[node]}
+        rejected = {node: self._reject_all(view, node) for node, children in enumerate(view.children) if children}
+        read = iter(view.read([chance for chances, _ in rejected.values() for chance in chances]))
+        chance = {child: next(read) for node in rejected for child in view.children[node]}
         path = [0]
         while children := view.children[path[-1]]:
             accepted = next((child for child in children if view.randomness.accept(chance[child])), None)
             if accepted is None:
-                return path, view.draw(sequences[path[-1]][1])
+                return path, view.draw(rejected[path[-1]][1])
             path.append(accepted)
         return path, view.draw(view.target(path[-1]))
 

@@ -20,7 +20,17 @@ class LossyTypical(SamplingVerifier):
     alpha: ClassVar[float] = 0.3
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        logprob, threshold = self._look(view)
+        inner = [node for node, children in enumerate(view.children) if children]
+        rows = {node: view.target(node) for node in inner}
+        entropies = [-(row * (row + 1e-5).log()).sum() for row in rows.values()]
+        drafted = {child: rows[node][view.tokens[child]] for node in inner for child in view.children[node]}
+        numbers = view.read([*entropies, *drafted.values()])
+        threshold = {
+            node: math.log(min(self.epsilon, self.alpha * math.exp(-entropy)))
+            for node, entropy in zip(inner, numbers, strict=False)
+        }
+        chances = zip(drafted, numbers[len(inner) :], strict=True)
+        logprob = {child: math.log(chance) if chance else -math.inf for child, chance in chances}
         best: tuple[list[int], float] = ([0], 0.0)
         below = [best]
         while below:
@@ -29,18 +39,3 @@ class LossyTypical(SamplingVerifier):
             accepted = (child for child in reversed(view.children[path[-1]]) if logprob[child] > threshold[path[-1]])
             below += [([*path, child], likelihood + logprob[child]) for child in accepted]
         return best[0], int(view.target(best[0][-1]).argmax())
-
-    def _look(self, view: TreeView) -> tuple[dict[int, float], dict[int, float]]:
-        """The log-probability of every drafted node, and per inner node the one its children must exceed."""
-        inner = [node for node, children in enumerate(view.children) if children]
-        rows = {node: view.target(node) for node in inner}
-        drafted = [(node, child) for node in inner for child in view.children[node]]
-        entropies = [-(row * (row + 1e-5).log()).sum() for row in rows.values()]
-        numbers = view.read([*entropies, *(rows[node][view.tokens[child]] for node, child in drafted)])
-        entropies, chances = numbers[: len(inner)], numbers[len(inner) :]
-        logprobs = {
-            child: math.log(chance) if chance else -math.inf
-            for (_, child), chance in zip(drafted, chances, strict=True)
-        }
-        lowest = [math.log(min(self.epsilon, self.alpha * math.exp(-entropy))) for entropy in entropies]
-        return logprobs, dict(zip(inner, lowest, strict=True))

@@ -33,7 +33,7 @@ def measured(monkeypatch, tmp_path) -> list[tuple]:
 
     monkeypatch.setattr(measure, "measure_costs", count)
     monkeypatch.setattr(measure, "is_current", lambda kept, target: kept.alone == 1.5)
-    monkeypatch.setattr("drafttree.core.disk_cache.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("drafttree.engine.drafting.disk_cache.user_cache_path", lambda name: tmp_path / name)
     return calls
 
 

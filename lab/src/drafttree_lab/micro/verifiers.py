@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from drafttree.core.randomness import RoundRandomness, SeededRandomness
+from drafttree.core.randomness import Randomness, SeededRandomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import Frontier, Session
@@ -143,7 +143,7 @@ class _SyntheticLogits:
         self.draft = spread * torch.randn(nodes, vocab, device=device, generator=generator)
         self.target = torch.randn(nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
 
-    def tree(self, judge: Verifier, randomness: RoundRandomness) -> DraftTree:
+    def tree(self, judge: Verifier, randomness: Randomness) -> DraftTree:
         """A tree in which every node has two children, or a chain."""
         binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
         policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary

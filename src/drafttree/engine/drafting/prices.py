@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts, parse_cost_curve
-from drafttree.core.disk_cache import DiskCache
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Drafter
+from drafttree.engine.drafting.disk_cache import read_cached, write_cached
 from drafttree.engine.metrics import Round
 from drafttree.models import Model, TargetModel
 from drafttree.models.module.released import shapes
@@ -292,11 +292,11 @@ class CostFile:
     """
 
     def __init__(self, target: Model, drafter: Drafter, *, greedy: bool = True) -> None:
-        self._cache, self._key = DiskCache("costs"), cost_key(target, drafter, greedy=greedy)
+        self._key = cost_key(target, drafter, greedy=greedy)
 
     def read(self) -> KeptCosts | None:
         """The costs that are kept, None where there are none, or none that can be read."""
-        match self._cache.get(self._key) if self._key else None:
+        match read_cached(self._key) if self._key else None:
             case {"costs": costs, "alone": float(alone)} if alone > 0:
                 try:
                     return KeptCosts(parse_cost_curve(costs), alone)
@@ -307,7 +307,7 @@ class CostFile:
     def write(self, kept: KeptCosts) -> KeptCosts:
         """Keep the costs, and return them."""
         if self._key:
-            self._cache.put(self._key, {"costs": kept.costs.to_json(), "alone": kept.alone})
+            write_cached(self._key, {"costs": kept.costs.to_json(), "alone": kept.alone})
         return kept
 
 

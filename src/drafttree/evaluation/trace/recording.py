@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray as Array
 from torch import Tensor
 
-from drafttree.core.randomness import RoundRandomness
+from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, GrowingTree, Layer, Verdict
 from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.request import Request
@@ -163,13 +163,13 @@ class _RecordingVerifier:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._verifier, name)
 
-    def guide(self, logits: Tensor, depth: int, randomness: RoundRandomness) -> Tensor:
+    def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         guided = self._verifier.guide(logits, depth, randomness)
         copies = logits.clone(), guided.clone()  # a drafter may use their memory again for its next pass
         self._record.levels.append(RecordedLevel(*copies))
         return guided
 
-    def verify(self, tree: DraftTree, logits: Tensor, randomness: RoundRandomness) -> Verdict:
+    def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         verdict = self._verifier.verify(tree, logits, randomness)
         self._record.tree, self._record.logits, self._record.verdict = tree, logits, verdict
         return verdict

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.frozen_heap import frozen_heap
+from drafttree.core.machine_memory import frozen_heap
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
 

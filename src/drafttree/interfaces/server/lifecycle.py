@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from drafttree.core.errors import ConfigError
-from drafttree.core.frozen_heap import frozen_heap
+from drafttree.core.machine_memory import frozen_heap
 from drafttree.engine.compatibility import precision_of
 from drafttree.interfaces.server.connection import Connection
 from drafttree.interfaces.server.serving import Admission, ServingContext

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from drafttree.core.timing import PassTimer
+from drafttree.drafters.timing import PassTimer
 
 
 def test_blocks_are_summed_and_pauses_left_out():

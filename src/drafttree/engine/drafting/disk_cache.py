@@ -1,0 +1,37 @@
+"""Costs that were measured on this machine, as JSON files in the user's cache folder, one for each key.
+
+A cache only saves time, so a read-only home or a broken file is no error.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+
+def read_cached(key: str) -> dict[str, Any] | None:
+    """The value of a key, None where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(_file(key).read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("key") == key and isinstance(found.get("value"), dict):
+            return found["value"]
+    return None
+
+
+def write_cached(key: str, value: dict[str, Any]) -> None:
+    """Keep a value, where that can be; another process sees the old one or the new one, never a part."""
+    with contextlib.suppress(OSError):
+        path = _file(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump({"key": key, "value": value}, file)
+        os.replace(file.name, path)
+
+
+def _file(key: str) -> Path:
+    return user_cache_path("drafttree") / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
