@@ -4,8 +4,10 @@ The model writes texts by heart, so what a reply has to say is known from them a
 is thought, said and called, which tokens it is made of, and what they cost.
 """
 
+import json
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -438,3 +440,64 @@ def deltas_of(path: str, stream: str) -> list[str]:
         return [choice["delta"].get("content", "") for chunk in events(stream) for choice in chunk["choices"]]
     found = [event["delta"] for event in named_events(stream) if event["type"].endswith("delta")]
     return [delta if path == "responses" else delta.get("text", "") for delta in found]
+
+
+@pytest.mark.parametrize("path", ASKED)
+@settings(FEW, max_examples=EXAMPLES or 15)
+@given(case=cases(), fails_after=st.integers(0, 30))
+def test_a_stream_that_fails_ends_with_the_error_behind_what_was_written(served, path, case, fails_after):
+    law, post = served.laws[case.family], served.clients[case.family].post
+    tools = {"tools": TOOLS[path]} if path in TOOLS else {}
+    prompt = law.tokens("So it") if path == "completions" else served.prompt(case.family)
+    law.texts, law.drafted_wrong, law.rival = [(prompt, law.tokens(raw(case.texts[0])))], case.drafted_wrong, True
+    limit = {"max_tokens": 200} if path == "completions" else {}
+    body = {**ASKED[path], **tools, **limit, "temperature": 0}
+    full = post(f"/v1/{path}", json={**body, "stream": True}).text
+    law.fails_after = fails_after
+    try:
+        failed, whole = post(f"/v1/{path}", json={**body, "stream": True}), post(f"/v1/{path}", json=body)
+    finally:
+        law.fails_after = None
+    told = sum(event.startswith("data: ") for event in failed.text.splitlines())
+    written = [json.loads(line[6:]) for line in failed.text.splitlines() if line.startswith("data: {")]
+    assert failed.status_code == 200
+    if whole.status_code == 200:
+        assert fails_after >= len(law.texts[0][1])
+        return
+    last = written.pop()
+    assert (whole.status_code, whole.json()["error"]["message"]) == (400, "the pass is refused")
+    assert told == len(written) + 1, "nothing comes behind the error"
+    if path == "messages":
+        assert last["type"] == whole.json()["type"] == "error"
+        assert last["error"] == whole.json()["error"]
+    elif path == "responses":
+        assert (last["type"], last["sequence_number"]) == ("response.failed", len(written))
+        assert last["response"]["status"] == "failed"
+        assert last["response"]["error"] == {"code": "invalid_prompt", "message": "the pass is refused"}
+        items: list[dict] = []
+        for event in deepcopy(written):
+            put_together(items, event)
+        assert without_names(without_bytes(last["response"]["output"])) == without_names([*map(without_told, items)])
+    else:
+        assert last == whole.json()
+    sent = [json.loads(line[6:]) for line in full.splitlines() if line.startswith("data: {")]
+    assert [*map(unnamed, written)] == [*map(unnamed, sent[: len(written)])]
+
+
+def without_told(item: dict) -> dict:
+    """An item whose text was cut short, with what was told of its tokens in its place."""
+    parts = [dict(part) for part in item.get("content", ())]
+    for part in parts:
+        told = part.pop("told", [])
+        part |= {"logprobs": told} if "logprobs" in part else {}
+    return item | ({"content": parts} if parts else {})
+
+
+def unnamed(part: Any) -> Any:
+    """The same without names that are drawn, and times."""
+    if isinstance(part, list):
+        return [unnamed(each) for each in part]
+    if isinstance(part, dict):
+        own = ("id", "item_id", "call_id", "created", "created_at", "usage")
+        return {name: unnamed(value) for name, value in part.items() if name not in own}
+    return part
