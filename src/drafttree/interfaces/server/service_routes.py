@@ -8,7 +8,6 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.replies import ModelCard, ModelList
 from drafttree.interfaces.server.serving import Serving
 
 router = APIRouter()
@@ -16,13 +15,13 @@ STARTED = int(time.time())
 
 
 @router.get("/v1/models", tags=["models"])
-async def list_models(serving: Serving) -> ModelList:
+async def list_models(serving: Serving) -> dict[str, Any]:
     """The served model, by all of its names."""
-    return ModelList(object="list", data=[_card(name) for name in serving.settings.model_names])
+    return {"object": "list", "data": [_card(name) for name in serving.settings.model_names]}
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
-async def show_model(model: str, serving: Serving) -> ModelCard:
+async def show_model(model: str, serving: Serving) -> dict[str, Any]:
     """The served model."""
     serving.check_model(model)
     return _card(model)
@@ -34,8 +33,8 @@ async def refuse_embeddings() -> None:
     raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
 
 
-def _card(name: str) -> ModelCard:
-    return ModelCard(id=name, object="model", created=STARTED, owned_by="drafttree")
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
 
 
 @router.get("/health", tags=["health"])

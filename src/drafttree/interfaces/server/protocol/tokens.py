@@ -2,10 +2,9 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from drafttree.interfaces.server.protocol.messages import MAX_TOOLS, Messages, PromptEnd, Tool
-from drafttree.interfaces.server.protocol.replies import ReplyModel
 from drafttree.interfaces.server.protocol.request_fields import NotServed, RequestModel, TokenId, mistake
 from drafttree.interfaces.server.protocol.requests import ChatRequest
 
@@ -50,7 +49,7 @@ class TokenizeRequest(PromptEnd):
         return ChatRequest.model_validate({name: getattr(self, name) for name in names})
 
 
-class TokenizeReply(ReplyModel):
+class TokenizeReply(BaseModel):
     """The tokens of a text; `max_model_len` is the model's context, null where it has no end."""
 
     count: int
@@ -66,7 +65,7 @@ class DetokenizeRequest(RequestModel):
     tokens: list[TokenId] = Field(description="token ids")
 
 
-class DetokenizeReply(ReplyModel):
+class DetokenizeReply(BaseModel):
     """The text of tokens, special ones included."""
 
     prompt: str

@@ -2,25 +2,27 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Response
 
-from drafttree.engine.logprobs import Logprobs
 from drafttree.engine.prompt import encode
-from drafttree.interfaces.server.choices import Choices
+from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
 from drafttree.interfaces.server.engine_options import engine_options, seeds
-from drafttree.interfaces.server.protocol.replies import Completion, CompletionChoice, CompletionLogprobs
 from drafttree.interfaces.server.protocol.requests import CompletionRequest
-from drafttree.interfaces.server.reply import STREAMED, Reply, reply_head
+from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
 from drafttree.interfaces.server.reply_grammar import outputs_grammar
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames, scored_tokens
+from drafttree.interfaces.server.texts import Texts
 
 router = APIRouter(prefix="/v1/completions", tags=["completions"])
+
+
+class Completion(Described):
+    """`openai.types.Completion`, with the fields below.
+
+    With `echo` the first token has neither a log-probability nor likeliest tokens: nothing stands before it.
+    """
 
 
 @router.post("", response_model=Completion, responses=STREAMED)
@@ -30,14 +32,13 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
-    choices = await Choices.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
+    texts = await Texts.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
-    make = partial(Completion, object="text_completion", **reply_head("cmpl", request, serving))
-    texts = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
-    return await Reply(choices, texts, make, make).response(request)
+    choices = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
+    return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
 
-def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[dict[str, Any]]]:
+def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json]]:
     """The token ids of the prompts, and the options of their texts."""
     decoder, logprobs = serving.decoder, request.wanted_logprobs
     vocab, context = decoder.target.vocab_size, decoder.target.context
@@ -48,79 +49,71 @@ def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[
     return prompts, [engine_options(request, decoder, len(tokens), limit, grammar) | wanted for tokens in prompts]
 
 
-def _echo(request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext) -> "EchoedPrompt | None":
-    """The prompt at a place, if it is to be repeated."""
+def _echo(
+    request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext
+) -> tuple[str, list[int]] | None:
+    """The prompt at a place as text and as tokens, if it is to be repeated."""
     if not request.echo:
         return None
     given, tokenizer = request.prompt[place], serving.decoder.tokenizer
     if not isinstance(given, str):
         given = tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
-    return EchoedPrompt(given, tokens)
-
-
-@dataclass(frozen=True)
-class EchoedPrompt:
-    """A prompt that is a part of the reply.
-
-    Attributes:
-        text: the prompt as text.
-        tokens: its token ids.
-    """
-
-    text: str
-    tokens: list[int]
-
-    def scored(self, logprobs: Logprobs | None) -> list[ScoredToken]:
-        """Its tokens with what is known of them; nothing stands before the first."""
-        if logprobs is None:
-            return []
-        return [ScoredToken(self.tokens[0], None, {}), *scored_tokens(self.tokens[1:], logprobs.tokens, logprobs.top)]
+    return given, tokens
 
 
 class Continuation:
-    """A text while it is written.
+    """Writes one text.
 
     Args:
         index: its place among the texts of a request.
         names: the tokens by name, None where no log-probabilities are wanted.
-        echo: the prompt that the text begins with, None for none.
+        echo: the prompt that the text begins with, as text and as tokens; None for none.
     """
 
-    def __init__(self, index: int, names: TokenNames | None, echo: EchoedPrompt | None = None) -> None:
+    def __init__(self, index: int, names: TokenNames | None, echo: tuple[str, list[int]] | None = None) -> None:
         self._index, self._names, self._echo = index, names, echo
-        self._text = ""
-        self._tokens: list[ScoredToken] = []
-        self._begin = len(echo.text) if echo else 0
-        self._origins: list[int] = []
-        self._given = 0
-        self._offsets: list[int] = []
-        self._finish_reason: Literal["stop", "length"] | None = None
+        self._begin, self._origins, self._given = len(echo[0]) if echo else 0, list[int](), 0
+        self._text, self._reason = "", None
+        self._logprobs = names and self._scored([], [])
 
-    def begin(self) -> list[CompletionChoice]:
+    def begin(self) -> Iterator[Json]:
         """Nothing comes before the first piece."""
-        return []
+        yield from ()
 
-    def add(self, piece: Piece) -> list[CompletionChoice]:
+    def add(self, piece: Piece) -> Iterator[Json]:
         """What a piece adds; the first one has the prompt if it is echoed."""
         text, tokens, offsets = piece.text, piece.tokens, self._offsets_of(piece)
         if self._echo:
-            prompt = self._echo.scored(piece.prompt)
-            text, tokens, self._echo = self._echo.text + text, [*prompt, *tokens], None
-            offsets = [*self._prompt_offsets(prompt), *offsets]
-        self._text += text
-        self._tokens += tokens
-        self._offsets += offsets
-        self._finish_reason = piece.finish_reason
-        return [self._choice(text, tokens, offsets)] if text or tokens or piece.finish_reason else []
+            (shown, ids), self._echo = self._echo, None
+            text = shown + text
+            if piece.prompt is not None:  # nothing stands before the first token
+                known = scored_tokens(ids[1:], piece.prompt.tokens, piece.prompt.top)
+                prompt = [ScoredToken(ids[0], None, {}), *known]
+                tokens, offsets = [*prompt, *tokens], [*self._prompt_offsets(prompt), *offsets]
+        self._text, self._reason = self._text + text, piece.finish_reason
+        logprobs = self._names and self._scored(tokens, offsets)
+        if self._logprobs and logprobs:
+            self._logprobs = {name: values + logprobs[name] for name, values in self._logprobs.items()}
+        if text or tokens or piece.finish_reason:
+            yield self._choice(text, logprobs)
 
     @property
-    def whole(self) -> CompletionChoice:
+    def whole(self) -> Json:
         """The whole text."""
-        return self._choice(self._text, self._tokens, self._offsets)
+        return self._choice(self._text, self._logprobs)
 
-    def _choice(self, text: str, tokens: Sequence[ScoredToken], offsets: list[int]) -> CompletionChoice:
-        logprobs = None if self._names is None else _logprobs(tokens, offsets, self._names)
-        return CompletionChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=self._finish_reason)
+    def _choice(self, text: str, logprobs: Json | None) -> Json:
+        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self._reason}
+
+    def _scored(self, tokens: Sequence[ScoredToken], offsets: list[int]) -> Json:
+        """Tokens with what is known of them, and where each begins in the text."""
+        assert self._names
+        return {
+            "tokens": [self._names.name(scored.token) for scored in tokens],
+            "token_logprobs": [scored.logprob for scored in tokens],
+            "top_logprobs": [_top(scored, self._names) for scored in tokens],
+            "text_offset": offsets,
+        }
 
     def _offsets_of(self, piece: Piece) -> list[int]:
         """Where tokens begin, in characters; bytes that continue a character begin where it does."""
@@ -144,15 +137,6 @@ class Continuation:
 def _continues(byte: int) -> bool:
     """Whether a byte of UTF-8 continues a character."""
     return byte & 0xC0 == 0x80
-
-
-def _logprobs(tokens: Sequence[ScoredToken], offsets: list[int], names: TokenNames) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        tokens=[names.name(scored.token) for scored in tokens],
-        token_logprobs=[scored.logprob for scored in tokens],
-        top_logprobs=[_top(scored, names) for scored in tokens],
-        text_offset=offsets,
-    )
 
 
 def _top(scored: ScoredToken, names: TokenNames) -> dict[str, float] | None:
