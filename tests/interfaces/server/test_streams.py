@@ -177,6 +177,9 @@ def test_completions(served, case, echo, several):
         assert [top[name] for top, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True)] == logprobs[
             "token_logprobs"
         ]
+        pieces = [law.spelled(token) for token in before]
+        ends = [len(b"".join(pieces[:count]).decode(errors="ignore")) for count in range(len(before))]
+        assert choice["logprobs"]["text_offset"][: len(before)] == ends
         offsets = [len(shown) + wanted.complete(count) for count in range(len(tokens))]
         whole_characters = wanted.complete(len(tokens)) + len(shown)
         assert [min(each, whole_characters) for each in logprobs["text_offset"]] == offsets
@@ -481,6 +484,7 @@ def test_a_stream_that_fails_ends_with_the_error_behind_what_was_written(served,
     else:
         assert last == whole.json()
     sent = [json.loads(line[6:]) for line in full.splitlines() if line.startswith("data: {")]
+    assert all(each["choices"] and "usage" not in each for each in sent if "choices" in each)
     assert [*map(unnamed, written)] == [*map(unnamed, sent[: len(written)])]
 
 

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import chat, completions, service_routes, token_routes
+from drafttree.interfaces.server import chat, completions, service_routes, tokens
 from drafttree.interfaces.server.allowed_hosts import AllowedHosts
 from drafttree.interfaces.server.anthropic import reply as anthropic
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
@@ -40,7 +40,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
     app.state.serving, app.state.drafting = serving, DraftingEngine(decoder)
-    for routes in (chat, completions, responses, anthropic, token_routes, service_routes, playground):
+    for routes in (chat, completions, responses, anthropic, tokens, service_routes, playground):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app

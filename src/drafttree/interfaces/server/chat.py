@@ -10,10 +10,10 @@ from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, Token
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
-from drafttree.interfaces.server.engine_options import engine_options, seeds
-from drafttree.interfaces.server.protocol.requests import ChatRequest
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
 from drafttree.interfaces.server.reply_grammar import chat_grammar
+from drafttree.interfaces.server.request import ChatRequest
+from drafttree.interfaces.server.sampling import engine_options, seeds
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 

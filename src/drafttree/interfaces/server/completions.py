@@ -3,19 +3,84 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Response
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
-from drafttree.interfaces.server.engine_options import engine_options, seeds
-from drafttree.interfaces.server.protocol.requests import CompletionRequest
+from drafttree.interfaces.server.fields import fields_of, mistake
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
 from drafttree.interfaces.server.reply_grammar import outputs_grammar
+from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options, seeds
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
 router = APIRouter(prefix="/v1/completions", tags=["completions"])
+
+
+MAX_PROMPTS = 256
+DEFAULT_LIMIT = 16
+
+Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def _as_list(prompt: object) -> object:
+    """A list of prompts."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not (_all(prompt, str) or all(_all(each, int) for each in prompt)):
+        raise mistake("wrong_prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token ids")
+    if not prompt or not all(prompt):
+        raise mistake("empty_prompt", "a prompt is empty; give at least one token")
+    tokens = (token for each in prompt for token in each if isinstance(token, int))
+    if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
+        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is not a token id")
+    return prompt
+
+
+def _all(values: object, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+Prompts = Annotated[
+    list[Text] | list[TokenIds],
+    Field(max_length=MAX_PROMPTS),
+    BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | TokenIds | list[TokenIds]),
+]
+
+
+class CompletionRequest(SeveralTexts, fields_of("completions")):
+    """Prompts whose continuations are wanted."""
+
+    prompt: Prompts = Field(description="a text, a list of texts, token ids, or a list of lists of token ids")
+    max_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
+        None, description="maximum number of tokens; default: 16; with echo, 0 is possible"
+    )
+    echo: bool | None = Field(None, description="start the text with the prompt")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="return the target model's own log-probability of every token, and of this many most likely tokens",
+    )
+    _api: str = PrivateAttr("completions")
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        if self.limit == 0 and not self.echo:
+            raise mistake("no_tokens", "max_tokens is 0, so there is nothing to send without echo")
+        return self
+
+    @property
+    def limit(self) -> int:
+        """Tokens of a text at most."""
+        return DEFAULT_LIMIT if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> bool | int | None:
+        """The engine's option."""
+        return (self.logprobs or True) if self.logprobs is not None else None
 
 
 class Completion(Described):

@@ -19,7 +19,7 @@ from sse_starlette.sse import AppStatus
 import drafttree
 from drafttree.interfaces.server.answer import Json, Piece
 from drafttree.interfaces.server.errors import ServerError, as_server_error
-from drafttree.interfaces.server.protocol.request_fields import SamplingFields, SeveralTexts, StreamOptions
+from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.texts import Texts
 

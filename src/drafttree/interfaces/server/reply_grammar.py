@@ -7,10 +7,9 @@ from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
 from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from drafttree.interfaces.server.grammars import WantedGrammar
-from drafttree.interfaces.server.protocol.messages import FunctionDefinition, NamedTool
-from drafttree.interfaces.server.protocol.request_fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
-from drafttree.interfaces.server.protocol.requests import ChatRequest
+from drafttree.interfaces.server.request import ChatRequest, FunctionDefinition, NamedTool
 
 MAX_LENGTH = 32_768
 """Characters of a grammar; the heaviest schema of so many takes a second."""
@@ -42,7 +41,8 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         form = _with_calls(request, schema, dialect.calls, _say(dialect.thinking), single=single)
         wanted = WantedGrammar("structural_tag", _dump(form, "tools"), "tools")
     elif schema is not None:
-        wanted = WantedGrammar("json_schema", _dump(schema, "response_format"), "response_format")
+        field = request.called("response_format")
+        wanted = WantedGrammar("json_schema", _dump(schema, field), field)
     else:
         return None
     return _behind_thinking(wanted, dialect.thinking, thinks)

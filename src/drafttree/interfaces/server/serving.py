@@ -10,18 +10,22 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from drafttree.constraints.options import ProcessorContext
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
+from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
 from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
-from drafttree.interfaces.server.engine_options import check_defaults
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammars import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.open_request import OpenRequest, open_request
+from drafttree.interfaces.server.sampling import SAME_NAMES
+from drafttree.loading.names import target_name
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,26 @@ def _cancel(submitting: "asyncio.Future[Handle]") -> None:
     """Cancel a text that nobody waited for."""
     if not submitting.cancelled() and not submitting.exception():
         submitting.result().cancel()
+
+
+def check_defaults(decoder: Decoder) -> None:
+    """Refuse to serve a model whose generation config no request could run with, since it cannot override that.
+
+    Raises:
+        ConfigError: names the values and the file.
+    """
+    overrides = dict.fromkeys((*SAME_NAMES, "top_k", "min_new_tokens", "sequence_bias")) | {"temperature": 0.0}
+    target = decoder.target
+    try:
+        options = RequestOptions.merge(decoder.defaults, overrides)
+        options.processors(ProcessorContext(1, 2, decoder.eos, target.vocab_size, target.device))
+    except ConfigError as error:
+        found = {name: value for name, value in decoder.defaults.items() if name not in SERVED}
+        reason = f"sets {show_options(found)}, which tree drafting does not support" if found else f"is wrong: {error}"
+        raise ConfigError(
+            f"no request could run with {target_name(target)!r}: its generation_config.json {reason}; remove "
+            "that from the file"
+        ) from None
 
 
 class ServingContext:

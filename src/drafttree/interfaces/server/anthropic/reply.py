@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic_core import from_json
 
 from drafttree.interfaces.server.answer import Ended, Json, Piece
-from drafttree.interfaces.server.anthropic.request import ConversationFields, CountTokensRequest, MessagesRequest
+from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
@@ -50,7 +50,7 @@ async def count_tokens(request: CountTokensRequest, serving: Serving) -> dict[st
     return {"input_tokens": len(prompt)}
 
 
-def _check_thinking(request: ConversationFields, serving: ServingContext) -> None:
+def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> None:
     """Refuse to let a model think that cannot.
 
     Raises:

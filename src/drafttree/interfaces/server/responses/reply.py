@@ -11,7 +11,7 @@ from drafttree.interfaces.server.answer import Ended, Json, Piece
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.request_fields import RequestModel
+from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.reply import STREAMED, Described, reply
 from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.serving import Serving, ServingContext

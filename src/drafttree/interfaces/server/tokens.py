@@ -1,15 +1,24 @@
-"""The requests to /tokenize and /detokenize, and their replies: vLLM's."""
+"""/tokenize and /detokenize: texts as the model's tokens, and back, as vLLM has them."""
 
+import asyncio
 from typing import Annotated, Any, Self
 
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
-from drafttree.interfaces.server.protocol.messages import MAX_TOOLS, Messages, PromptEnd, Tool
-from drafttree.interfaces.server.protocol.request_fields import NotServed, RequestModel, TokenId, mistake
-from drafttree.interfaces.server.protocol.requests import ChatRequest
+from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
+from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, Messages, PromptEnd, Tool
+from drafttree.interfaces.server.sampling import TokenId, check_tokens
+from drafttree.interfaces.server.serving import Serving, ServingContext
+
+router = APIRouter(tags=["tokens"])
 
 
-class TokenizeRequest(PromptEnd):
+class TokenizeRequest(PromptEnd, fields_of("tokenize")):
     """A text or a conversation whose tokens are wanted."""
 
     model: str | None = Field(None, description="name of the served model, which is the default")
@@ -25,8 +34,6 @@ class TokenizeRequest(PromptEnd):
         None, description="add the tokenizer's special tokens (default: true); a conversation has those of its template"
     )
     return_token_strs: bool | None = Field(None, description="also return the tokens as strings")
-    chat_template: Annotated[object, NotServed("the server's own template is used")] = None
-    mm_processor_kwargs: Annotated[object, NotServed("the model reads text")] = None
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -69,3 +76,41 @@ class DetokenizeReply(BaseModel):
     """The text of tokens, special ones included."""
 
     prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
+    """The tokens of a text, or of a conversation up to where the next answer begins."""
+    serving.check_model(request.model)
+    tokenizer = _tokenizer(serving)
+    context = serving.decoder.target.context
+    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
+    names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
+    return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
+
+
+@router.post("/detokenize")
+async def detokenize(request: DetokenizeRequest, serving: Serving) -> DetokenizeReply:
+    """The text of tokens."""
+    serving.check_model(request.model)
+    check_tokens("tokens", request.tokens, serving.decoder)
+    return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
+
+
+def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
+    if request.chat:
+        return read_prompt(request.chat, tokenizer, dialect, context)
+    text = request.prompt or ""
+    check_characters(text, tokenizer, context)
+    return list(tokenizer(text, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
+
+
+def _tokenizer(serving: ServingContext) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ServerError: it has none.
+    """
+    if serving.decoder.tokenizer is None:
+        raise ServerError(400, "the served model has no tokenizer; it takes and gives token ids")
+    return serving.decoder.tokenizer
