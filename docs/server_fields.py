@@ -12,7 +12,7 @@ from drafttree.interfaces.server.fields import entry_of
 from drafttree.interfaces.server.request import ChatRequest
 from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts
-from drafttree.interfaces.server.tokens import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
 
 DOCUMENT = Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"

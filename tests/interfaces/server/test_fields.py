@@ -45,7 +45,7 @@ from drafttree.interfaces.server.responses.request import (
     TextPart,
 )
 from drafttree.interfaces.server.sampling import StreamOptions
-from drafttree.interfaces.server.tokens import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,8 @@ from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, Token
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
+from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
-from drafttree.interfaces.server.reply_grammar import chat_grammar
 from drafttree.interfaces.server.request import ChatRequest
 from drafttree.interfaces.server.sampling import engine_options, seeds
 from drafttree.interfaces.server.serving import Serving, ServingContext
@@ -54,13 +54,13 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context)
     thinks = dialect.thinks(decoder.tokenizer, prompt)
     grammar = chat_grammar(request, dialect, thinks)
-    options = engine_options(request, decoder, len(prompt), request.limit, grammar)
+    options = engine_options(request, decoder, len(prompt), request.limit)
     end = turn_end(decoder.tokenizer)
     if end and not request.has_form:  # a form ends by itself, and may not be cut while it is being thought about
         options["stop"] = [*(request.stop or ()), end]
     if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
         options["spelled_tokens"] = spelled
-    return prompt, thinks, options | {"logprobs": request.wanted_logprobs}
+    return prompt, thinks, options | {"logprobs": request.wanted_logprobs, "grammar": grammar}
 
 
 def _reader(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> AnswerReader:

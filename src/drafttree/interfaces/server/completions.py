@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
 from drafttree.interfaces.server.fields import fields_of, mistake
+from drafttree.interfaces.server.grammar import outputs_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
-from drafttree.interfaces.server.reply_grammar import outputs_grammar
 from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options, seeds
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
@@ -108,10 +108,10 @@ def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[
     decoder, logprobs = serving.decoder, request.wanted_logprobs
     vocab, context = decoder.target.vocab_size, decoder.target.context
     prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
-    wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None}
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
-    return prompts, [engine_options(request, decoder, len(tokens), limit, grammar) | wanted for tokens in prompts]
+    wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
+    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts]
 
 
 def _echo(

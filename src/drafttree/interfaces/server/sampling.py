@@ -10,7 +10,6 @@ from drafttree.constraints.refusals import FIELDS, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import StructuredOutputs, fields_of, mistake
-from drafttree.interfaces.server.grammars import WantedGrammar
 
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
@@ -134,17 +133,14 @@ class SeveralTexts(SamplingFields):
         return self.n or 1
 
 
-def engine_options(
-    request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None, grammar: WantedGrammar | None
-) -> dict[str, Any]:
-    """The options of a prompt's texts, all but their seeds; their grammar is yet to be compiled.
+def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
+    """The options of a prompt's texts, all but their seeds and their grammar.
 
     Args:
         request: what the client asks for.
         decoder: the decoder of the served model.
         prompt_length: tokens of the prompt.
         wanted: tokens of a text at most, None where the request does not say.
-        grammar: the grammar that the texts must follow, None for any text.
 
     Raises:
         ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
@@ -156,8 +152,6 @@ def engine_options(
     options["temperature"] = adopted if request.temperature is None else request.temperature
     if request.top_k is not None:
         options["top_k"] = max(request.top_k, 0)
-    if grammar is not None:
-        options["grammar"] = grammar
     return options | _token_options(request, decoder, limit)
 
 

@@ -1,9 +1,12 @@
-"""/tokenize and /detokenize: texts as the model's tokens, and back, as vLLM has them."""
+"""What is served besides texts: the models, tokens as vLLM has them, health, and metrics for Prometheus."""
 
 import asyncio
+import time
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.engine.prompt_length import check_characters
@@ -15,7 +18,53 @@ from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, Messages
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter()
+STARTED = int(time.time())
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(serving: Serving) -> dict[str, Any]:
+    """The served model, by all of its names."""
+    return {"object": "list", "data": [_card(name) for name in serving.settings.model_names]}
+
+
+@router.get("/v1/models/{model:path}", tags=["models"])
+async def show_model(model: str, serving: Serving) -> dict[str, Any]:
+    """The served model."""
+    serving.check_model(model)
+    return _card(model)
+
+
+@router.post("/v1/embeddings", include_in_schema=False)
+async def refuse_embeddings() -> None:
+    """Nothing: the name of the route says what is missing."""
+    raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+
+
+@router.get("/health", tags=["health"])
+async def health(serving: Serving) -> dict[str, Any]:
+    """The server lives: not after its engine has died, which only a new start mends."""
+    if serving.engine.closed:
+        raise ServerError(503, "the engine has died; the log says why", code="engine_dead")
+    return {"status": "ok"}
+
+
+@router.get("/ready", tags=["health"])
+async def ready(serving: Serving) -> dict[str, Any]:
+    """The server takes requests: not while it shuts down, and not after its engine has died."""
+    if serving.admission.draining:
+        raise ServerError(503, "the server is shutting down", code="shutting_down")
+    return await health(serving)
+
+
+@router.get("/metrics", tags=["metrics"], response_class=PlainTextResponse)
+def metrics(serving: Serving) -> Response:
+    """All metrics as text; OpenMetrics, which a reader may prefer, would have other names, without colons."""
+    return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class TokenizeRequest(PromptEnd, fields_of("tokenize")):
@@ -78,7 +127,7 @@ class DetokenizeReply(BaseModel):
     prompt: str
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", tags=["tokens"])
 async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
@@ -89,7 +138,7 @@ async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", tags=["tokens"])
 async def detokenize(request: DetokenizeRequest, serving: Serving) -> DetokenizeReply:
     """The text of tokens."""
     serving.check_model(request.model)
