@@ -65,6 +65,10 @@ CUT_CALL = Case("qwen3", [[CALL, CALL]], stop=["top"])
 """A call in which a stop string ends the text."""
 
 
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+"""A chat template by which a text goes on with the next turn."""
+
+
 class Served:
     """Servers of models of all families."""
 
@@ -72,9 +76,7 @@ class Served:
         self.laws, self.clients, self.prompts = {}, {}, {}
         for family in MARKS:
             law = self.laws[family] = Scripts(family)
-            model, drafter = ToyModel(law, law.vocab), ToyDrafter(law.draft, law.vocab)
-            decoder = Decoder(model, drafter, tokenizer=law.tokenizer, eos=[law.eos]).with_costs(TOY_COSTS)
-            self.clients[family] = TestClient(create_app(decoder, ServerSettings("m")))
+            self.clients[family] = client_of(law)
 
     def prompt(self, family: str, *, tools: bool = True) -> list[int]:
         """The tokens of the conversation."""
@@ -106,6 +108,12 @@ class Served:
         marks = " ".join(mark for marks in MARKS[case.family].values() for mark in marks)
         found = Written.of(law, law.tokens(raw(parts)), case.limit, case.stop, marks)
         return found, Answer(parts, found)
+
+
+def client_of(law: Scripts) -> TestClient:
+    model, drafter = ToyModel(law, law.vocab), ToyDrafter(law.draft, law.vocab)
+    decoder = Decoder(model, drafter, tokenizer=law.tokenizer, eos=[law.eos]).with_costs(TOY_COSTS)
+    return TestClient(create_app(decoder, ServerSettings("m")))
 
 
 @pytest.fixture(scope="module")
@@ -394,6 +402,19 @@ def test_messages(served, case):
     why = "stop_sequence" if written.stopped_by else reason[answer.finish_reason]
     assert ended == {"stop_reason": why, "stop_sequence": written.stopped_by} == {name: whole[name] for name in ended}
     assert same_usage(usage, whole["usage"])
+
+
+@pytest.mark.parametrize("stop", [[], ["\nuser:"]])
+def test_only_a_stop_string_of_the_request_is_told(stop):
+    law = Scripts("qwen3")
+    law.tokenizer.chat_template = PLAIN
+    prompt = law.tokenizer.apply_chat_template(ASK, tokenize=False)
+    law.texts = [(law.tokens(prompt), law.tokens("So it is.\nuser: stop"))]
+    with client_of(law) as client:
+        found = client.post("/v1/messages", json={"messages": ASK, "max_tokens": 99, "stop_sequences": stop}).json()
+    assert found["content"] == [{"type": "text", "text": "So it is."}]
+    ended = ("stop_sequence", "\nuser:") if stop else ("end_turn", None)
+    assert (found["stop_reason"], found["stop_sequence"]) == ended
 
 
 ASKED = {
