@@ -34,6 +34,7 @@ TARGETS = {
     "drafters/session.py": ["tests/drafters"],
     "interfaces/server/reply.py": ["tests/interfaces/server"],
     "interfaces/server/answer.py": ["tests/interfaces/server"],
+    "interfaces/server/*/reply.py": ["tests/interfaces/server"],
 }
 """Files that are broken, each with the tests that name its folder."""
 SAMPLE = 40

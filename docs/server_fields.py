@@ -5,11 +5,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from drafttree.constraints.refusals import NoEffect, Refused
 from drafttree.interfaces.server.anthropic.request import MessagesRequest
-from drafttree.interfaces.server.protocol.request_fields import NO_EFFECT, NotServed, SamplingFields, SeveralTexts
-from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
-from drafttree.interfaces.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from drafttree.interfaces.server.completions import CompletionRequest
+from drafttree.interfaces.server.fields import entry_of
+from drafttree.interfaces.server.request import ChatRequest
 from drafttree.interfaces.server.responses.request import ResponseRequest
+from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts
+from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
 
 DOCUMENT = Path(__file__).parent / "server.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"
@@ -51,27 +54,19 @@ def _own(kind: type[BaseModel]) -> list[str]:
     return [name for name in kind.model_fields if name not in shared]
 
 
-def _refusal(kind: type[BaseModel], name: str) -> NotServed | None:
-    return next((each for each in kind.model_fields[name].metadata if isinstance(each, NotServed)), None)
-
-
 def _served(kind: type[BaseModel]) -> list[str]:
-    return [row for name, row in _accepted(kind).items() if NO_EFFECT not in kind.model_fields[name].metadata]
+    fields = kind.model_fields
+    return [f"| `{name}` | {fields[name].description} |" for name in _own(kind) if not entry_of(fields[name])]
 
 
 def _without_effect(kind: type[BaseModel]) -> list[str]:
-    return [row for name, row in _accepted(kind).items() if NO_EFFECT in kind.model_fields[name].metadata]
-
-
-def _accepted(kind: type[BaseModel]) -> dict[str, str]:
-    """By name, the rows of the fields that are not refused."""
-    names = [name for name in _own(kind) if not _refusal(kind, name)]
-    return {name: f"| `{name}` | {kind.model_fields[name].description} |" for name in names}
+    found = {name: entry_of(kind.model_fields[name]) for name in _own(kind)}
+    return [f"| `{name}` | {entry.why} |" for name, entry in found.items() if isinstance(entry, NoEffect)]
 
 
 def _refused(kind: type[BaseModel]) -> list[str]:
-    fields = {name: _refusal(kind, name) for name in _own(kind)}
-    return [f"| `{name}` | {refusal.advice} |" for name, refusal in fields.items() if refusal]
+    found = {name: entry_of(kind.model_fields[name]) for name in _own(kind)}
+    return [f"| `{name}` | {entry.advice} |" for name, entry in found.items() if isinstance(entry, Refused)]
 
 
 def updated(text: str) -> str:

@@ -13,8 +13,9 @@ from fastapi import FastAPI
 
 from drafttree import Decoder
 from drafttree.engine.batching import Engine
+from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.serving import Admission, ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from testing.batches import TOKENIZER
 from testing.held_model import HeldModel
 from testing.live_server import serving

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
 
-from drafttree.interfaces.server.connection import Connection
+from drafttree.interfaces.server.lifecycle import Connection
 
 Kind = TypeVar("Kind", bound=BaseModel)
 OWN = {"lossless", "lossy", "quantization"}

@@ -9,6 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from drafttree.core.errors import InputError
 from helpers.dialects import SPECIAL, tokenizer_of
 
 WORDS = ["So.", " It is", "\n\n", " ", "é€", "🎉", "<", "stop", "st", "[T"]
@@ -119,6 +120,9 @@ class Scripts:
 
     Of the texts behind one prompt it draws one. Where it writes only one, another token is less likely by so much that
     it is never drawn, and not so little that log-probabilities would not show it.
+
+    Attributes:
+        fails_after: tokens of a text behind which a pass fails; None for never.
     """
 
     def __init__(self, family: str) -> None:
@@ -127,11 +131,17 @@ class Scripts:
         self.eos = self.tokenizer.eos_token_id
         self.texts: Texts = ()
         self.drafted_wrong, self.rival = 2, False
+        self.fails_after: int | None = None
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def __call__(self, prefix: Sequence[int]) -> list[float]:
+        if self.fails_after is not None and len(prefix) >= len(self.texts[0][0]) + self.fails_after:
+            raise InputError("the pass is refused")
+        return self._logits(prefix)
+
+    def _logits(self, prefix: Sequence[int]) -> list[float]:
         logits = [0.0] * self.vocab
         for prompt, text in self.texts:
             begin, written = list(prefix[: len(prompt)]), list(prefix[len(prompt) :])
@@ -143,7 +153,7 @@ class Scripts:
         return logits
 
     def draft(self, prefix: Sequence[int]) -> list[float]:
-        return self(prefix) if len(prefix) % self.drafted_wrong else [0.0] * self.vocab
+        return self._logits(prefix) if len(prefix) % self.drafted_wrong else [0.0] * self.vocab
 
     def spelled(self, token: int, marks: str = "") -> bytes:
         """The bytes of a token in a text; special tokens have none but those that are marks."""

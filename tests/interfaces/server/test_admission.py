@@ -6,8 +6,8 @@ import threading
 import httpx
 import pytest
 
+from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.serving import Admission, ServerSettings
 from testing.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
 
 TEXT = [1, 2, 3]
@@ -66,7 +66,7 @@ class SlowEngine:
 
 def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
     engine = SlowEngine(held.engine)
-    admission = Admission(engine, ServerSettings("toy"), held.app.state.serving.metrics)
+    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3, timeout=None)
 
     async def leave():
         submitting = asyncio.ensure_future(admission.submit(TEXT))
@@ -87,7 +87,7 @@ def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
 
 def test_a_text_that_is_submitted_while_all_are_ended_ends_too(held):
     engine = SlowEngine(held.engine)
-    admission = Admission(engine, ServerSettings("toy"), held.app.state.serving.metrics)
+    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3, timeout=None)
 
     async def end_all():
         submitting = asyncio.ensure_future(admission.submit(TEXT, max_new_tokens=10**5))

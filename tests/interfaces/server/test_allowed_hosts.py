@@ -5,7 +5,7 @@ import socket
 import pytest
 from fastapi.testclient import TestClient
 
-from drafttree.interfaces.server.allowed_hosts import own_names
+from drafttree.interfaces.server.access import own_names
 from testing.held_server import held_app
 
 OWN = ("localhost", "api.example")

@@ -1,7 +1,10 @@
 """What stands before the routes: the key, origins, the size of bodies, and errors in one form."""
 
 import json
+import re
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 
 import httpx
 import pytest
@@ -136,7 +139,8 @@ def test_a_body_at_the_limit_is_read(post):
 
 
 def test_the_description_has_the_streams_of_all_routes_that_write_texts(client):
-    paths = client.get("/openapi.json", headers=KEY).json()["paths"]
+    described = client.get("/openapi.json", headers=KEY).json()
+    paths = described["paths"]
     streamed = {
         path
         for path, methods in paths.items()
@@ -145,7 +149,11 @@ def test_the_description_has_the_streams_of_all_routes_that_write_texts(client):
     assert streamed == {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
     for path in streamed:
         whole = paths[path]["post"]["responses"]["200"]["content"]["application/json"]
-        assert "$ref" in whole["schema"]
+        schema = described["components"]["schemas"][whole["schema"]["$ref"].rpartition("/")[2]]
+        package, name = re.match(r"`([a-z.]+)\.([A-Za-z]+)`", schema["description"]).groups()
+        if find_spec(package.partition(".")[0]):
+            assert hasattr(import_module(package), name)
+        assert {"lossless", "lossy", "quantization"} <= schema["properties"].keys()
 
 
 def test_a_form_of_another_page_is_no_request(post):

@@ -11,7 +11,7 @@ from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HERMES, THINKING
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.requests import ChatRequest
+from drafttree.interfaces.server.request import ChatRequest
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import TEMPLATES, knowing, tokenizer_of
 from testing.tokenizers import chat_words

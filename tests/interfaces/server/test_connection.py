@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from drafttree.interfaces.server import connection
-from drafttree.interfaces.server.connection import Connection
+from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server.lifecycle import Connection
 from testing.held_server import COMPLETIONS, LONG, ask, held_server, wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -35,7 +35,7 @@ def connect(address: str) -> socket.socket:
     "sent", [b"", b"POST /v1/comp", HEAD, HEAD + b"Content-Length: 100\r\n\r\n", HEAD + b"Content-Length: 100\r\n\r\n{"]
 )
 def test_a_request_that_does_not_arrive_ends_its_connection(monkeypatch, logged, sent):
-    monkeypatch.setattr(connection, "ARRIVAL", 0.2)
+    monkeypatch.setattr(lifecycle, "ARRIVAL", 0.2)
     with held_server() as held, connect(held.address) as client:
         log = logged()
         client.sendall(sent)
@@ -50,13 +50,13 @@ def test_the_second_request_of_a_connection_must_arrive_too(monkeypatch):
         reply = b""
         while b'"ok"' not in reply:
             reply += client.recv(1000)
-        monkeypatch.setattr(connection, "ARRIVAL", 0.2)
+        monkeypatch.setattr(lifecycle, "ARRIVAL", 0.2)
         client.sendall(b"GET /health HT")
         assert client.recv(1000) == b""
 
 
 def test_a_request_that_is_there_may_take_longer_to_answer(monkeypatch):
-    monkeypatch.setattr(connection, "ARRIVAL", 0.05)
+    monkeypatch.setattr(lifecycle, "ARRIVAL", 0.05)
     with held_server() as held, httpx.Client(base_url=held.address) as client:
         assert len(client.post(COMPLETIONS, json={**LONG, "max_tokens": 400}, timeout=20).text) > 400
         held.model.go.clear()
@@ -72,7 +72,7 @@ def test_a_request_that_is_there_may_take_longer_to_answer(monkeypatch):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_reads_nothing_is_left_and_gives_places_back(monkeypatch, logged, stream):
-    monkeypatch.setattr(connection, "UNREAD", 0.2)
+    monkeypatch.setattr(lifecycle, "UNREAD", 0.2)
     with held_server() as held:
         log = logged()
         with ask(held.address, **{**LONG, "max_tokens": 1500, "n": 4, "logprobs": 20, "stream": stream}):
@@ -95,7 +95,7 @@ def test_who_reads_by_and_by_stays():
         for looks in range(4):
             assert not aborted, looks
             seconds, look, before = waiting.pop()
-            assert seconds == connection.UNREAD
+            assert seconds == lifecycle.UNREAD
             look(before)
         assert aborted
 

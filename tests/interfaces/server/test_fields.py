@@ -26,26 +26,26 @@ from openai.types.responses.response_format_text_json_schema_config_param import
 from openai.types.responses.response_input_text_param import ResponseInputTextParam
 from openai.types.shared_params import Reasoning as ReasoningParam
 
+from drafttree.constraints.refusals import Refused
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
-from drafttree.interfaces.server.protocol.messages import Message
-from drafttree.interfaces.server.protocol.request_fields import NotServed, StreamOptions
-from drafttree.interfaces.server.protocol.requests import ChatRequest, CompletionRequest
-from drafttree.interfaces.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from drafttree.interfaces.server.responses.items import (
+from drafttree.interfaces.server.completions import CompletionRequest
+from drafttree.interfaces.server.fields import entry_of
+from drafttree.interfaces.server.request import ChatRequest, Message
+from drafttree.interfaces.server.responses.request import (
     FunctionCallItem,
     FunctionOutputItem,
     FunctionTool,
     InputMessage,
-    ReasoningItem,
-    TextPart,
-)
-from drafttree.interfaces.server.responses.request import (
     Reasoning,
+    ReasoningItem,
     ResponseRequest,
     ResponseStreamOptions,
     SchemaFormat,
     TextConfig,
+    TextPart,
 )
+from drafttree.interfaces.server.sampling import StreamOptions
+from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,8 +107,7 @@ def test_every_field_of_the_installed_openai_package_is_known(model, known):
 )
 def test_every_field_says_what_it_does_or_why_it_is_refused(model):
     for name, field in model.model_fields.items():
-        refused = any(isinstance(each, NotServed) for each in field.metadata)
-        assert bool(field.description) != refused, name
+        assert bool(field.description) != isinstance(entry_of(field), Refused), name
 
 
 def test_the_tables_of_fields_are_of_today():

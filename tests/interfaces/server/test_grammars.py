@@ -3,17 +3,18 @@
 import asyncio
 import json
 import threading
+import time
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from drafttree.errors import ConfigError
-from drafttree.interfaces.server import grammars, open_request
+from drafttree.interfaces.server import admission, grammar
+from drafttree.interfaces.server.admission import OpenRequest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.grammars import Grammars, WantedGrammar
-from drafttree.interfaces.server.open_request import OpenRequest
+from drafttree.interfaces.server.grammar import Grammars, WantedGrammar
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.grammars import accepts
 from testing.held_server import COMPLETIONS, LONG, ask, held_app
@@ -53,7 +54,7 @@ class Held:
     def __init__(self, monkeypatch) -> None:
         self.began, self.go = threading.Event(), threading.Event()
         self.order: list[WantedGrammar] = []
-        parsed = grammars._parsed
+        parsed = grammar._parsed
 
         def parse(what):
             self.began.set()
@@ -61,7 +62,7 @@ class Held:
             self.order.append(what)
             return parsed(what)
 
-        monkeypatch.setattr(grammars, "_parsed", parse)
+        monkeypatch.setattr(grammar, "_parsed", parse)
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_the_time_of_a_request_may_be_over_before_its_grammar_is_made(decoder, h
 
 def test_the_time_of_a_text_runs_from_the_arrival_of_its_request(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(open_request, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter))
     held = held_app(timeout=1000)
     held.model.go.clear()
 

@@ -18,9 +18,10 @@ from fastapi.testclient import TestClient
 import drafttree
 from drafttree.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server.admission import MAX_UNREAD
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen, make_server
-from drafttree.interfaces.server.serving import MAX_UNREAD, ServerSettings
+from drafttree.interfaces.server.serving import ServerSettings
 from testing.batches import TOKENIZER
 from testing.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
 from testing.live_server import named_events, serve_process

@@ -1,12 +1,13 @@
 """What each route refuses: the status, the field that is wrong, and a message that names the value and the fix."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from drafttree import Decoder
+from drafttree.constraints.refusals import FIELDS, Clamped, NoEffect, Refused
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import tokenizer_of
@@ -64,6 +65,10 @@ def form(**schema: object) -> dict:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+def text_form(**schema: object) -> dict:
+    return {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+
+
 def outputs(**form: object) -> dict:
     return {"structured_outputs": form}
 
@@ -95,7 +100,6 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of"),
     ({"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside the vocabulary of"),
     ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
-    ({"use_beam_search": True}, "use_beam_search", "this is not served; a draft tree belongs to one text"),
     ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
     (outputs(regex="("), None, "unclosed group"),
@@ -133,8 +137,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         ({"max_tokens": 0}, None, "max_tokens is 0, so there is nothing to send without echo"),
         ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
-        ({"suffix": "end"}, "suffix", "this is not served; text is only generated after the prompt"),
-        ({"best_of": 3}, "best_of", "this is not served; give n"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
@@ -176,9 +178,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "the last message has no content",
         ),
         ({"n": 0}, "n", "greater than or equal to 1"),
-        ({"audio": {"voice": "x"}}, "audio", "this is not served; the model writes text"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction", "start the server with --drafter lookup"),
-        ({"functions": [{"name": "f"}]}, "functions", "this is not served; it is deprecated; give tools"),
         ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream to be true"),
         ({"top_logprobs": 2}, None, "top_logprobs needs logprobs to be true"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
@@ -253,17 +252,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "'input_image' is not served",
         ),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user', 'assistant', 'system'"),
-        ({"input": [{"type": "reasoning", "id": "x"}]}, None, "messages: List should have at least 1 item"),
+        ({"input": [{"type": "reasoning", "id": "x"}]}, "input", "input: List should have at least 1 item"),
         ({"input": [ASK, OWN]}, None, "the last message is the assistant's own"),
         ({"input": LONG}, None, f"the model's context of {CONTEXT} tokens has room for"),
-        (
-            {"previous_response_id": "resp_1"},
-            "previous_response_id",
-            "nothing is stored; send the conversation as input",
-        ),
-        ({"conversation": "conv_1"}, "conversation", "nothing is stored; send the conversation as input"),
-        ({"prompt": {"id": "x"}}, "prompt", "no prompts are stored; send the text as input"),
-        ({"truncation": "auto"}, "truncation", "this is not served; shorten the input"),
         ({"tools": [{"type": "web_search"}]}, "tools.0", "a tool of type 'web_search' is not served; give function"),
         (
             {"tool_choice": {"type": "function", "name": "f"}},
@@ -276,28 +267,29 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "tool_choice",
             "give none, auto, required, a function",
         ),
-        ({"tools": [RESPONSE_CLOCK] * 2}, None, "two tools have the name 'clock'"),
-        (
-            {"tools": [{**RESPONSE_CLOCK, "defer_loading": True}]},
-            "tools.0.defer_loading",
-            "the model is told of all tools",
-        ),
+        ({"tools": [RESPONSE_CLOCK] * 2}, "tools", "two tools have the name 'clock'"),
         ({"top_logprobs": 2}, None, "top_logprobs needs 'message.output_text.logprobs' in include"),
         (
             {"reasoning": {"effort": "low"}},
-            "reasoning_effort",
-            "reasoning_effort is 'low', but the model's chat template",
+            "reasoning.effort",
+            "reasoning.effort is 'low', but the model's chat template",
         ),
-        ({"max_output_tokens": 3000}, "max_tokens", f"exceed the model's context of {CONTEXT}"),
+        ({"max_output_tokens": 3000}, "max_output_tokens", f"exceed the model's context of {CONTEXT}"),
         ({"max_output_tokens": 10**400}, "max_output_tokens", f"max_output_tokens: Input should be less than {2**63}"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Field required"),
+        (text_form(enum=["x" * 40000]), "text.format", "text.format has 40014 characters as JSON; give at most 32768"),
+        ({**text_form(), **outputs(regex="x")}, None, "structured_outputs excludes tools and text.format"),
         ({"n": 2}, "n", "Extra inputs are not permitted"),
         (tools_of(RESPONSES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
         ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
     MESSAGES: [
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 40000]}}}},
+            None,
+            "output_config.format has 40014 characters as JSON; give at most 32768",
+        ),
         ({"max_tokens": None}, None, "max_tokens: Input should be a valid integer"),
-        ({"max_tokens": 3000}, None, f"exceed the model's context of {CONTEXT}"),
         ({"max_tokens": 10**400}, None, f"max_tokens: Input should be less than {2**63}"),
         ({"max_tokenz": 1}, None, "max_tokenz: Extra inputs are not permitted"),
         ({"messages": []}, None, "messages: List should have at least 1 item"),
@@ -318,7 +310,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             None,
             "tools.0.input_schema: tool 'f': the type is None; the input of a tool is",
         ),
-        ({"tools": [{**CUSTOM_CLOCK, "input_examples": [{}]}]}, None, "give them in the description"),
         ({"tools": [CUSTOM_CLOCK] * 2}, None, "two tools have the name 'clock'"),
         (tools_of(MESSAGES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
         ({"tool_choice": {"type": "any"}}, None, "there are no tools"),
@@ -329,7 +320,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         ({"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool", "name": "f"}}, None, "tool_choice names 'f'"),
         ({"stop_sequences": [""]}, None, "stop_sequences.0"),
-        ({"container": "c"}, None, "there are no containers"),
         ({"thread": {"type": "create"}}, None, "thread: this is not served; nothing is stored"),
         ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
     ],
@@ -476,6 +466,145 @@ def test_what_cannot_be_served_is_refused_by_name(client, route, body, param, me
     assert len(error["message"]) < 400, "it repeats what it was given"
     if "thread" in body:  # by which Anthropic's client knows that it must send all messages
         assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+
+
+def told(**more: object) -> dict:
+    """A conversation in which a call was made and answered."""
+    call = {"id": "c", "type": "function", "function": {"name": "clock"}, **more}
+    return {"messages": [ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]}
+
+
+PARTS: dict[str, tuple[list[str], str, Callable[..., dict]]] = {
+    "server": ([COMPLETIONS, CHAT, RESPONSES, MESSAGES], "", dict),
+    "completions": ([COMPLETIONS], "", dict),
+    "completions.stream_options": (
+        [COMPLETIONS, CHAT],
+        "stream_options.",
+        lambda **field: {"stream": True, "stream_options": field},
+    ),
+    "chat": ([CHAT], "", dict),
+    "chat.messages": ([CHAT, TOKENIZE], "messages.0.", lambda **field: {"messages": [ASK | field]}),
+    "chat.messages.content": (
+        [CHAT],
+        "messages.0.content.0.",
+        lambda **field: say([{"type": "text", "text": "x", **field}]),
+    ),
+    "chat.messages.tool_calls": ([CHAT], "messages.1.tool_calls.0.", told),
+    "chat.tools": ([CHAT], "tools.0.", lambda **field: {"tools": [CLOCK | field], "tool_choice": "none"}),
+    "responses": ([RESPONSES], "", dict),
+    "responses.text": ([RESPONSES], "text.", lambda **field: {"text": field}),
+    "responses.reasoning": ([RESPONSES], "reasoning.", lambda **field: {"reasoning": field}),
+    "responses.stream_options": (
+        [RESPONSES],
+        "stream_options.",
+        lambda **field: {"stream": True, "stream_options": field},
+    ),
+    "responses.tools": (
+        [RESPONSES],
+        "tools.0.",
+        lambda **field: {"tools": [RESPONSE_CLOCK | field], "tool_choice": "none"},
+    ),
+    "responses.input.message": ([RESPONSES], "input.0.", lambda **field: {"input": [ASK | field]}),
+    "responses.input.message.content": (
+        [RESPONSES],
+        "input.0.content.0.",
+        lambda **field: {"input": [ASK | {"content": [{"type": "input_text", "text": "x", **field}]}]},
+    ),
+    "responses.input.function_call": (
+        [RESPONSES],
+        "input.1.",
+        lambda **field: {
+            "input": [
+                ASK,
+                {"type": "function_call", "call_id": "c", "name": "clock", **field},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ]
+        },
+    ),
+    "responses.input.function_call_output": (
+        [RESPONSES],
+        "input.0.",
+        lambda **field: {"input": [{"type": "function_call_output", "call_id": "c", "output": "x", **field}]},
+    ),
+    "responses.input.reasoning": (
+        [RESPONSES],
+        "input.0.",
+        lambda **field: {"input": [{"type": "reasoning", **field}, ASK]},
+    ),
+    "messages": ([MESSAGES], "", dict),
+    "messages.count_tokens": ([MESSAGES, COUNT], "", dict),
+    "messages.output_config": ([MESSAGES], "output_config.", lambda **field: {"output_config": field}),
+    "messages.thinking": ([MESSAGES], "thinking.", lambda **field: {"thinking": {"type": "adaptive", **field}}),
+    "messages.tools": (
+        [MESSAGES],
+        "tools.0.",
+        lambda **field: {"tools": [CUSTOM_CLOCK | field], "tool_choice": {"type": "none"}},
+    ),
+    "messages.text": (
+        [MESSAGES],
+        "messages.0.content.0.",
+        lambda **field: say([{"type": "text", "text": "x", **field}]),
+    ),
+    "messages.tool_use": (
+        [MESSAGES],
+        "messages.1.content.0.",
+        lambda **field: {
+            "messages": [
+                ASK,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "clock", **field}]},
+                {"role": "user", "content": [RESULT]},
+            ]
+        },
+    ),
+    "messages.tool_result": ([MESSAGES], "messages.0.content.0.", lambda **field: say([RESULT | field])),
+    "messages.redacted_thinking": (
+        [MESSAGES],
+        "messages.1.content.0.",
+        lambda **field: {
+            "messages": [ASK, {"role": "assistant", "content": [{"type": "redacted_thinking", **field}]}, ASK]
+        },
+    ),
+    "tokenize": ([TOKENIZE], "", lambda **field: {"prompt": "x", **field}),
+}
+"""By part of a request in the table of fields: routes that have it, its place, and a request that has a field of it."""
+VALUES = {str: "low", bool: True, int: 1, object: {"a": 1}, dict[str, Any]: {"a": 1}, list[Any]: ["a"]}
+
+
+def test_every_part_of_the_table_of_fields_is_checked():
+    assert {*PARTS} == {*FIELDS} - {"generate", "dynamo"}
+
+
+@pytest.mark.parametrize(
+    ("route", "part", "name"),
+    [(route, part, name) for part, (routes, *_) in PARTS.items() for route in routes for name in FIELDS[part]],
+)
+def test_fields_are_neutral_without_effect_clamped_or_refused_as_the_table_says(client, route, part, name):
+    _, place, made = PARTS[part]
+
+    def ask(value: object) -> Any:
+        return client.post(f"/{route}", json={**BASE[route], **made(**{name: value})})
+
+    match FIELDS[part][name]:
+        case NoEffect(kind=kind):
+            reply = ask(VALUES.get(kind, "low"))
+            assert reply.status_code == 200, reply.text
+            if route in BASE and route not in (TOKENIZE, COUNT):
+                assert reply.headers["warning"] == f'299 drafttree "without effect: {name}"'
+            assert "warning" not in ask(None).headers
+            if kind is not object:
+                assert refusal(ask(3.5), 400)["message"].startswith(f"{place}{name}")
+        case Refused() as entry:
+            for value in (None, False, [], {}, *entry.neutral):
+                reply = ask(value)
+                assert (reply.status_code, reply.headers.get("warning")) == (200, None), reply.text
+            error = refusal(ask("something else"), 400)
+            assert error["message"] == f"{place}{name}: this is not served; {entry.advice}"
+            assert (error.get("param"), error.get("code")) in [(f"{place}{name}", entry.code), (None, None)]
+        case Clamped():
+            assert ask(10**6).status_code == 200
 
 
 @pytest.mark.parametrize(("route", "content", "code", "message"), UNREADABLE)

@@ -9,8 +9,8 @@ from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import CALLS, HARMONY, THINKING, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun
-from drafttree.interfaces.server.protocol.requests import ChatRequest
-from drafttree.interfaces.server.reply_grammar import chat_grammar
+from drafttree.interfaces.server.grammar import chat_grammar
+from drafttree.interfaces.server.request import ChatRequest
 from helpers.dialects import tokenizer_of
 from testing.grammars import accepts, written
 

@@ -4,8 +4,10 @@ The model writes texts by heart, so what a reply has to say is known from them a
 is thought, said and called, which tokens it is made of, and what they cost.
 """
 
+import json
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -63,6 +65,10 @@ CUT_CALL = Case("qwen3", [[CALL, CALL]], stop=["top"])
 """A call in which a stop string ends the text."""
 
 
+PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+"""A chat template by which a text goes on with the next turn."""
+
+
 class Served:
     """Servers of models of all families."""
 
@@ -70,9 +76,7 @@ class Served:
         self.laws, self.clients, self.prompts = {}, {}, {}
         for family in MARKS:
             law = self.laws[family] = Scripts(family)
-            model, drafter = ToyModel(law, law.vocab), ToyDrafter(law.draft, law.vocab)
-            decoder = Decoder(model, drafter, tokenizer=law.tokenizer, eos=[law.eos]).with_costs(TOY_COSTS)
-            self.clients[family] = TestClient(create_app(decoder, ServerSettings("m")))
+            self.clients[family] = client_of(law)
 
     def prompt(self, family: str, *, tools: bool = True) -> list[int]:
         """The tokens of the conversation."""
@@ -104,6 +108,12 @@ class Served:
         marks = " ".join(mark for marks in MARKS[case.family].values() for mark in marks)
         found = Written.of(law, law.tokens(raw(parts)), case.limit, case.stop, marks)
         return found, Answer(parts, found)
+
+
+def client_of(law: Scripts) -> TestClient:
+    model, drafter = ToyModel(law, law.vocab), ToyDrafter(law.draft, law.vocab)
+    decoder = Decoder(model, drafter, tokenizer=law.tokenizer, eos=[law.eos]).with_costs(TOY_COSTS)
+    return TestClient(create_app(decoder, ServerSettings("m")))
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +185,9 @@ def test_completions(served, case, echo, several):
         assert [top[name] for top, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True)] == logprobs[
             "token_logprobs"
         ]
+        pieces = [law.spelled(token) for token in before]
+        ends = [len(b"".join(pieces[:count]).decode(errors="ignore")) for count in range(len(before))]
+        assert choice["logprobs"]["text_offset"][: len(before)] == ends
         offsets = [len(shown) + wanted.complete(count) for count in range(len(tokens))]
         whole_characters = wanted.complete(len(tokens)) + len(shown)
         assert [min(each, whole_characters) for each in logprobs["text_offset"]] == offsets
@@ -391,6 +404,19 @@ def test_messages(served, case):
     assert same_usage(usage, whole["usage"])
 
 
+@pytest.mark.parametrize("stop", [[], ["\nuser:"]])
+def test_only_a_stop_string_of_the_request_is_told(stop):
+    law = Scripts("qwen3")
+    law.tokenizer.chat_template = PLAIN
+    prompt = law.tokenizer.apply_chat_template(ASK, tokenize=False)
+    law.texts = [(law.tokens(prompt), law.tokens("So it is.\nuser: stop"))]
+    with client_of(law) as client:
+        found = client.post("/v1/messages", json={"messages": ASK, "max_tokens": 99, "stop_sequences": stop}).json()
+    assert found["content"] == [{"type": "text", "text": "So it is."}]
+    ended = ("stop_sequence", "\nuser:") if stop else ("end_turn", None)
+    assert (found["stop_reason"], found["stop_sequence"]) == ended
+
+
 ASKED = {
     "completions": {"prompt": "So it"},
     "chat/completions": {"messages": ASK},
@@ -438,3 +464,65 @@ def deltas_of(path: str, stream: str) -> list[str]:
         return [choice["delta"].get("content", "") for chunk in events(stream) for choice in chunk["choices"]]
     found = [event["delta"] for event in named_events(stream) if event["type"].endswith("delta")]
     return [delta if path == "responses" else delta.get("text", "") for delta in found]
+
+
+@pytest.mark.parametrize("path", ASKED)
+@settings(FEW, max_examples=EXAMPLES or 15)
+@given(case=cases(), fails_after=st.integers(0, 30))
+def test_a_stream_that_fails_ends_with_the_error_behind_what_was_written(served, path, case, fails_after):
+    law, post = served.laws[case.family], served.clients[case.family].post
+    tools = {"tools": TOOLS[path]} if path in TOOLS else {}
+    prompt = law.tokens("So it") if path == "completions" else served.prompt(case.family)
+    law.texts, law.drafted_wrong, law.rival = [(prompt, law.tokens(raw(case.texts[0])))], case.drafted_wrong, True
+    limit = {"max_tokens": 200} if path == "completions" else {}
+    body = {**ASKED[path], **tools, **limit, "temperature": 0}
+    full = post(f"/v1/{path}", json={**body, "stream": True}).text
+    law.fails_after = fails_after
+    try:
+        failed, whole = post(f"/v1/{path}", json={**body, "stream": True}), post(f"/v1/{path}", json=body)
+    finally:
+        law.fails_after = None
+    told = sum(event.startswith("data: ") for event in failed.text.splitlines())
+    written = [json.loads(line[6:]) for line in failed.text.splitlines() if line.startswith("data: {")]
+    assert failed.status_code == 200
+    if whole.status_code == 200:
+        assert fails_after >= len(law.texts[0][1])
+        return
+    last = written.pop()
+    assert (whole.status_code, whole.json()["error"]["message"]) == (400, "the pass is refused")
+    assert told == len(written) + 1, "nothing comes behind the error"
+    if path == "messages":
+        assert last["type"] == whole.json()["type"] == "error"
+        assert last["error"] == whole.json()["error"]
+    elif path == "responses":
+        assert (last["type"], last["sequence_number"]) == ("response.failed", len(written))
+        assert last["response"]["status"] == "failed"
+        assert last["response"]["error"] == {"code": "invalid_prompt", "message": "the pass is refused"}
+        items: list[dict] = []
+        for event in deepcopy(written):
+            put_together(items, event)
+        assert without_names(without_bytes(last["response"]["output"])) == without_names([*map(without_told, items)])
+    else:
+        assert last == whole.json()
+    sent = [json.loads(line[6:]) for line in full.splitlines() if line.startswith("data: {")]
+    assert all(each["choices"] and "usage" not in each for each in sent if "choices" in each)
+    assert [*map(unnamed, written)] == [*map(unnamed, sent[: len(written)])]
+
+
+def without_told(item: dict) -> dict:
+    """An item whose text was cut short, with what was told of its tokens in its place."""
+    parts = [dict(part) for part in item.get("content", ())]
+    for part in parts:
+        told = part.pop("told", [])
+        part |= {"logprobs": told} if "logprobs" in part else {}
+    return item | ({"content": parts} if parts else {})
+
+
+def unnamed(part: Any) -> Any:
+    """The same without names that are drawn, and times."""
+    if isinstance(part, list):
+        return [unnamed(each) for each in part]
+    if isinstance(part, dict):
+        own = ("id", "item_id", "call_id", "created", "created_at", "usage")
+        return {name: unnamed(value) for name, value in part.items() if name not in own}
+    return part

@@ -73,7 +73,7 @@ def serve(
     _check_origins(cors or ())
     models.check()
 
-    from drafttree.interfaces.server.allowed_hosts import own_names
+    from drafttree.interfaces.server.access import own_names
     from drafttree.interfaces.server.dialect.families import check_parsers
     from drafttree.interfaces.server.lifecycle import listen, run
     from drafttree.interfaces.server.serving import ServerSettings
@@ -142,7 +142,7 @@ def _check_hosts(hosts: Iterable[str]) -> None:
     Raises:
         ConfigError: names it.
     """
-    from drafttree.interfaces.server.allowed_hosts import name_of
+    from drafttree.interfaces.server.access import name_of
 
     for wrong in (host for host in hosts if name_of(host) != host.lower()):
         raise ConfigError(f"--allowed-hosts {wrong!r} is not a host name; give one such as api.example.com, or '*'")

@@ -11,36 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drafttree.constraints import grammar
-from drafttree.constraints.refusals import Refused
+from drafttree.constraints.refusals import FIELDS, Refused
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.engine.decoder import Decoder
 
-_MOVES = "it counts from where the text began, which a text that moved to another worker cannot tell"
-_ONE_PLACE = "a worker of drafttree reads and writes in one place; leave it out"
-_NOT_TEXT = "drafttree reads text; leave it out"
-REFUSED: dict[str, Refused] = {
-    "presence_penalty": Refused(f"{_MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
-    "frequency_penalty": Refused(f"{_MOVES}; repetition_penalty counts the prompt too and is served", (0,)),
-    "min_tokens": Refused(f"{_MOVES}; leave it out", (0,)),
-    "max_thinking_tokens": Refused(f"{_MOVES}; leave it out"),
-    "prompt_logprobs": Refused("the frontend has no place for them, so it can echo no prompt either; leave out echo"),
-    "n": Refused(
-        "the frontend ends a request with the first of its texts; ask once for each, with a seed of its own", (1,)
-    ),
-    "best_of": Refused("ask once for every text, with a seed of its own", (1,)),
-    "use_beam_search": Refused("a draft tree belongs to one text; leave it out"),
-    "length_penalty": Refused("it is for beam search; leave it out", (1,)),
-    "include_stop_str_in_output": Refused("texts end before their stop string; add it again"),
-    "allowed_token_ids": Refused("give guided_regex or guided_choice"),
-    "bad_words_token_ids": Refused("leave it out"),
-    "return_tokens_as_token_ids": Refused("leave it out"),
-    "multi_modal_data": Refused(_NOT_TEXT),
-    "prompt_embeds": Refused(_NOT_TEXT),
-    "prefill_result": Refused(_ONE_PLACE),
-    "bootstrap_info": Refused(_ONE_PLACE),
-}
-ALWAYS = {"skip_special_tokens": "texts hold no special tokens", "detokenize": "texts come with their tokens"}
-"""What cannot be turned off, and why."""
 GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
     "json": grammar.json_schema,
     "regex": grammar.regex,
@@ -50,8 +24,6 @@ GUIDES: dict[str, Callable[[Any], grammar.Grammar]] = {
 """Makers of grammars by the names of `guided_decoding`."""
 SAME_NAME = ("temperature", "seed", "top_p", "min_p", "repetition_penalty", "ignore_eos")
 READ = {*SAME_NAME, *("top_k", "guided_decoding", "max_tokens", "stop", "stop_token_ids", "logprobs")}
-WITHOUT_EFFECT = {"stop_token_ids_hidden", "stop_token_ids_visible", "formatted_prompt", *ALWAYS}
-"""EOS tokens as the frontend knows them, and what it does itself."""
 
 
 def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
@@ -79,15 +51,14 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
 
 def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are set, by their names."""
+    known = FIELDS["dynamo"]
     groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
-    outside = {name: request[name] for name in REFUSED if name in request}
+    outside = {name: request[name] for name in known if name in request}
     asked = {name: value for group in [*groups, outside] for name, value in group.items() if value is not None}
     for name, value in asked.items():
-        if name not in READ | WITHOUT_EFFECT and not REFUSED.get(name, Refused("")).accepts(value):
-            advice = REFUSED[name].advice if name in REFUSED else "leave it out"
-            raise ConfigError(f"{name}={value!r} is not served: {advice}")
-    if off := [name for name in ALWAYS if asked.get(name) is False]:
-        raise ConfigError(f"{off[0]}=False is not served: {ALWAYS[off[0]]}; leave it out")
+        entry = known.get(name, Refused("leave it out"))
+        if name not in READ and isinstance(entry, Refused) and not entry.accepts(value):
+            raise ConfigError(f"{name}={value!r} is not served: {entry.advice}")
     return asked
 
 

@@ -1,78 +1,147 @@
-"""One answer of a chat, as the pieces of its text make it: for a stream, and as a whole."""
+"""A text in pieces, and the answer of a chat that they make: its parts in their order, for the API that writes them."""
 
-import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Part, Said, Thought
-from drafttree.interfaces.server.protocol.replies import (
-    AnswerMessage,
-    CalledFunction,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatLogprobs,
-    Delta,
-    FinishReason,
-    TokenLogprob,
-    ToolCall,
-    ToolCallDelta,
-    TopLogprob,
-)
-from drafttree.interfaces.server.text_pieces import Piece, ScoredToken, TokenNames
+from drafttree.constraints.grammar import token_bytes
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Logprobs
+from drafttree.interfaces.server.dialect.reader import AnswerReader, Part, Said
+
+Json = dict[str, Any]
+MIN_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON does not know; vLLM's number."""
+
+
+class ScoredToken(NamedTuple):
+    """A token, its log-probability, None where nothing stands before it, and the likeliest ones at its place."""
+
+    token: int
+    logprob: float | None
+    top: dict[int, float]
+
+
+def scored_tokens(
+    tokens: Sequence[int], logprobs: Sequence[float], top: Sequence[dict[int, float]]
+) -> list[ScoredToken]:
+    """Tokens with what is known of them, in numbers that JSON can say; `top` may be empty."""
+    return [
+        ScoredToken(
+            token, max(logprob, MIN_LOGPROB), {each: max(value, MIN_LOGPROB) for each, value in likeliest.items()}
+        )
+        for token, logprob, likeliest in zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+    ]
+
+
+class TokenNames:
+    """The tokens of a vocabulary by name: their text, or their bytes where these are a part of a character.
+
+    Args:
+        decoder: its tokenizer and target have the vocabulary.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._pieces = token_bytes(decoder.tokenizer, decoder.target.vocab_size)
+
+    def bytes(self, token: int) -> bytes:
+        """What a token stands for."""
+        return self._pieces[token]
+
+    def name(self, token: int) -> str:
+        """Its text, or `bytes:\\xe2\\x82` for bytes that are no text, as OpenAI's API writes them."""
+        piece = self._pieces[token]
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def score(self, scored: ScoredToken) -> Json:
+        """A token with its log-probability and the likeliest ones at its place, as chats have them."""
+        named = [
+            {"token": self.name(token), "bytes": [*self.bytes(token)], "logprob": logprob}
+            for token, logprob in [(scored.token, scored.logprob), *scored.top.items()]
+        ]
+        return named[0] | {"top_logprobs": named[1:]}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a round adds to a text.
+
+    Attributes:
+        text: new text, which no later token can change.
+        tokens: the tokens it is made of, where their log-probabilities are wanted.
+        finish_reason: why the text ends; None in every piece but the last.
+        generated: the number of tokens of the round.
+        prompt: log-probabilities of the prompt's tokens after the first, in the first piece if they are wanted.
+        stopped_by: the stop string that ended the text, in the last piece; None where something else did.
+        origins: per character, the place in the text of the token that completed it.
+    """
+
+    text: str
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    generated: int = 0
+    prompt: Logprobs | None = None
+    stopped_by: str | None = None
+    origins: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of an answer.
+
+    Attributes:
+        reason: why it ends, in the words of a chat; "stop" where a call was cut short.
+        stopped_by: the stop string that ended it, None where something else did.
+    """
+
+    reason: Literal["stop", "length", "tool_calls"]
+    stopped_by: str | None
 
 
 class Answer:
-    """An answer while it is written.
+    """Reads the pieces of an answer.
 
     Args:
-        index: its place among the answers of a request.
-        names: the tokens by name, None where no log-probabilities are wanted.
         reader: tells thinking and calls of tools from what is said.
+        names: the tokens by name, None where no log-probabilities are wanted.
     """
 
-    def __init__(self, index: int, names: TokenNames | None, reader: AnswerReader) -> None:
-        self._index, self._names, self._reader = index, names, reader
-        self._said: list[str] = []
-        self._thoughts: list[str] = []
-        self._generated = 0
-        self._origins: list[int] = []
-        self._calls: list[ToolCall] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._told = 0
-        self._finish_reason: FinishReason = "length"
+    def __init__(self, reader: AnswerReader, names: TokenNames | None) -> None:
+        self._reader, self._names = reader, names
+        self._generated, self._origins = 0, list[int]()
+        self._scores, self._told = list[Json](), 0
 
-    def begin(self) -> list[ChatChunkChoice]:
-        """The first chunk of a stream, which says whose turn it is."""
-        return [self._chunk(Delta(role="assistant", content=""), None)]
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities are wanted."""
+        return self._names is not None
 
-    def add(self, piece: Piece) -> list[ChatChunkChoice]:
-        """What a piece of text adds: a chunk with text that is said has the log-probabilities of its own tokens."""
+    def read(self, piece: Piece) -> Iterator[tuple[Part | Ended | None, list[Json]]]:
+        """The parts that a piece of text adds, each with the log-probabilities of tokens that were not told before.
+
+        What is said has those of its own tokens. None stands for tokens beside it: of marks, thinking and calls.
+        """
         final = piece.finish_reason is not None
         self._generated += piece.generated
         self._origins += piece.origins
         if self._names:
-            self._logprobs += [_named(scored, self._names) for scored in piece.tokens]
-        chunks: list[ChatChunkChoice] = []
+            self._scores += map(self._names.score, piece.tokens)
         for part in self._reader.read(piece.text, final=final):
-            logprobs = None
+            scores: list[Json] = []
             if isinstance(part, Said):
                 begin, end = part.begin, part.begin + len(part.text)
-                chunks += self._scored(min(self._tokens_before(begin), self._origins[begin]))
-                logprobs = self._score(self._tokens_before(end))
-            chunks.append(self._chunk(self._delta(part), logprobs))
-        chunks += self._scored(len(self._logprobs) if final else self._tokens_before(self._reader.known))
-        return [*chunks, self._end(piece.finish_reason)] if piece.finish_reason else chunks
-
-    @property
-    def whole(self) -> ChatChoice:
-        """The whole answer."""
-        content, thoughts = "".join(self._said), "".join(self._thoughts)
-        silent = not content and bool(self._calls or thoughts)
-        message = AnswerMessage(role="assistant", content=None if silent else content, refusal=None)
-        if thoughts:
-            message.reasoning_content = thoughts
-        if self._calls:
-            message.tool_calls = self._calls
-        logprobs = None if self._names is None else ChatLogprobs(content=self._logprobs, refusal=None)
-        return ChatChoice(index=self._index, message=message, logprobs=logprobs, finish_reason=self._finish_reason)
+                if before := self._tell(min(self._tokens_before(begin), self._origins[begin])):
+                    yield None, before
+                scores = self._tell(self._tokens_before(end))
+            yield part, scores
+        if rest := self._tell(len(self._scores) if final else self._tokens_before(self._reader.known)):
+            yield None, rest
+        if piece.finish_reason:
+            called = piece.finish_reason == "stop" and self._reader.calls and not self._reader.in_call
+            yield Ended("tool_calls" if called else piece.finish_reason, piece.stopped_by), []
 
     @property
     def reasoning_tokens(self) -> int:
@@ -85,55 +154,8 @@ class Answer:
     def _tokens_before(self, character: int) -> int:
         return self._origins[character - 1] + 1 if character else 0
 
-    def _scored(self, tokens: int) -> list[ChatChunkChoice]:
-        """A chunk with the log-probabilities of the tokens before a place that no chunk has had, if there are any."""
-        logprobs = self._score(tokens)
-        return [self._chunk(Delta(), logprobs)] if logprobs and logprobs.content else []
-
-    def _chunk(self, delta: Delta, logprobs: ChatLogprobs | None) -> ChatChunkChoice:
-        return ChatChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=None)
-
-    def _end(self, reason: FinishReason) -> ChatChunkChoice:
-        """The last chunk, which says why the answer ends."""
-        called = reason == "stop" and self._calls and not self._reader.in_call
-        self._finish_reason = "tool_calls" if called else reason
-        return ChatChunkChoice(index=self._index, delta=Delta(), logprobs=None, finish_reason=self._finish_reason)
-
-    def _delta(self, part: Part) -> Delta:
-        """A part as a chunk has it; it joins the whole."""
-        match part:
-            case Said(text=text):
-                self._said.append(text)
-                return Delta(content=text)
-            case Thought(text=text):
-                self._thoughts.append(text)
-                return Delta(reasoning_content=text)
-            case CallBegun(index=index, name=name):
-                call = ToolCall(
-                    id=f"call_{uuid.uuid4().hex}", type="function", function=CalledFunction(name=name, arguments="")
-                )
-                self._calls.append(call)
-                began = call.function.model_copy()
-                return Delta(tool_calls=[ToolCallDelta(index=index, id=call.id, type=call.type, function=began)])
-            case CallArguments(index=index, text=text):
-                self._calls[index].function.arguments += text
-                return Delta(tool_calls=[ToolCallDelta(index=index, function=CalledFunction(arguments=text))])
-
-    def _score(self, tokens: int) -> ChatLogprobs | None:
-        """The log-probabilities of the tokens before a place that no chunk has had."""
-        if self._names is None:
-            return None
-        found = self._logprobs[self._told : tokens]
+    def _tell(self, tokens: int) -> list[Json]:
+        """The log-probabilities of the tokens before a place that no part has had."""
+        found = self._scores[self._told : tokens]
         self._told += len(found)
-        return ChatLogprobs(content=found, refusal=None)
-
-
-def _named(scored: ScoredToken, names: TokenNames) -> TokenLogprob:
-    token, logprob, top = scored
-    likeliest = [
-        TopLogprob(token=names.name(each), bytes=list(names.bytes(each)), logprob=value) for each, value in top.items()
-    ]
-    assert logprob is not None  # an answer's tokens stand behind a prompt
-    return TokenLogprob(
-        token=names.name(token), bytes=list(names.bytes(token)), logprob=logprob, top_logprobs=likeliest
-    )
+        return found

@@ -11,14 +11,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
 from drafttree.engine.decoder import Decoder
-from drafttree.interfaces.server import chat_routes, completion_routes, service_routes, token_routes
-from drafttree.interfaces.server.allowed_hosts import AllowedHosts
-from drafttree.interfaces.server.anthropic import routes as anthropic
+from drafttree.interfaces.server import chat, completions, service
+from drafttree.interfaces.server.access import AllowedHosts, ApiKey, BodyLimit, refuse
+from drafttree.interfaces.server.admission import ClientPresence
+from drafttree.interfaces.server.anthropic import reply as anthropic
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
-from drafttree.interfaces.server.middleware import ApiKey, BodyLimit, ClientPresence, refuse
 from drafttree.interfaces.server.playground import routes as playground
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
-from drafttree.interfaces.server.responses import routes as responses
+from drafttree.interfaces.server.responses import reply as responses
 from drafttree.interfaces.server.serving import ServerSettings, ServingContext
 
 
@@ -40,7 +40,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
     app.state.serving, app.state.drafting = serving, DraftingEngine(decoder)
-    for routes in (chat_routes, completion_routes, responses, anthropic, token_routes, service_routes, playground):
+    for routes in (chat, completions, responses, anthropic, service, playground):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app

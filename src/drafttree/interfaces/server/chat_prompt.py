@@ -12,8 +12,7 @@ from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.protocol.messages import Message, Tool, ToolCallParam
-from drafttree.interfaces.server.protocol.requests import ChatRequest
+from drafttree.interfaces.server.request import ChatRequest, Message, Tool, ToolCallParam
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
@@ -35,7 +34,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
-    variables = _effort(request.reasoning_effort, dialect) | variables | request.end_options
+    variables = _effort(request, dialect) | variables | request.end_options
     tools = [] if request.tool_choice == "none" else request.tools or []
     if native := dialect.native:
         messages = [_native(message, dialect, native) for message in request.messages]
@@ -46,17 +45,18 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     return render_chat(told, tokenizer, context, 1 - len(told) + len(messages), **variables)
 
 
-def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
+def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     """The variables of a template that say how much is to be thought; one that knows but a switch is given that.
 
     Raises:
         ServerError: the template knows none of them, and thinking is asked for, or a thinking model asked for none.
     """
+    effort, field = request.reasoning_effort, request.called("reasoning_effort")
     if effort is None or (effort == NO_EFFORT and not dialect.thinking and not dialect.takes_effort):
         return {}
     if not dialect.takes_effort:
-        message = f"reasoning_effort is {effort!r}, but the model's chat template does not support it; leave it out"
-        raise ServerError(400, message, param="reasoning_effort", code="not_served")
+        message = f"{field} is {effort!r}, but the model's chat template does not support it; leave it out"
+        raise ServerError(400, message, param=field, code="not_served")
     return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
 
 

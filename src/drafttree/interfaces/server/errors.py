@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from drafttree.constraints.refusals import NO_THREADS
 from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
 
 logger = logging.getLogger("drafttree")
@@ -22,8 +23,6 @@ STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_larg
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
-NO_THREADS = "thread_unsupported_request"
-"""The code by which Anthropic's client knows that it must send whole conversations, and does."""
 
 
 class ErrorBody(BaseModel):
@@ -186,12 +185,19 @@ def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
 def _of_validation(error: RequestValidationError) -> ServerError:
     """The first thing that is wrong with a body, and where."""
     first = error.errors()[0]
-    place = ".".join(map(str, _place(first["loc"][1:], error.body)))
-    what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        return ServerError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', what)}", code="invalid_json")
-    if first["type"] == "model_attributes_type" and not place:
-        what = "send a JSON object, with the header Content-Type: application/json"
+        what = first.get("ctx", {}).get("error", first["msg"])
+        return ServerError(400, f"the body is not JSON: {what}", code="invalid_json")
+    if first["type"] == "model_attributes_type" and not [*_place(first["loc"][1:], error.body)]:
+        first = {**first, "msg": "send a JSON object, with the header Content-Type: application/json"}
+    return refusal_of({**first, "loc": (*_place(first["loc"][1:], error.body),)})
+
+
+def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
+    """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
+    steps = [(names or {}).get(step, step) for step in map(str, first["loc"])]
+    place = ".".join(filter(None, steps))
+    what = str(first["msg"]).removeprefix("Value error, ")
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])
 
 
@@ -202,9 +208,12 @@ def _place(location: Sequence[str | int], body: Any) -> Iterator[str | int]:
         steps = _steps(body)
         if steps is None:
             return
-        if step in steps or count == len(location):
+        known, further = step in steps, location[count : count + 1]
+        if known and further and further[0] in steps and _steps(body[step]) is None:
+            continue  # a type that has the name of another field, as blocks of text have
+        if known or not further:
             yield step
-        body = body[step] if step in steps else body
+        body = body[step] if known else body
 
 
 def _steps(part: Any) -> Container[object] | None:

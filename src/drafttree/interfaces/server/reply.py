@@ -1,28 +1,29 @@
-"""A reply whose texts are being written: whole, or as a stream of server-sent events."""
+"""Replies whose texts are being written: whole, or as a stream of server-sent events.
 
-import json
+Each API has a writer, which makes the whole reply and the events of its stream of the same parts. They are what
+OpenAI's and Anthropic's packages for Python read, whose types judge them in the tests.
+"""
+
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import Response
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 
 import drafttree
-from drafttree.interfaces.server.choices import Choices
+from drafttree.interfaces.server.answer import Json, Piece
 from drafttree.interfaces.server.errors import ServerError, as_server_error
-from drafttree.interfaces.server.protocol.replies import EventModel, ReplyModel
-from drafttree.interfaces.server.protocol.request_fields import SamplingFields, SeveralTexts, StreamOptions
+from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
-from drafttree.interfaces.server.text_pieces import Piece
+from drafttree.interfaces.server.texts import Texts
 
-FINGERPRINT = f"drafttree-{drafttree.__version__}"
-DONE = "[DONE]"
-STREAMED: dict[int | str, dict[str, Any]] = {
+STREAMED: dict[int | str, Json] = {
     200: {
         "description": "The whole reply, or server-sent events where the request has `stream`",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
@@ -31,166 +32,148 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 """What a route's description has besides the type of its whole replies."""
 
 
-def reply_head(kind: str, request: SamplingFields, serving: ServingContext) -> dict[str, Any]:
-    """The fields that a reply and all chunks of a stream begin with.
+class Described(BaseModel):
+    """A reply as OpenAPI describes it: by the name of its type in the API's own package, and what it has besides."""
 
-    Args:
-        kind: what the id begins with.
-        request: names the model as the reply does.
-        serving: the served model.
-    """
-    return {
-        "id": f"{kind}-{uuid.uuid4().hex}",
-        "created": int(time.time()),
-        "model": request.model or serving.model_name,
-        "system_fingerprint": FINGERPRINT,
-        **serving.decoder.fidelity.to_json(),
-    }
+    model_config = ConfigDict(extra="allow")
+
+    lossless: bool
+    lossy: str | None = None
+    quantization: str | None = None
 
 
-class ReplyText(Protocol):
-    """One text of a reply."""
+class Writer(Protocol):
+    """Writes the texts of a request as an API has them."""
 
-    def begin(self) -> Sequence[ReplyModel]:
+    done: bool
+    """Whether `[DONE]` ends a stream that has not failed."""
+
+    def begin(self) -> Iterable[Json]:
         """What a stream begins with."""
         ...
 
-    def add(self, piece: Piece) -> Sequence[ReplyModel]:
-        """What a piece adds, a chunk each."""
+    def add(self, place: int, piece: Piece) -> Iterable[Json]:
+        """What a piece of the text at a place adds. An event is sent before the next one is asked for."""
         ...
 
-    @property
-    def whole(self) -> ReplyModel:
-        """The whole text."""
+    def end(self) -> Iterable[Json]:
+        """What a stream ends with."""
         ...
 
-
-@dataclass(frozen=True)
-class Reply:
-    """A reply.
-
-    Attributes:
-        choices: the texts as the engine writes them.
-        texts: the same texts as the reply has them.
-        chunk_of: makes a chunk of `choices` and perhaps `usage`.
-        whole_of: makes the whole reply of the same.
-        reads_thoughts: whether thinking that is sent back has an effect.
-    """
-
-    choices: Choices
-    texts: Sequence[ReplyText]
-    chunk_of: Callable[..., ReplyModel]
-    whole_of: Callable[..., ReplyModel]
-    reads_thoughts: bool = False
-
-    async def response(self, request: SeveralTexts) -> Response:
-        """The response to a request, which may want a stream."""
-        headers = _warning(request, self.reads_thoughts)
-        if request.stream:
-            return stream_response(self._events(request.stream_options or StreamOptions()), headers)
-        async with aclosing(self.choices.read()) as pieces:
-            async for place, piece in pieces:
-                self.texts[place].add(piece)
-        reply = self.whole_of(choices=[text.whole for text in self.texts], usage=self.choices.usage)
-        return Response(reply.json_text(), media_type="application/json", headers=headers)
-
-    async def _events(self, options: StreamOptions) -> AsyncGenerator[dict[str, str]]:
-        """The chunks, then `[DONE]`; an error after the first byte is one more event."""
-        async with aclosing(self._chunks(options)) as chunks:
-            try:
-                async for chunk in chunks:
-                    yield {"data": chunk.json_text()}
-            except Exception as error:
-                yield {"data": json.dumps(as_server_error(error).body)}
-                return
-        yield {"data": DONE}
-
-    async def _chunks(self, options: StreamOptions) -> AsyncGenerator[ReplyModel]:
-        async with aclosing(self.choices.read()) as pieces:
-            for text in self.texts:
-                for begun in text.begin():
-                    yield self.chunk_of(choices=[begun], **self._usage(options))
-            async for place, piece in pieces:
-                for added in self.texts[place].add(piece):
-                    yield self.chunk_of(choices=[added], **self._usage(options))
-        if options.include_usage:
-            yield self.chunk_of(choices=[], usage=self.choices.usage)
-
-    def _usage(self, options: StreamOptions) -> dict[str, Any]:
-        """The usage that a chunk has beside its choices: that so far, none, or no such field."""
-        if options.continuous_usage_stats:
-            return {"usage": self.choices.usage}
-        return {"usage": None} if options.include_usage else {}
-
-
-class EventText(Protocol):
-    """The only text of a reply whose stream is made of events of several kinds."""
-
-    def begin(self) -> Sequence[EventModel]:
-        """What a stream begins with."""
-        ...
-
-    def add(self, piece: Piece) -> Sequence[EventModel]:
-        """What a piece adds; the last piece ends the stream."""
-        ...
-
-    def fail(self, error: ServerError) -> EventModel:
+    def fail(self, error: ServerError) -> Json:
         """The event that ends a stream that goes on no more."""
         ...
 
     @property
-    def whole(self) -> ReplyModel:
+    def whole(self) -> Json:
         """The whole reply."""
         ...
 
 
-@dataclass(frozen=True)
-class EventReply:
-    """A reply of one text, whose stream is made of events of several kinds.
+class Choice(Protocol):
+    """Writes one text of OpenAI's completions."""
 
-    Attributes:
-        choices: the text as the engine writes it.
-        text: the same text as the reply has it.
-        headers: of the response.
-        reads_thoughts: whether thinking that is sent back has an effect.
+    def begin(self) -> Iterable[Json]:
+        """What its chunks begin with."""
+        ...
+
+    def add(self, piece: Piece) -> Iterable[Json]:
+        """What a piece adds."""
+        ...
+
+    @property
+    def whole(self) -> Json:
+        """The whole text."""
+        ...
+
+
+class Completions:
+    """Writes OpenAI's completions: a list of choices, or chunks with one choice each.
+
+    Args:
+        request: the request.
+        serving: the served model.
+        texts: the texts as the engine writes them.
+        choices: write each of them.
+        chat: whether they are answers of a chat.
     """
 
-    choices: Choices
-    text: EventText
-    headers: dict[str, str] = field(default_factory=dict)
-    reads_thoughts: bool = False
+    done = True
 
-    async def response(self, request: SamplingFields) -> Response:
-        """The response to a request, which may want a stream."""
-        headers = self.headers | _warning(request, self.reads_thoughts)
-        if request.stream:
-            return stream_response(self._events(), headers)
-        async with aclosing(self.choices.read()) as pieces:
-            async for _, piece in pieces:
-                self.text.add(piece)
-        return Response(self.text.whole.json_text(), media_type="application/json", headers=headers)
+    def __init__(
+        self, request: SeveralTexts, serving: ServingContext, texts: Texts, choices: Sequence[Choice], *, chat: bool
+    ) -> None:
+        self._texts, self._choices, self._options = texts, choices, request.stream_options or StreamOptions()
+        self._kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model or serving.model_name,
+            "system_fingerprint": f"drafttree-{drafttree.__version__}",
+            **serving.decoder.fidelity.to_json(),
+        }
 
-    async def _events(self) -> AsyncGenerator[dict[str, str]]:
-        """The events; an error after the first one is the last one."""
-        try:
-            async with aclosing(self.choices.read()) as pieces:
-                for begun in self.text.begin():
-                    yield _event(begun)
-                async for _, piece in pieces:
-                    for added in self.text.add(piece):
-                        yield _event(added)
-        except Exception as error:
-            yield _event(self.text.fail(as_server_error(error)))
+    def begin(self) -> Iterable[Json]:
+        return (self._chunk(begun) for choice in self._choices for begun in choice.begin())
+
+    def add(self, place: int, piece: Piece) -> Iterable[Json]:
+        return map(self._chunk, self._choices[place].add(piece))
+
+    def end(self) -> Iterable[Json]:
+        if self._options.include_usage:
+            yield {**self._head, "object": self._kinds[1], "choices": [], "usage": self._texts.usage.openai}
+
+    def fail(self, error: ServerError) -> Json:
+        return error.body
+
+    @property
+    def whole(self) -> Json:
+        choices = [choice.whole for choice in self._choices]
+        return {**self._head, "object": self._kinds[0], "choices": choices, "usage": self._texts.usage.openai}
+
+    def _chunk(self, choice: Json) -> Json:
+        usage: Json = {"usage": None} if self._options.include_usage else {}
+        if self._options.continuous_usage_stats:
+            usage = {"usage": self._texts.usage.openai}
+        return {**self._head, "object": self._kinds[1], "choices": [choice], **usage}
 
 
-def _event(event: EventModel) -> dict[str, str]:
-    return {"event": event.type, "data": event.json_text()}
+async def reply(
+    request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer, **headers: str
+) -> Response:
+    """The response to a request, which may want a stream; a header names the fields that have no effect."""
+    reads_thoughts = serving.dialect.thought_name is not None
+    if names := ", ".join(sorted(set(request.without_effect(reads_thoughts=reads_thoughts)))):
+        headers["Warning"] = f'299 drafttree "without effect: {names}"'
+    if request.stream:
+        return stream_response(_events(texts, writer), headers)
+    async with aclosing(texts.read()) as pieces:
+        async for place, piece in pieces:
+            for _ in writer.add(place, piece):
+                pass
+    return Response(to_json(writer.whole), media_type="application/json", headers=headers)
 
 
-def _warning(request: SamplingFields, reads_thoughts: bool) -> dict[str, str]:
-    """The header that names the fields of a request that have no effect, none where all have one."""
-    names = ", ".join(sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
-    return {"Warning": f'299 drafttree "without effect: {names}"'} if names else {}
+async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]]:
+    """The events of a stream; those that have a type are named by it, and an error after the first one is the last."""
+
+    def event(found: Json) -> dict[str, str]:
+        return ({"event": found["type"]} if "type" in found else {}) | {"data": to_json(found).decode()}
+
+    try:
+        async with aclosing(texts.read()) as pieces:
+            for begun in writer.begin():
+                yield event(begun)
+            async for place, piece in pieces:
+                for added in writer.add(place, piece):
+                    yield event(added)
+        for last in writer.end():
+            yield event(last)
+    except Exception as error:
+        yield event(writer.fail(as_server_error(error)))
+        return
+    if writer.done:
+        yield {"data": "[DONE]"}
 
 
 def stream_response(events: AsyncIterable[Any], headers: dict[str, str] | None = None) -> EventSourceResponse:

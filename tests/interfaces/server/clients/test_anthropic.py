@@ -4,22 +4,20 @@ from typing import Literal, get_args
 
 import pytest
 
-from drafttree.interfaces.server.anthropic.blocks import (
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
 from drafttree.interfaces.server.anthropic.request import (
     CountTokensRequest,
     CustomTool,
     MessagesRequest,
     OutputConfig,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
     ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
 )
-from drafttree.interfaces.server.protocol.request_fields import RequestModel
+from drafttree.interfaces.server.fields import RequestModel
 from helpers.client_questions import CITY, HELLO, City, package
 from testing.live_server import named_events, strict
 
@@ -108,10 +106,13 @@ def test_anthropics_client_raises_its_errors(anthropic, claude):
     with pytest.raises(anthropic.NotFoundError, match="the model 'claude' is not served") as caught:
         claude.messages.create(**{**sampled(GREEDY), "model": "claude"})
     assert caught.value.request_id.startswith("req_")
-    broken = {**sampled(GREEDY), "extra_body": {"repetition_penalty": 1e-300}}
+
+
+@pytest.mark.usefixtures("broken")
+def test_anthropics_client_raises_the_error_of_a_stream(anthropic, claude):
     with (
-        pytest.raises(anthropic.APIStatusError, match="returned NaN"),
-        claude.messages.stream(**broken) as stream,
+        pytest.raises(anthropic.APIStatusError, match="the pass is refused"),
+        claude.messages.stream(**sampled(GREEDY)) as stream,
     ):
         stream.until_done()
 

@@ -1,38 +1,142 @@
 """The requests to /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
 
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from drafttree.interfaces.server.anthropic.blocks import DIRECT, TextBlocks, Turn, text_parts
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
-from drafttree.interfaces.server.errors import NO_THREADS
-from drafttree.interfaces.server.protocol.messages import (
-    MAX_TOOLS,
-    FunctionDefinition,
-    FunctionName,
-    Message,
-    NamedTool,
-    Tool,
-)
-from drafttree.interfaces.server.protocol.request_fields import (
+from drafttree.interfaces.server.fields import (
     NAME,
-    NO_EFFECT,
-    JsonSchema,
-    JsonSchemaFormat,
-    NotServed,
+    THOUGHT,
+    JsonObject,
     RequestModel,
-    SamplingFields,
     Schema,
-    StopStrings,
-    TokenCount,
     check_kind,
+    fields_of,
+    fill_content,
     mistake,
 )
-from drafttree.interfaces.server.protocol.requests import FOUND_BY_ITSELF, NOTHING_STORED, ChatRequest, chat_mistakes
+from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, as_object
+from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
+
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "function": "",
+    "parameters": "input_schema",
+}
+"""What a chat has, by the names of this API."""
 
 
-class CustomTool(RequestModel):
+class TextBlock(fields_of("messages.text")):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, block: Any) -> Any:
+        return check_kind(block, "a block", ["text"])
+
+
+def _as_blocks(content: Any) -> Any:
+    """Content that is text as its only block."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+
+
+def _parts(blocks: Sequence[TextBlock]) -> list[dict[str, str]]:
+    """Texts as messages of chats have them."""
+    return [{"type": "text", "text": block.text} for block in blocks]
+
+
+class ToolUseBlock(fields_of("messages.tool_use")):
+    """A call that the model has asked for."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[JsonObject, BeforeValidator(as_object)] = Field(default_factory=dict)
+
+
+class ToolResultBlock(fields_of("messages.tool_result")):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks = Field(default_factory=list)
+
+
+class ThinkingBlock(RequestModel):
+    """What a model has thought before it answered."""
+
+    type: Literal["thinking"]
+    thinking: Annotated[str, THOUGHT]
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(fields_of("messages.redacted_thinking")):
+    """The same, unreadable, so that no later answer is told."""
+
+    type: Literal["redacted_thinking"]
+
+
+KINDS = {
+    "user": ["text", "tool_result"],
+    "assistant": ["text", "tool_use", "thinking", "redacted_thinking"],
+    "system": ["text"],
+}
+Block = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+]
+Blocks = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
+
+
+class Turn(RequestModel):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, turn: Any) -> Any:
+        """Name a block that is not served, or not here."""
+        if isinstance(turn, dict) and isinstance(turn.get("content"), list) and turn.get("role") in KINDS:
+            for block in turn["content"]:
+                check_kind(block, f"a block of the {turn['role']}", KINDS[turn["role"]])
+        return fill_content(turn)
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """The messages of a chat that it stands for: results of tools are messages of their own."""
+        texts: list[TextBlock] = []
+        calls: list[dict[str, Any]] = []
+        thoughts: list[str] = []
+        for block in self.content:
+            match block:
+                case TextBlock():
+                    texts.append(block)
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+                case ToolResultBlock():
+                    if texts:
+                        yield {"role": self.role, "content": _parts(texts)}
+                        texts = []
+                    yield {"role": "tool", "content": _parts(block.content), "tool_call_id": block.tool_use_id}
+        if texts or self.role == "assistant":
+            more = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
+            yield {"role": self.role, "content": _parts(texts), **more}
+
+
+class CustomTool(fields_of("messages.tools")):
     """A tool of the client's own, which is the only kind that is served."""
 
     type: Literal["custom"] | None = None
@@ -40,11 +144,6 @@ class CustomTool(RequestModel):
     description: str | None = None
     input_schema: Schema
     strict: bool | None = None
-    cache_control: Annotated[object, NO_EFFECT] = None
-    eager_input_streaming: Annotated[bool | None, NO_EFFECT] = None
-    allowed_callers: Annotated[object, DIRECT] = None
-    defer_loading: Annotated[object, NotServed("the model is told of all tools")] = None
-    input_examples: Annotated[object, NotServed("give them in the description")] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -60,12 +159,10 @@ class CustomTool(RequestModel):
         return schema
 
     @property
-    def as_chat(self) -> Tool:
+    def as_chat(self) -> dict[str, Any]:
         """The same in a chat."""
-        function = FunctionDefinition(
-            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
-        )
-        return Tool(type="function", function=function)
+        own = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": own | {"parameters": self.input_schema}}
 
 
 class ToolChoice(RequestModel):
@@ -82,11 +179,11 @@ class ToolChoice(RequestModel):
         return self
 
     @property
-    def as_chat(self) -> Literal["auto", "required", "none"] | NamedTool:
+    def as_chat(self) -> str | dict[str, Any]:
         """The same in a chat."""
         if self.name is not None:
-            return NamedTool(type="function", function=FunctionName(name=self.name))
-        return "none" if self.type == "none" else "required" if self.type == "any" else "auto"
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
 
 
 class JsonOutput(RequestModel):
@@ -96,19 +193,16 @@ class JsonOutput(RequestModel):
     body: Annotated[Schema, Field(alias="schema")]
 
 
-class OutputConfig(RequestModel):
+class OutputConfig(fields_of("messages.output_config")):
     """The form of what is said."""
 
-    effort: Annotated[str | None, NO_EFFECT] = None
     format: JsonOutput | None = None
 
 
-class Thinking(RequestModel):
+class Thinking(fields_of("messages.thinking")):
     """Whether the model is to think; where that is adaptive, as it does by itself."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int | None, NO_EFFECT] = None
-    display: Annotated[str | None, NO_EFFECT] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -116,9 +210,10 @@ class Thinking(RequestModel):
         return check_kind(thinking, "thinking", ["enabled", "disabled", "adaptive"])
 
 
-class ConversationFields(RequestModel):
-    """Fields of both requests."""
+class CountTokensRequest(fields_of("messages.count_tokens")):
+    """A conversation whose tokens are to be counted."""
 
+    model: str | None = Field(None, description="name of the served model, which is the default")
     messages: Annotated[list[Turn], Field(min_length=1)] = Field(
         description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
@@ -136,24 +231,28 @@ class ConversationFields(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
-    cache_control: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
-    speed: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
-    user_profile_id: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
-    workspace_id: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
 
-    def chat_fields(self) -> dict[str, Any]:
-        """What a chat has of these fields."""
-        system = [Message(role="system", content=text_parts(self.system))] if self.system else []
+    def as_chat(self, **more: Any) -> ChatRequest:
+        """The chat whose prompt it is, with more fields of a chat.
+
+        Raises:
+            ServerError: as for `ChatRequest.of`.
+        """
+        system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
         choice, form = self.tool_choice, self.output_config and self.output_config.format
-        schema = form and JsonSchema.model_validate({"name": "message", "schema": form.body})
-        return {
-            "messages": [*system, *(message for turn in self.messages for message in turn.messages())],
-            "tools": self.tools and [tool.as_chat for tool in self.tools],
-            "tool_choice": choice and choice.as_chat,
-            "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
-            "response_format": schema and JsonSchemaFormat(type="json_schema", json_schema=schema),
-            "chat_template_kwargs": self._template_variables(),
-        }
+        schema = form and {"type": "json_schema", "json_schema": {"name": "message", "schema": form.body}}
+        return ChatRequest.of(
+            self,
+            "messages",
+            NAMES,
+            messages=[*system, *(message for turn in self.messages for message in turn.messages())],
+            tools=self.tools and [tool.as_chat for tool in self.tools],
+            tool_choice=choice and choice.as_chat,
+            parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+            response_format=schema,
+            chat_template_kwargs=self._template_variables(),
+            **more,
+        )
 
     def _template_variables(self) -> dict[str, Any]:
         """The variables of the chat template; those that turn thinking on and off go by other names in each family."""
@@ -162,52 +261,19 @@ class ConversationFields(RequestModel):
         return switched | (self.chat_template_kwargs or {})
 
 
-class CountTokensRequest(ConversationFields):
-    """A conversation whose tokens are to be counted."""
-
-    model: str | None = Field(None, description="name of the served model, which is the default")
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        with chat_mistakes():
-            self.as_chat()
-        return self
-
-    def as_chat(self) -> ChatRequest:
-        """The chat whose prompt it is."""
-        return ChatRequest(model=self.model, **self.chat_fields())
-
-
-class MessagesRequest(SamplingFields, ConversationFields):
+class MessagesRequest(SamplingFields, CountTokensRequest, fields_of("messages")):
     """A conversation whose next message is wanted."""
 
-    max_tokens: TokenCount = Field(description="maximum number of tokens; required")
+    max_tokens: TokenCount = Field(
+        description="maximum number of tokens; required. What the context has no room for is left out"
+    )
     stop_sequences: StopStrings | None = Field(None, description="strings that end the text, as `stop`")
-    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
-    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect: there is one tier")
-    inference_geo: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
-    diagnostics: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
-    billing_policy: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
-    fallbacks: Annotated[object, NO_EFFECT] = Field(None, description="no effect: there is one model")
-    fallback_credit_token: Annotated[object, NO_EFFECT] = Field(None, description="no effect: there is one model")
-    container: Annotated[object, NotServed("there are no containers")] = None
-    thread: Annotated[object, NotServed("nothing is stored; send all messages", code=NO_THREADS)] = None
-    context_management: Annotated[object, NotServed("shorten the messages")] = None
-    compaction: Annotated[object, NotServed("shorten the messages")] = None
-    mcp_servers: Annotated[object, NotServed("give the tools of these servers as your own")] = None
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        with chat_mistakes():
-            self.as_chat()
-        return self
 
     @property
     def stop_strings(self) -> list[str]:
         """The strings before which the text ends."""
         return [*(self.stop_sequences or ()), *(self.stop or ())]
 
-    def as_chat(self) -> ChatRequest:
-        """The chat that is answered."""
-        fields = {**self.chat_fields(), "stop": self.stop_strings or None}
-        return ChatRequest.of(self, max_completion_tokens=self.max_tokens, **fields)
+    def as_chat(self, **more: Any) -> ChatRequest:
+        """The chat that is answered, with more fields of a chat."""
+        return super().as_chat(max_completion_tokens=self.max_tokens, stop=self.stop_strings or None, **more)

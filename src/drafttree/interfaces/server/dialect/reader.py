@@ -4,6 +4,7 @@ Reading changes no token and loses no text but marks and the white space around 
 said.
 """
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +36,7 @@ class CallBegun:
 
     index: int
     name: str
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex}", compare=False)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.errors import as_server_error
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
 from drafttree.interfaces.server.playground.page import Facts, make_page
-from drafttree.interfaces.server.protocol.request_fields import TokenCount
 from drafttree.interfaces.server.reply import stream_response
+from drafttree.interfaces.server.sampling import TokenCount
 from drafttree.interfaces.server.serving import Serving
 
 router = APIRouter(include_in_schema=False)

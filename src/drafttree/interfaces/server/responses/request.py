@@ -1,44 +1,189 @@
 """The request to /v1/responses, and the chat that it asks for."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from drafttree.interfaces.server.protocol.messages import (
-    MAX_TOOLS,
-    AllowedTools,
-    AllowedToolsChoice,
-    ContentPart,
-    FunctionDefinition,
-    FunctionName,
-    Message,
-    NamedTool,
-    Tool,
-    kind_of_choice,
-)
-from drafttree.interfaces.server.protocol.request_fields import (
-    MAX_LOGPROBS,
-    NO_EFFECT,
+from drafttree.interfaces.server.fields import (
+    THOUGHT,
     JsonObjectFormat,
     JsonSchema,
-    JsonSchemaFormat,
-    NotServed,
     RequestModel,
-    SamplingFields,
     TextFormat,
-    TokenCount,
+    check_kind,
+    fields_of,
+    fill_content,
     mistake,
 )
-from drafttree.interfaces.server.protocol.requests import (
+from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
-    FOUND_BY_ITSELF,
-    NOTHING_STORED,
+    MAX_TOOLS,
+    Arguments,
     ChatRequest,
-    chat_mistakes,
+    FunctionDefinition,
+    kind_of_choice,
 )
-from drafttree.interfaces.server.responses.items import FunctionTool, Items
+from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
+Messages = list[dict[str, Any]]
+"""The messages of a chat, as its request gives them."""
 LOGPROBS = "message.output_text.logprobs"
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "function": "",
+}
+"""What a chat has, by the names of this API."""
+
+
+class TextPart(fields_of("responses.input.message.content")):
+    """A part of a message or of a function's output; only text is served."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    logprobs: object = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, part: Any) -> Any:
+        return check_kind(part, "a content part", ["input_text", "output_text"])
+
+
+Parts = Annotated[
+    list[TextPart],
+    BeforeValidator(
+        lambda content: [{"type": "input_text", "text": content}] if isinstance(content, str) else content,
+        json_schema_input_type=str | list[TextPart],
+    ),
+]
+
+
+def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
+    """The parts as messages of chats have them."""
+    return [{"type": "text", "text": part.text} for part in parts]
+
+
+class StoredFields(RequestModel):
+    """What items of earlier responses have besides their content; nothing is stored, so it says nothing."""
+
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class InputMessage(StoredFields, fields_of("responses.input.message")):
+    """A message, of an earlier response or the client's own."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, message: Any) -> Any:
+        return fill_content(message)
+
+    def add_to(self, messages: Messages) -> None:
+        """Add it to a conversation; what the assistant has thought belongs to what it says."""
+        goes_on = messages and self.role == "assistant" and _is_thought(messages[-1])
+        message = messages.pop() if goes_on else {"role": self.role}
+        messages.append(message | {"content": _content(self.content)})
+
+
+class FunctionCallItem(StoredFields, fields_of("responses.input.function_call")):
+    """A call that the model has asked for."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Arguments = "{}"
+
+    def add_to(self, messages: Messages) -> None:
+        """Add it to a conversation, to the assistant's message if that is the last one."""
+        call = {
+            "id": self.call_id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+        goes_on = messages and messages[-1]["role"] == "assistant"
+        message = messages.pop() if goes_on else {"role": "assistant"}
+        messages.append(message | {"tool_calls": [*message.get("tool_calls", ()), call]})
+
+
+class FunctionOutputItem(StoredFields, fields_of("responses.input.function_call_output")):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Parts
+
+    def add_to(self, messages: Messages) -> None:
+        """Add it to a conversation."""
+        messages.append({"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id})
+
+
+class ReasoningText(RequestModel):
+    """A part of what a model has thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
+    """What a model has thought before it went on."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText] | None, THOUGHT] = None
+
+    def add_to(self, messages: Messages) -> None:
+        """Add it to a conversation, as a message that has only thought and that the next item completes."""
+        if self.content:
+            thought = "".join(part.text for part in self.content)
+            messages.append({"role": "assistant", "reasoning_content": thought})
+
+
+def _is_thought(message: dict[str, Any]) -> bool:
+    """Whether a message has nothing but what was thought."""
+    return message.keys() == {"role", "reasoning_content"}
+
+
+KINDS = ["message", "function_call", "function_call_output", "reasoning"]
+
+
+def _kind(item: Any) -> str | None:
+    """The type of an item; messages need none."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind, custom_error_type="not_served", custom_error_message=f"give items of type {', '.join(KINDS)}"),
+    BeforeValidator(lambda item: check_kind(item, "an item", KINDS)),
+]
+Items = Annotated[
+    Annotated[list[Item], Field(min_length=1)],
+    BeforeValidator(
+        lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given,
+        json_schema_input_type=str | list[Item],
+    ),
+]
+
+
+class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
+    """A function that the model may ask to be called."""
+
+    type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, tool: Any) -> Any:
+        return check_kind(tool, "a tool", ["function"])
 
 
 class NamedFunction(RequestModel):
@@ -48,9 +193,9 @@ class NamedFunction(RequestModel):
     name: str
 
     @property
-    def as_chat(self) -> NamedTool:
+    def as_chat(self) -> dict[str, Any]:
         """The same in a chat."""
-        return NamedTool(type="function", function=FunctionName(name=self.name))
+        return {"type": "function", "function": {"name": self.name}}
 
 
 class AllowedFunctions(RequestModel):
@@ -61,10 +206,10 @@ class AllowedFunctions(RequestModel):
     tools: Annotated[list[NamedFunction], Field(min_length=1)]
 
     @property
-    def as_chat(self) -> AllowedToolsChoice:
+    def as_chat(self) -> dict[str, Any]:
         """The same in a chat."""
-        allowed = AllowedTools(mode=self.mode, tools=[tool.as_chat for tool in self.tools])
-        return AllowedToolsChoice(type="allowed_tools", allowed_tools=allowed)
+        allowed = {"mode": self.mode, "tools": [tool.as_chat for tool in self.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
 
 
 ToolChoice = Annotated[
@@ -84,36 +229,24 @@ class SchemaFormat(JsonSchema):
 
     type: Literal["json_schema"]
 
-    @property
-    def as_chat(self) -> JsonSchemaFormat:
-        """The same in a chat."""
-        return JsonSchemaFormat(type="json_schema", json_schema=self)
 
-
-class TextConfig(RequestModel):
+class TextConfig(fields_of("responses.text")):
     """The form of what is said."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[Literal["low", "medium", "high"] | None, NO_EFFECT] = None
 
 
-class Reasoning(RequestModel):
+class Reasoning(fields_of("responses.reasoning")):
     """How the model is to think."""
 
     effort: str | None = None
-    summary: Annotated[str | None, NO_EFFECT] = None
-    generate_summary: Annotated[str | None, NO_EFFECT] = None
-    context: Annotated[str | None, NO_EFFECT] = None
-    mode: Annotated[str | None, NO_EFFECT] = None
 
 
-class ResponseStreamOptions(RequestModel):
+class ResponseStreamOptions(fields_of("responses.stream_options")):
     """What a stream has besides its events."""
 
-    include_obfuscation: Annotated[object, NotServed("events are not padded; leave it out")] = None
 
-
-class ResponseRequest(SamplingFields):
+class ResponseRequest(SamplingFields, fields_of("responses")):
     """A conversation whose next response is wanted."""
 
     input: Items = Field(
@@ -147,36 +280,11 @@ class ResponseRequest(SamplingFields):
     stream_options: ResponseStreamOptions | None = Field(
         None, description="only include_obfuscation: false, since events are not padded"
     )
-    store: Annotated[bool | None, NO_EFFECT] = Field(None, description=NOTHING_STORED)
-    background: Annotated[bool | None, NO_EFFECT] = Field(
-        None, description="no effect: the response is returned directly"
-    )
-    background_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(
-        None, description="no effect: the response is returned directly"
-    )
-    max_tool_calls: Annotated[int | None, NO_EFFECT] = Field(
-        None, description="no effect: it limits calls of built-in tools, and there are none"
-    )
-    service_tier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect: there is one tier")
-    safety_identifier: Annotated[str | None, NO_EFFECT] = Field(None, description="no effect")
-    access_programs: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect")
-    image: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description="no effect: there are no images")
-    prompt_cache_key: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
-    prompt_cache_options: Annotated[dict[str, Any] | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
-    prompt_cache_retention: Annotated[str | None, NO_EFFECT] = Field(None, description=FOUND_BY_ITSELF)
-    previous_response_id: Annotated[object, NotServed("nothing is stored; send the conversation as input")] = None
-    conversation: Annotated[object, NotServed("nothing is stored; send the conversation as input")] = None
-    prompt: Annotated[object, NotServed("no prompts are stored; send the text as input")] = None
-    context_management: Annotated[object, NotServed("shorten the input")] = None
-    truncation: Annotated[object, NotServed("shorten the input", ("disabled",))] = None
-    moderation: Annotated[object, NotServed("there is no moderation")] = None
 
     @model_validator(mode="after")
-    def _check_chat(self) -> Self:
+    def _check_logprobs(self) -> Self:
         if self.top_logprobs and not self.wanted_logprobs:
             raise mistake("no_logprobs", f"top_logprobs needs {LOGPROBS!r} in include")
-        with chat_mistakes():
-            self.as_chat()
         return self
 
     @property
@@ -185,29 +293,31 @@ class ResponseRequest(SamplingFields):
         return LOGPROBS in (self.include or ())
 
     def as_chat(self) -> ChatRequest:
-        """The chat that is answered."""
-        messages: list[Message] = []
-        if self.instructions is not None:
-            messages.append(Message(role="system", content=[ContentPart(type="text", text=self.instructions)]))
+        """The chat that is answered.
+
+        Raises:
+            ServerError: as for `ChatRequest.of`.
+        """
+        messages: Messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in self.input:
             item.add_to(messages)
         choice, form = self.tool_choice, self.text and self.text.format
+        if isinstance(form, SchemaFormat):
+            schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_unset=True)
+            form = {"type": "json_schema", "json_schema": schema}
+        functions = [tool.model_dump(include={*FunctionDefinition.model_fields}) for tool in self.tools or ()]
         return ChatRequest.of(
             self,
-            messages=[message for message in messages if not message.is_thought],
+            "responses",
+            NAMES,
+            messages=[message for message in messages if not _is_thought(message)],
             max_completion_tokens=self.max_output_tokens,
-            tools=self.tools and [_tool(tool) for tool in self.tools],
-            tool_choice=choice.as_chat if isinstance(choice, RequestModel) else choice,
+            tools=[{"type": "function", "function": function} for function in functions] or None,
+            tool_choice=choice if isinstance(choice, str | None) else choice.as_chat,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=form.as_chat if isinstance(form, SchemaFormat) else form,
+            response_format=form,
             logprobs=self.wanted_logprobs,
             top_logprobs=self.top_logprobs,
             reasoning_effort=self.reasoning and self.reasoning.effort,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-
-
-def _tool(tool: FunctionTool) -> Tool:
-    """A function as chats have it."""
-    names = FunctionDefinition.model_fields
-    return Tool(type="function", function=FunctionDefinition(**{name: getattr(tool, name) for name in names}))

@@ -1,9 +1,11 @@
-"""What every request passes before it is answered: the key, the limit of bodies, and whether its client is there."""
+"""Who may call the server: by which names, with which key, and with how large a body."""
 
-import asyncio
 import hmac
-from contextlib import suppress
+import re
+import socket
+from collections.abc import Iterable
 from hashlib import sha256
+from ipaddress import ip_address
 
 from fastapi import HTTPException
 from fastapi.security.utils import get_authorization_scheme_param
@@ -14,7 +16,58 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.serving import Admission
+
+ANY = "*"
+ALL_ADDRESSES = ("0.0.0.0", "::", "")
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:/@\[\]]+))(?::[0-9]*)?")
+"""The header `Host`: an IPv6 address or something else, and perhaps a port."""
+
+
+class AllowedHosts:
+    """Answers 421 to a request that calls the server by another name.
+
+    Addresses are let in: a page of another site would need a name that changes its address. So is a request that names
+    no host, as HTTP/1.0 allows and no browser sends.
+
+    Args:
+        app: the application behind it.
+        hosts: the names, in lower case, or "*" for any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or self._allows(name_of(host)):
+            await self._app(scope, receive, send)
+            return
+        message = f"this server is not called {host!r}; if it should be, start it with --allowed-hosts and that name"
+        refusal = ServerError(421, message, code="host_not_allowed")
+        await refusal.response_to(scope["path"])(scope, receive, send)
+
+    def _allows(self, name: str | None) -> bool:
+        return ANY in self._hosts or (name is not None and (name in self._hosts or _is_address(name)))
+
+
+def name_of(host: str) -> str | None:
+    """The name in a header `Host`, in lower case and without the port; None if there is none."""
+    found = HOST.fullmatch(host)
+    return (found[1] or found[2]).lower().removesuffix(".") if found else None
+
+
+def own_names(host: str) -> tuple[str, ...]:
+    """The names of a server that listens at a host: its own, localhost, and the machine's if it listens everywhere."""
+    return ("localhost", (socket.gethostname() if host in ALL_ADDRESSES else host).lower())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 PROTECTED = ("/v1", "/tokenize", "/detokenize")
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
@@ -93,81 +146,6 @@ class BodyLimit:
             return part
 
         await self._app(scope, limited, send)
-
-
-class ClientPresence:
-    """Stops answering when nobody listens any more, and cancels the texts that were submitted for the answer.
-
-    Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
-
-    Args:
-        app: the application behind it.
-        admission: knows which texts are whose.
-    """
-
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app, self._admission = app, admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        client = _Client(receive, send)
-        with self._admission.request((scope.get("client") or ("",))[0]):
-            answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
-            leaving = asyncio.ensure_future(client.leaves())
-            try:
-                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    answering.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await answering
-                else:
-                    answering.result()
-            finally:
-                answering.cancel()
-                leaving.cancel()
-
-
-class _Client:
-    """Who sent a request, as the application sees it.
-
-    Args:
-        receive: the server's channel of what the client sends.
-        send: the server's channel to the client.
-    """
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self._listens, self._gone = asyncio.Event(), asyncio.Event()
-        self._answered = False
-
-    async def receive(self) -> Message:
-        """The next part of the body; behind the last one, that the client has gone."""
-        if self._listens.is_set():
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        if not message.get("more_body", False):
-            self._listens.set()
-        if message["type"] == "http.disconnect":
-            self._gone.set()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self._answered = True
-        await self._send(message)
-
-    async def leaves(self) -> None:
-        """Wait until the client has gone before it was answered; for ever where that does not happen."""
-        await self._listens.wait()
-        while not self._gone.is_set():
-            if (await self._receive())["type"] == "http.disconnect":
-                self._gone.set()
-        if self._answered:
-            await asyncio.Event().wait()
 
 
 def _digest(key: str) -> bytes:

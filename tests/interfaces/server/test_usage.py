@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from drafttree import Metrics
 from drafttree.engine.metrics import Round
-from drafttree.interfaces.server.choices import Choices, DraftedTokens
+from drafttree.interfaces.server.texts import Texts
 
 
 def turn(nodes: int) -> Round:
@@ -13,18 +13,18 @@ def turn(nodes: int) -> Round:
 
 def test_drafted_tokens_are_counted_once_however_often_they_are_asked_for():
     rounds = [turn(5), turn(1)]
-    drafted = DraftedTokens(rounds)
-    assert [drafted.count(), drafted.count()] == [4, 4]
+    texts = Texts([[1]], [SimpleNamespace(metrics=Metrics(rounds=rounds))])
+    assert [texts.usage.rejected, texts.usage.rejected] == [4, 4]
     rounds[0] = turn(100)  # a round that was counted is not looked at again
     rounds.append(turn(3))
-    assert drafted.count() == 6
+    assert texts.usage.rejected == 6
 
 
 def usage_of(prompts, texts):
     """The usage of texts, each of which has taken over so many tokens and had so many rounds."""
     metrics = [Metrics(reused_tokens=reused, rounds=[turn(1)] * rounds) for reused, rounds in texts]
-    usage = Choices(prompts, [SimpleNamespace(metrics=each) for each in metrics]).usage
-    return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
+    usage = Texts(prompts, [SimpleNamespace(metrics=each) for each in metrics]).usage
+    return usage.prompt, usage.cached
 
 
 def test_tokens_that_one_text_of_a_prompt_has_read_for_the_others_are_not_cached():

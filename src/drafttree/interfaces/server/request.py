@@ -1,34 +1,51 @@
-"""The messages of a conversation, and the tools that may be called in it."""
+"""A chat request: the messages of a conversation, the tools that may be called in it, and how it is to be answered.
+
+The requests of other APIs become one of these, by `ChatRequest.of`.
+"""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from drafttree.constraints.json_schema import CHOICE_KEYWORDS
 from drafttree.constraints.schema_comparison import SchemaComparison
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.server.protocol.request_fields import (
+from drafttree.interfaces.server.errors import refusal_of
+from drafttree.interfaces.server.fields import (
     NAME,
-    NO_EFFECT,
     THOUGHT,
-    NotServed,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     RequestModel,
+    ResponseFormat,
     Schema,
     check_kind,
+    fields_of,
     mistake,
 )
+from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
+ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class ContentPart(RequestModel):
+class ContentPart(fields_of("chat.messages.content")):
     """A part of a message; only text is served."""
 
     type: Literal["text"]
     text: str
-    cache_control: Annotated[object, NO_EFFECT] = None
-    prompt_cache_breakpoint: Annotated[object, NO_EFFECT] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -69,10 +86,9 @@ class FunctionCall(RequestModel):
     arguments: Arguments = "{}"
 
 
-class ToolCallParam(RequestModel):
-    """A call that the assistant asked for; streams number their calls, and some clients send the number back."""
+class ToolCallParam(fields_of("chat.messages.tool_calls")):
+    """A call that the assistant asked for."""
 
-    index: Annotated[int | None, NO_EFFECT] = None
     id: str
     type: Literal["function"]
     function: FunctionCall
@@ -87,7 +103,7 @@ Content = Annotated[
 ]
 
 
-class Message(RequestModel):
+class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Role
@@ -96,11 +112,6 @@ class Message(RequestModel):
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
     reasoning_content: Annotated[str | None, THOUGHT] = None
-    cache_control: Annotated[object, NO_EFFECT] = None
-    refusal: Annotated[object, NotServed("leave it out, or give it as content")] = None
-    audio: Annotated[object, NotServed("give text")] = None
-    annotations: Annotated[object, NotServed("leave it out")] = None
-    function_call: Annotated[object, NotServed("it is deprecated; give tool_calls")] = None
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:
@@ -111,11 +122,6 @@ class Message(RequestModel):
         if self.content is None and self.role != "assistant":
             raise mistake("missing", "content is missing")
         return self
-
-    @property
-    def is_thought(self) -> bool:
-        """Whether it has nothing but what was thought."""
-        return self.content is None and not self.tool_calls
 
     @property
     def texts(self) -> list[str]:
@@ -176,12 +182,11 @@ class FunctionDefinition(RequestModel):
         return schema
 
 
-class Tool(RequestModel):
+class Tool(fields_of("chat.tools")):
     """A tool; functions are the only kind that is served."""
 
     type: Literal["function"]
     function: FunctionDefinition
-    cache_control: Annotated[object, NO_EFFECT] = None
 
 
 class FunctionName(RequestModel):
@@ -290,3 +295,73 @@ class ToolFields(RequestModel):
             case AllowedToolsChoice(allowed_tools=allowed):
                 return [tool.function.name for tool in allowed.tools]
         return None
+
+
+class ChatRequest(SeveralTexts, ToolFields, PromptEnd, fields_of("chat")):
+    """A conversation whose next answer is wanted."""
+
+    messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
+    max_completion_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
+    max_tokens: TokenCount | None = Field(None, description="older name of max_completion_tokens")
+    logprobs: bool | None = Field(None, description="return the target model's own log-probability of every token")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="number of most likely tokens to list for each token; needs logprobs"
+    )
+    response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
+    )
+    reasoning_effort: str | None = Field(
+        None, description="how much to reason, or none; only if the model's chat template supports it"
+    )
+    modalities: list[Literal["text"]] | None = Field(None, description="only text")
+    _api: str = PrivateAttr("chat")
+
+    @classmethod
+    def of(cls, given: RequestModel, api: str, names: Mapping[str, str], **own: Any) -> Self:
+        """The chat that a request of another API asks for.
+
+        Args:
+            given: the request; the fields that all requests for texts have are the chat's.
+            api: the API by its name in `FIELDS`.
+            names: fields and parts of a chat by the names that they have there; "" for a step that is none there.
+            **own: the other fields of the chat, as clients give them.
+
+        Raises:
+            ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
+        """
+        shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
+        try:
+            found = cls.model_validate(shared | own, context=names)
+        except ValidationError as error:
+            raise refusal_of(error.errors()[0], names) from None
+        found._api, found._names = api, names
+        return found
+
+    @model_validator(mode="after")
+    def _check_together(self, info: ValidationInfo) -> Self:
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
+        if self.top_logprobs and not self.logprobs:
+            raise mistake("no_logprobs", "top_logprobs needs logprobs to be true")
+        if self.structured_outputs and (self.tools or self.response_format):
+            form = (info.context or {}).get("response_format", "response_format")
+            raise mistake("two_forms", f"structured_outputs excludes tools and {form}")
+        return self
+
+    @property
+    def has_form(self) -> bool:
+        """Whether a whole answer must have a form: a schema, a grammar, or a call."""
+        formats = JsonObjectFormat | JsonSchemaFormat
+        return self.must_call or bool(self.structured_outputs) or isinstance(self.response_format, formats)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of an answer at most, None where the request does not say."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> bool | int | None:
+        """The engine's option."""
+        return (self.top_logprobs or True) if self.logprobs else None

@@ -1,0 +1,276 @@
+"""Requests while they are answered: which texts are let in, when their time is over, and whether who asked is there."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drafttree.engine.batching import Engine, Handle
+from drafttree.engine.prompt import Prompt
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.metrics import ServerMetrics
+
+_current: ContextVar["OpenRequest | None"] = ContextVar("request", default=None)
+
+
+class OpenRequest:
+    """A request of a client from its arrival on.
+
+    Args:
+        client: the address of who has sent it.
+        seconds: the time it has; None for no end.
+
+    Attributes:
+        ends: what is to be done when it has been answered.
+    """
+
+    def __init__(self, client: str, seconds: float | None) -> None:
+        self.client, self.seconds = client, seconds
+        self.ends = ExitStack()
+        self._arrived = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that is left, at least 0; None for no end."""
+        if self.seconds is None:
+            return None
+        return max(0.0, self._arrived + self.seconds - time.monotonic())
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Make this the request that is being answered."""
+        with self.ends:
+            token = _current.set(self)
+            try:
+                yield
+            finally:
+                _current.reset(token)
+
+
+def open_request() -> OpenRequest | None:
+    """The request that is being answered, None outside of one."""
+    return _current.get()
+
+
+RETRY_AFTER = 1
+"""Seconds after which a request that was refused may come again."""
+MAX_UNREAD = 16
+"""Rounds of a text that wait for its client; then the text waits."""
+
+
+class Admission:
+    """Counts the texts of a server.
+
+    Args:
+        engine: writes the texts.
+        metrics: are told of every text.
+        max_texts: the number of texts that may run or wait.
+        timeout: seconds from its arrival after which a request ends where it is; None for no end.
+
+    Attributes:
+        draining: whether no more texts are let in.
+    """
+
+    def __init__(self, engine: Engine, metrics: ServerMetrics, max_texts: int, timeout: float | None) -> None:
+        self._engine, self._metrics, self._max_texts, self._timeout = engine, metrics, max_texts, timeout
+        self._handles: set[Handle] = set()
+        self._preparing: set[asyncio.Timeout] = set()
+        self._submitting = self._answering = 0
+        self.draining = self._ending = False
+
+    @property
+    def open(self) -> int:
+        """Texts that were let in and have not ended; any thread may ask."""
+        self._handles.difference_update([handle for handle in tuple(self._handles) if handle.done])
+        return len(self._handles) + self._submitting
+
+    @property
+    def busy(self) -> bool:
+        """Whether any text has not ended, or is still on its way to a client."""
+        return bool(self._answering or self.open)
+
+    @contextmanager
+    def request(self, client: str = "") -> Iterator[None]:
+        """A request of the client at an address: texts that are submitted inside of it end with it."""
+        with OpenRequest(client, self._timeout).answering():
+            yield
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """Hold a place for a request that has to wait before its texts can be submitted.
+
+        Raises:
+            ServerError: as for `submit`, also where the server shuts down meanwhile.
+        """
+        self.check()
+        preparing = asyncio.timeout(None)
+        self._preparing.add(preparing)
+        try:
+            async with preparing:
+                yield
+        except TimeoutError:
+            self.check()
+            raise
+        finally:
+            self._preparing.discard(preparing)
+
+    def refuse_preparing(self) -> None:
+        """End the requests that a server which shuts down would refuse as soon as they are prepared."""
+        for preparing in self._preparing:
+            if not preparing.expired():  # else it is ending already, which may take longer than until the next call
+                preparing.reschedule(0)
+
+    async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
+        """Submit a text; reading its prompt holds up nobody.
+
+        Args:
+            prompt: text, token ids or messages, as `Engine.submit` takes them.
+            to: the `Engine.submit` of an engine that takes the text in place of the server's.
+            **options: the options of `Engine.submit`.
+
+        Raises:
+            ServerError: too many texts wait (429), or the server is shutting down (503).
+            DraftTreeError: as for `Engine.submit`.
+        """
+        self.check()
+        begun = time.perf_counter()
+        self._submitting += 1
+        submit = partial(to or self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+        submitting.add_done_callback(self._count)
+        try:
+            handle = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_cancel)
+            raise
+        self._metrics.watch(handle, begun)
+        self._end_in_time(handle)
+        return handle
+
+    def check(self) -> None:
+        """Refuse a text that cannot be taken now.
+
+        Raises:
+            ServerError: as for `submit`.
+        """
+        again = {"Retry-After": str(RETRY_AFTER)}
+        if self.draining:
+            raise ServerError(503, "the server is shutting down", code="shutting_down", headers=again)
+        if (waiting := self.open + len(self._preparing)) >= self._max_texts:
+            message = f"{waiting} texts are running or waiting, which is the limit; try again later"
+            raise ServerError(429, message, code="queue_full", headers=again)
+
+    def cancel_all(self) -> None:
+        """End all texts where they are, those that are being submitted too."""
+        self._ending = True
+        for handle in self._handles:
+            handle.cancel()
+
+    def _count(self, submitting: "asyncio.Future[Handle]") -> None:
+        self._submitting -= 1
+        if submitting.cancelled() or submitting.exception():
+            return
+        self._handles.add(submitting.result())
+        if self._ending:
+            submitting.result().cancel()
+
+    def _end_in_time(self, handle: Handle) -> None:
+        """End a text with its request, and when its time is over."""
+        request = open_request()
+        if request is None:
+            return
+        self._answering += 1
+        request.ends.callback(self._answered)
+        request.ends.callback(handle.cancel)
+        if (left := request.seconds_left) is not None:
+            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
+            request.ends.callback(timer.cancel)
+
+    def _answered(self) -> None:
+        self._answering -= 1
+
+
+def _cancel(submitting: "asyncio.Future[Handle]") -> None:
+    """Cancel a text that nobody waited for."""
+    if not submitting.cancelled() and not submitting.exception():
+        submitting.result().cancel()
+
+
+class ClientPresence:
+    """Stops answering when nobody listens any more, and cancels the texts that were submitted for the answer.
+
+    Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
+
+    Args:
+        app: the application behind it.
+        admission: knows which texts are whose.
+    """
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app, self._admission = app, admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client = _Client(receive, send)
+        with self._admission.request((scope.get("client") or ("",))[0]):
+            answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
+            leaving = asyncio.ensure_future(client.leaves())
+            try:
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done():
+                    answering.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await answering
+                else:
+                    answering.result()
+            finally:
+                answering.cancel()
+                leaving.cancel()
+
+
+class _Client:
+    """Who sent a request, as the application sees it.
+
+    Args:
+        receive: the server's channel of what the client sends.
+        send: the server's channel to the client.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._listens, self._gone = asyncio.Event(), asyncio.Event()
+        self._answered = False
+
+    async def receive(self) -> Message:
+        """The next part of the body; behind the last one, that the client has gone."""
+        if self._listens.is_set():
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._listens.set()
+        if message["type"] == "http.disconnect":
+            self._gone.set()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._answered = True
+        await self._send(message)
+
+    async def leaves(self) -> None:
+        """Wait until the client has gone before it was answered; for ever where that does not happen."""
+        await self._listens.wait()
+        while not self._gone.is_set():
+            if (await self._receive())["type"] == "http.disconnect":
+                self._gone.set()
+        if self._answered:
+            await asyncio.Event().wait()

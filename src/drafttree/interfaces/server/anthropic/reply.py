@@ -1,0 +1,158 @@
+"""/v1/messages: the answer of a chat as Anthropic's API has it."""
+
+import asyncio
+import uuid
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic_core import from_json
+
+from drafttree.interfaces.server.answer import Ended, Json, Piece
+from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
+from drafttree.interfaces.server.chat import begin_answers
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
+from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError, new_request_id
+from drafttree.interfaces.server.reply import STREAMED, Described, reply
+from drafttree.interfaces.server.serving import Serving, ServingContext
+from drafttree.interfaces.server.texts import Texts
+
+ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+router = APIRouter(prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
+
+
+class MessageReply(Described):
+    """`anthropic.types.Message`, with the fields below; thinking needs no signature to be sent back."""
+
+
+@router.post("", response_model=MessageReply, responses=STREAMED)
+async def write(request: MessagesRequest, serving: Serving) -> Response:
+    """Answer a conversation, at once or as a stream of events."""
+    _check_thinking(request, serving)
+    texts = await begin_answers(request.as_chat(), serving)
+    model, request_id = request.model or serving.model_name, new_request_id()
+    head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
+    writer = MessageText(head, texts, request.stop_strings, request_id)
+    return await reply(request, serving, texts, writer, **{"request-id": request_id})
+
+
+@router.post("/count_tokens")
+async def count_tokens(request: CountTokensRequest, serving: Serving) -> dict[str, int]:
+    """Count the tokens of a conversation, up to where the next message begins."""
+    serving.check_model(request.model)
+    _check_thinking(request, serving)
+    decoder = serving.decoder
+    prompt = await asyncio.to_thread(
+        read_prompt, request.as_chat(), decoder.tokenizer, serving.dialect, decoder.target.context
+    )
+    return {"input_tokens": len(prompt)}
+
+
+def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> None:
+    """Refuse to let a model think that cannot.
+
+    Raises:
+        ServerError: it is asked to.
+    """
+    dialect, wanted = serving.dialect, request.thinking
+    if wanted and wanted.type == "enabled" and not dialect.thinking and not dialect.takes_effort:
+        raise ServerError(400, "thinking is enabled, but the model's chat template does not support it; leave it out")
+
+
+class MessageText:
+    """Writes a message: its blocks, each with the events around it.
+
+    Args:
+        head: the fields that the message begins with and keeps.
+        texts: the only text of the request.
+        stop_strings: the request's own; the model's end of a turn is none of them.
+        request_id: the id of the request, for an error.
+    """
+
+    done = False
+
+    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str], request_id: str) -> None:
+        self._texts, self._stop_strings, self._request_id = texts, stop_strings, request_id
+        self._answer = texts.answers[0]
+        self._content, self._input = list[Json](), ""
+        ending = {"stop_reason": None, "stop_sequence": None, "usage": self._usage}
+        self.whole: Json = {**head, "type": "message", "role": "assistant", "content": self._content, **ending}
+
+    def begin(self) -> Iterator[Json]:
+        yield {"type": "message_start", "message": self.whole}
+
+    def add(self, place: int, piece: Piece) -> Iterator[Json]:
+        for part, _ in self._answer.read(piece):
+            match part:
+                case Thought(text=text):
+                    yield from self._write("thinking", text)
+                case Said(text=text):
+                    yield from self._write("text", text)
+                case CallBegun(name=name, id=id_):
+                    yield from self._open("tool_use", id=id_, name=name, input={})
+                case CallArguments(text=text):
+                    self._input += text
+                    yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
+                case Ended(reason=reason, stopped_by=stopped_by):
+                    yield from self._end(reason, stopped_by if stopped_by in self._stop_strings else None)
+                case None:  # there are no log-probabilities
+                    pass
+
+    def end(self) -> Iterator[Json]:
+        yield from ()
+
+    def fail(self, error: ServerError) -> Json:
+        return error.anthropic_body(self._request_id)
+
+    def _write(self, kind: str, text: str) -> Iterator[Json]:
+        """Go on with a block of text or thinking, or begin it."""
+        if not self._content or self._content[-1]["type"] != kind:
+            yield from self._open(kind, **{kind: ""}, **({"signature": ""} if kind == "thinking" else {}))
+        self._content[-1][kind] += text
+        yield self._event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})
+
+    def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
+        """End the last block, and begin another."""
+        yield from self._close()
+        self._content.append({"type": kind, **fields})
+        yield self._event("content_block_start", content_block=self._content[-1])
+
+    def _close(self) -> Iterator[Json]:
+        """End the block that is being written, if there is one."""
+        if self._content:
+            if self._content[-1]["type"] == "tool_use":
+                self._content[-1]["input"], self._input = _read_input(self._input), ""
+            yield self._event("content_block_stop")
+
+    def _end(self, reason: str, stopped_by: str | None) -> Iterator[Json]:
+        yield from self._close()
+        why = STOP_REASONS[reason] if stopped_by is None else "stop_sequence"
+        delta = {"stop_reason": why, "stop_sequence": stopped_by}
+        self.whole |= {**delta, "usage": self._usage}
+        yield {"type": "message_delta", "delta": delta, "usage": self.whole["usage"]}
+        yield {"type": "message_stop"}
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        """An event of the last block."""
+        return {"type": kind, "index": len(self._content) - 1, **fields}
+
+    @property
+    def _usage(self) -> Json:
+        usage = self._texts.usage
+        return {
+            "input_tokens": usage.prompt - usage.cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached,
+            "output_tokens": usage.generated,
+        }
+
+
+def _read_input(text: str) -> Json:
+    """The input of a call; of one that was cut short, what Anthropic's client reads of it."""
+    try:
+        found = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,127 @@
+"""/v1/chat/completions: the prompt in the words of the model's chat template, and the answers."""
+
+import asyncio
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Response
+
+from drafttree.engine.chat import turn_end
+from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, TokenNames
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
+from drafttree.interfaces.server.grammar import chat_grammar
+from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
+from drafttree.interfaces.server.request import ChatRequest
+from drafttree.interfaces.server.sampling import engine_options, seeds
+from drafttree.interfaces.server.serving import Serving, ServingContext
+from drafttree.interfaces.server.texts import Texts
+
+router = APIRouter(prefix="/v1/chat", tags=["chat"])
+
+
+class ChatCompletion(Described):
+    """`openai.types.chat.ChatCompletion`, with the fields below; messages may have `reasoning_content`."""
+
+
+@router.post("/completions", response_model=ChatCompletion, responses=STREAMED)
+async def answer(request: ChatRequest, serving: Serving) -> Response:
+    """Answer a conversation, at once or as a stream of chunks."""
+    texts = await begin_answers(request, serving)
+    choices = [ChatChoice(index, each) for index, each in enumerate(texts.answers)]
+    return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=True))
+
+
+async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
+    """Let the answers to a conversation into the engine.
+
+    Raises:
+        ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
+        DraftTreeError: as for `read_prompt` and `engine_options`.
+    """
+    serving.check_model(request.model)
+    serving.admission.check()
+    prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
+    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
+    texts = await Texts.submit(serving, [prompt], [options], seeds(request))
+    texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
+    return texts
+
+
+def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Thinks, Json]:
+    """The token ids of the conversation, whether its answers begin with thinking, and their options."""
+    decoder, dialect = serving.decoder, serving.dialect
+    prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context)
+    thinks = dialect.thinks(decoder.tokenizer, prompt)
+    grammar = chat_grammar(request, dialect, thinks)
+    options = engine_options(request, decoder, len(prompt), request.limit)
+    end = turn_end(decoder.tokenizer)
+    if end and not request.has_form:  # a form ends by itself, and may not be cut while it is being thought about
+        options["stop"] = [*(request.stop or ()), end]
+    if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
+        options["spelled_tokens"] = spelled
+    return prompt, thinks, options | {"logprobs": request.wanted_logprobs, "grammar": grammar}
+
+
+def _reader(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> AnswerReader:
+    """What reads an answer."""
+    tools = request.callable_tools
+    schemas = {name: tool.parameters for name, tool in tools.items()}
+    calls = dialect.calls if tools else None
+    return AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
+
+
+class ChatChoice:
+    """Writes one answer.
+
+    Args:
+        index: its place among the answers of a request.
+        answer: the answer.
+    """
+
+    def __init__(self, index: int, answer: Answer) -> None:
+        self._index, self._answer = index, answer
+        self._said, self._thoughts, self._calls = "", "", list[Json]()
+        self._scores, self._reason = list[Json](), "length"
+
+    def begin(self) -> Iterator[Json]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def add(self, piece: Piece) -> Iterator[Json]:
+        for part, scores in self._answer.read(piece):
+            self._scores += scores
+            match part:
+                case None:
+                    yield self._chunk({}, scores)
+                case Said(text=text):
+                    self._said += text
+                    yield self._chunk({"content": text}, scores)
+                case Thought(text=text):
+                    self._thoughts += text
+                    yield self._chunk({"reasoning_content": text})
+                case CallBegun(index=index, name=name, id=id_):
+                    call: Json = {"id": id_, "type": "function", "function": {"name": name, "arguments": ""}}
+                    self._calls.append(call)
+                    yield self._chunk({"tool_calls": [{"index": index, **call}]})
+                case CallArguments(index=index, text=text):
+                    self._calls[index]["function"]["arguments"] += text
+                    yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+                case Ended(reason=reason):
+                    self._reason = reason
+                    yield self._chunk({}, reason=reason)
+
+    @property
+    def whole(self) -> Json:
+        silent = not self._said and (self._calls or self._thoughts)
+        message: Json = {"role": "assistant", "content": None if silent else self._said, "refusal": None}
+        message |= {"reasoning_content": self._thoughts} if self._thoughts else {}
+        message |= {"tool_calls": self._calls} if self._calls else {}
+        logprobs = self._logprobs(self._scores)
+        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": self._reason}
+
+    def _chunk(self, delta: Json, scores: list[Json] | None = None, reason: str | None = None) -> Json:
+        logprobs = None if scores is None else self._logprobs(scores)
+        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, scores: list[Json]) -> Json | None:
+        return {"content": scores, "refusal": None} if self._answer.scored else None

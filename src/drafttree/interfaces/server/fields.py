@@ -1,0 +1,217 @@
+"""How requests are read: unknown fields, other types and numbers that are none are refused.
+
+The fields that change no text and those that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from keyword import iskeyword
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from drafttree.constraints.json_schema import drop_nulls
+from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+THOUGHT = "thought"
+"""Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
+
+
+class RequestModel(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_characters(cls, part: Any) -> Any:
+        """Refuse half surrogate pairs, which JSON can escape and neither tokenizers nor replies can have."""
+        if place := _half_character(part):
+            where = ".".join(map(str, place)).encode(errors="backslashreplace").decode()
+            raise mistake("string_unicode", f"{where} holds half a surrogate pair, which is not text")
+        return part
+
+    def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
+        """The names of the fields that were given and change nothing, here and in all parts.
+
+        Args:
+            reads_thoughts: whether the chat template reads what was thought.
+        """
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            idle = isinstance(entry_of(field), NoEffect) or (THOUGHT in field.metadata and not reads_thoughts)
+            if idle and value not in (None, {}, []) and value is not False:
+                yield name
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, RequestModel):
+                    yield from part.without_effect(reads_thoughts=reads_thoughts)
+
+
+def _half_character(part: Any) -> tuple[str | int, ...]:
+    """The steps to a text in a part of a request that holds half a surrogate pair; none where there is none."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), part)]
+    while waiting:
+        place, found = waiting.pop()
+        if isinstance(found, str) and not found.isascii() and SURROGATE.search(found):
+            return place
+        if isinstance(found, dict):
+            waiting += [((*place, name), each) for name, value in found.items() for each in (name, value)]
+        elif isinstance(found, list):
+            waiting += [((*place, index), value) for index, value in enumerate(found)]
+    return ()
+
+
+def mistake(kind: str, message: str) -> PydanticCustomError:
+    """The error for a value that is wrong in a way of ours; its message may have braces."""
+    return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+
+
+def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
+    """A part of a request as it is, unless its `type` is one that is not served, which is named."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in served:
+        *most, last = served
+        advice = f"{', '.join(most)} or {last}" if most else last
+        raise mistake("not_served", f"{what} of type {kind!r} is not served; give {advice}")
+    return part
+
+
+def fill_content(message: Any) -> Any:
+    """A message as it is, unless it is one of the assistant's without content, as beside calls: that has no parts."""
+    if isinstance(message, dict) and message.get("role") == "assistant" and message.get("content") is None:
+        return {**message, "content": []}
+    return message
+
+
+def fields_of(part: str) -> type[RequestModel]:
+    """A model with those fields of a part of a request that change no text, or are refused, by the table.
+
+    A reply's `Warning` header names the former where a request has them.
+    """
+    found: dict[str, Any] = {}
+    for name, entry in FIELDS[part].items():
+        if isinstance(entry, NoEffect):
+            kind = entry.kind if entry.kind is object else entry.kind | None
+            found[name] = Annotated[kind, entry], Field(None, description=entry.why)
+        elif isinstance(entry, Refused):
+            schema = {"enum": [None, False, *entry.neutral], "description": f"Not served: {entry.advice}."}
+            check = AfterValidator(partial(_check_refused, entry))
+            field = Annotated[object, check, WithJsonSchema(schema), entry]
+            found[f"{name}_" if iskeyword(name) else name] = field, Field(None, alias=name if iskeyword(name) else None)
+    return create_model(part, __base__=_Dumped if any(map(iskeyword, FIELDS[part])) else RequestModel, **found)
+
+
+class _Dumped(RequestModel):
+    """A part that clients send back as their types name its fields: `async_`, since Python has the word."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+
+def _check_refused(entry: Refused, value: object) -> object:
+    """Refuse a value that asks for something."""
+    if value in ([], {}) or entry.accepts(value):
+        return value
+    raise mistake(entry.code, f"this is not served; {entry.advice}")
+
+
+def entry_of(field: FieldInfo) -> NoEffect | Refused | None:
+    """What the table says of a field."""
+    return next((mark for mark in field.metadata if isinstance(mark, NoEffect | Refused)), None)
+
+
+MAX_NESTING = 100
+"""Levels of a JSON object; what a reply repeats must be written as well as read, which pydantic does for 255."""
+
+
+def _check_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [part for each in level for part in _parts(each)]
+    if level:
+        raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise mistake("no_json", f"this is not JSON: {error}") from None
+    return value
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What an object or a list consists of."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
+"""A JSON object of any kind."""
+Schema = Annotated[JsonObject, AfterValidator(drop_nulls)]
+"""A JSON schema."""
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+
+
+class TextFormat(RequestModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(RequestModel):
+    """A schema and its name, which has no effect on the reply."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    body: Annotated[Schema, Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel):
+    """JSON that conforms to a schema; it does so whether or not it is to be strict."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(RequestModel):
+    """One form that the whole reply must have.
+
+    Attributes:
+        json_schema: a JSON schema, as an object or as text; named `json` in requests.
+        regex: a regular expression that matches the whole reply.
+        choice: the replies there may be.
+        grammar: an EBNF grammar in GBNF syntax.
+        json_object: True for any JSON object.
+    """
+
+    json_schema: Annotated[Schema | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if sum(value is not None for _, value in self) != 1:
+            raise mistake("one_form", "give exactly one of json, regex, choice, grammar and json_object")
+        return self

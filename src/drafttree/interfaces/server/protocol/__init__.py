@@ -1,1 +1,0 @@
-"""Requests and replies of OpenAI's API, as pydantic models."""

@@ -1,0 +1,199 @@
+"""/v1/responses: the answer of a chat as OpenAI's Responses API has it."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from drafttree.interfaces.server.answer import Ended, Json, Piece
+from drafttree.interfaces.server.chat import begin_answers
+from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import RequestModel
+from drafttree.interfaces.server.reply import STREAMED, Described, reply
+from drafttree.interfaces.server.responses.request import ResponseRequest
+from drafttree.interfaces.server.serving import Serving, ServingContext
+from drafttree.interfaces.server.texts import Texts
+
+router = APIRouter(prefix="/v1/responses", tags=["responses"])
+
+
+class ModelResponse(Described):
+    """`openai.types.responses.Response`, with the fields below; it repeats what was asked for."""
+
+
+@router.post("", response_model=ModelResponse, responses=STREAMED)
+async def respond(request: ResponseRequest, serving: Serving) -> Response:
+    """Answer a conversation, at once or as a stream of events."""
+    texts = await begin_answers(request.as_chat(), serving)
+    return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts))
+
+
+def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
+    """A response before anything is written."""
+    repeated = ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens")
+    choice, form = request.tool_choice or "auto", request.text and request.text.format
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model or serving.model_name,
+        "output": [],
+        "usage": None,
+        **{name: getattr(request, name) for name in repeated},
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "tool_choice": _given(choice) if isinstance(choice, RequestModel) else choice,
+        "tools": [_given(tool) for tool in request.tools or ()],
+        "text": {"format": _given(form) if form else {"type": "text"}},
+        "truncation": "disabled",
+        "background": False,
+        "previous_response_id": None,
+        **serving.decoder.fidelity.to_json(),
+    }
+
+
+def _given(part: RequestModel) -> Json:
+    """A part of the request as it was given."""
+    return part.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+class ResponseText:
+    """Writes a response: its items, each with the events around it.
+
+    Args:
+        whole: the response before anything is written.
+        texts: the only text of the request.
+    """
+
+    done = False
+
+    def __init__(self, whole: Json, texts: Texts) -> None:
+        self.whole, self._texts = whole, texts
+        self._answer = texts.answers[0]
+        self._events = 0
+
+    def begin(self) -> Iterator[Json]:
+        yield self._event("created", response=self.whole)
+        yield self._event("in_progress", response=self.whole)
+
+    def add(self, place: int, piece: Piece) -> Iterator[Json]:
+        for part, scores in self._answer.read(piece):
+            match part:
+                case Thought(text=text):
+                    yield from self._write("reasoning", text)
+                case Said(text=text):
+                    yield from self._write("message", text, scores)
+                case CallBegun(name=name, id=id_):
+                    yield from self._open("function_call", "fc", call_id=id_, name=name, arguments="")
+                case CallArguments(text=text):
+                    self._item["arguments"] += text
+                    yield self._event("function_call_arguments.delta", **self._place, delta=text)
+                case Ended(reason=reason):
+                    yield from self._end(reason)
+                case None:  # tokens of marks, thinking and calls belong to no message
+                    pass
+
+    def end(self) -> Iterator[Json]:
+        yield from ()
+
+    def fail(self, error: ServerError) -> Json:
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        self.whole |= {"status": "failed", "error": {"code": code, "message": error.message}}
+        return self._event("failed", response=self.whole)
+
+    def _write(self, kind: str, text: str, scores: list[Json] | None = None) -> Iterator[Json]:
+        """Go on with a message or with thinking, or begin it."""
+        said = kind == "message"
+        if not self.whole["output"] or self._item["type"] != kind:
+            own: Json = {"role": "assistant"} if said else {"summary": []}
+            yield from self._open(kind, "msg" if said else "rs", **own, content=[])
+            scored: Json = {"annotations": [], "logprobs": []} if said else {}
+            part = {"type": "output_text" if said else "reasoning_text", "text": "", **scored}
+            yield self._event("content_part.added", **self._place, content_index=0, part=part)
+            self._item["content"].append(part)
+        (part,) = self._item["content"]
+        part["text"] += text
+        if said:
+            part["logprobs"] += scores or []
+        if text:
+            more = {"logprobs": _without_bytes(scores or [])} if said else {}
+            yield self._event(f"{part['type']}.delta", **self._place, content_index=0, delta=text, **more)
+
+    def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
+        """End the last item, and begin another."""
+        yield from self._close("completed")
+        item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress", **fields}
+        self.whole["output"].append(item)
+        yield self._event("output_item.added", output_index=self._place["output_index"], item=item)
+
+    def _close(self, status: str) -> Iterator[Json]:
+        """End the item that is being written, if there is one."""
+        if not self.whole["output"]:
+            return
+        item, place = self._item, self._place
+        if item["type"] == "function_call":
+            yield self._event("function_call_arguments.done", **place, arguments=item["arguments"])
+        else:
+            (part,) = item["content"]
+            more = {"logprobs": _without_bytes(part["logprobs"])} if "logprobs" in part else {}
+            yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
+            yield self._event("content_part.done", **place, content_index=0, part=part)
+        item["status"] = status
+        yield self._event("output_item.done", output_index=place["output_index"], item=item)
+
+    def _end(self, reason: str) -> Iterator[Json]:
+        """Complete the response, which has one item at least."""
+        if not self.whole["output"]:
+            yield from self._write("message", "")
+        status = "incomplete" if reason == "length" else "completed"
+        cut = reason == "stop" and self._item["type"] == "function_call"
+        yield from self._close("incomplete" if cut else status)
+        usage = self._texts.usage
+        self.whole |= {
+            "status": status,
+            "usage": {
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+                "output_tokens": usage.generated,
+                "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+                "total_tokens": usage.prompt + usage.generated,
+            },
+        }
+        if status == "incomplete":
+            self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.whole["completed_at"] = int(time.time())
+        yield self._event(status, response=self.whole)
+
+    @property
+    def _item(self) -> Json:
+        """The item that is being written."""
+        return self.whole["output"][-1]
+
+    @property
+    def _place(self) -> Json:
+        """Where it stands."""
+        return {"output_index": len(self.whole["output"]) - 1, "item_id": self._item["id"]}
+
+    def _event(self, name: str, **fields: Any) -> Json:
+        """The next event."""
+        self._events += 1
+        return {"type": f"response.{name}", "sequence_number": self._events - 1, **fields}
+
+
+def _without_bytes(scores: list[Json]) -> list[Json]:
+    """Log-probabilities as events have them."""
+    return [
+        {
+            "token": each["token"],
+            "logprob": each["logprob"],
+            "top_logprobs": [{name: top[name] for name in ("token", "logprob")} for top in each["top_logprobs"]],
+        }
+        for each in scores
+    ]

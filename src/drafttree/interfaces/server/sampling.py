@@ -1,0 +1,211 @@
+"""How tokens are chosen, and where a text ends: the fields of all requests for texts, and the engine's options."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+
+from drafttree.constraints.refusals import FIELDS, Clamped
+from drafttree.engine.decoder import Decoder
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import StructuredOutputs, fields_of, mistake
+
+DEFAULT_LIMIT = 2048
+"""Tokens of an answer at most where neither the request nor the model says."""
+SAME_NAMES = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "stop")
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+INT64 = 2**63
+TOKEN_ID = re.compile("[0-9]{1,10}")
+
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopStrings = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(
+        lambda stop: [*filter(None, [stop])] if isinstance(stop, str) else stop,
+        json_schema_input_type=str | list[StopString],
+    ),
+]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[int, Field(ge=0, lt=INT64)]
+TokenCount = Annotated[int, Field(ge=1, lt=INT64)]
+
+
+class StreamOptions(fields_of("completions.stream_options")):
+    """What a stream has besides the text.
+
+    Attributes:
+        include_usage: end with a chunk that has the usage and no choices.
+        continuous_usage_stats: vLLM's: give every chunk the usage so far.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(fields_of("server")):
+    """Fields of all requests for texts."""
+
+    model: str | None = Field(None, description="name of the served model, which is the default")
+    stream: bool | None = Field(None, description="send the text while it is generated, as server-sent events")
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
+        None, description="the same prompt, options and seed give the same text, whatever else the server does"
+    )
+    temperature: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="0 is greedy; default: the model's own, or else 1"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling")
+    stop: StopStrings | None = Field(
+        None,
+        description=f"up to {MAX_STOPS} strings that end the text and are not part of it; an empty string means none",
+    )
+    presence_penalty: Penalty | None = Field(None, description="penalty on tokens that the text already contains")
+    frequency_penalty: Penalty | None = Field(
+        None, description="penalty on tokens that the text already contains, for each occurrence"
+    )
+    logit_bias: dict[str, Bias] | None = Field(
+        None, description="token ids, as strings, each with the value to add to its logit"
+    )
+    top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
+        None, description="vLLM: sample from the k most likely tokens; -1 for all"
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="vLLM: minimum probability of a token, relative to that of the most likely one"
+    )
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="vLLM: divides the logits of tokens that occur in the prompt or the text"
+    )
+    min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
+        None, description="vLLM: minimum number of tokens before an EOS or stop token"
+    )
+    stop_token_ids: list[TokenId] | None = Field(None, description="vLLM: tokens that end the text, in addition to EOS")
+    ignore_eos: bool | None = Field(None, description="vLLM: continue after EOS tokens")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM: exactly one of json, regex, choice, grammar (GBNF) and json_object"
+    )
+    skip_special_tokens: Literal[True] | None = Field(
+        None, description="vLLM: only true; texts contain no special tokens"
+    )
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        wrong = next((token for token in bias or () if not TOKEN_ID.fullmatch(token)), None)
+        if wrong is not None:
+            raise mistake("no_token_id", f"{wrong[:40]!r} is not a token id")
+        return bias
+
+    _api: str = PrivateAttr("server")
+    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def called(self, field: str) -> str:
+        """A field by its name in the API that was called."""
+        return self._names.get(field, field)
+
+    def clamps(self, field: str) -> bool:
+        """Whether an upper bound of that API may be above what there is."""
+        return isinstance(FIELDS[self._api].get(self.called(field)), Clamped)
+
+
+class SeveralTexts(SamplingFields):
+    """Fields of the requests for chat completions and completions, which may ask for several texts."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="number of texts; with a seed, text i uses seed + i, counted from 0"
+    )
+    stream_options: StreamOptions | None = Field(
+        None, description="include_usage, and vLLM's continuous_usage_stats; only with stream"
+    )
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise mistake("no_stream", "stream_options needs stream to be true")
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Texts for each prompt."""
+        return self.n or 1
+
+
+def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int, wanted: int | None) -> dict[str, Any]:
+    """The options of a prompt's texts, all but their seeds and their grammar.
+
+    Args:
+        request: what the client asks for.
+        decoder: the decoder of the served model.
+        prompt_length: tokens of the prompt.
+        wanted: tokens of a text at most, None where the request does not say.
+
+    Raises:
+        ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
+    """
+    limit = _limit(request, wanted, prompt_length, decoder)
+    options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
+    options["max_new_tokens"] = limit
+    adopted = decoder.defaults.get("temperature", 1.0)
+    options["temperature"] = adopted if request.temperature is None else request.temperature
+    if request.top_k is not None:
+        options["top_k"] = max(request.top_k, 0)
+    return options | _token_options(request, decoder, limit)
+
+
+def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dict[str, Any]:
+    """The options that are about single tokens."""
+    found: dict[str, Any] = {}
+    if request.min_tokens:
+        if request.min_tokens > limit:
+            message = f"min_tokens is {request.min_tokens}, but the text may have {limit} tokens"
+            raise ServerError(400, message, param="min_tokens")
+        found["min_new_tokens"] = request.min_tokens
+    if request.logit_bias:
+        bias = {int(token): added for token, added in request.logit_bias.items()}
+        check_tokens("logit_bias", bias, decoder)
+        found["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
+    if request.stop_token_ids:
+        check_tokens("stop_token_ids", request.stop_token_ids, decoder)
+        found["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
+        found["ignore_eos"] = False
+    return found
+
+
+def seeds(request: SeveralTexts) -> list[int | None]:
+    """The seed of each of a prompt's texts: they differ, and the first one's is the request's."""
+    if request.seed is None:
+        return [None] * request.choices
+    return [(request.seed + choice + INT64) % (2 * INT64) - INT64 for choice in range(request.choices)]
+
+
+def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, decoder: Decoder) -> int:
+    """Tokens of a text at most, by default as many as the context has room for, up to the model's own or 2,048.
+
+    Raises:
+        ServerError: prompt and text would not fit into the model's context.
+    """
+    context = decoder.target.context
+    room = None if context is None else context - prompt_length
+    if room is not None and room < max(wanted or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
+        asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
+        advice = f" or ask for at most {room} tokens" if room > 0 else ""
+        message = f"the prompt of {prompt_length} tokens {asked} the model's context of {context}; shorten it{advice}"
+        param = request.called("max_tokens") if room > 0 else None
+        raise ServerError(400, message, param=param, code="context_length_exceeded")
+    asked_for = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
+    return asked_for if room is None else min(asked_for, room)
+
+
+def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        ServerError: names the field and the first of them.
+    """
+    vocab = decoder.target.vocab_size
+    if wrong := next((token for token in tokens if token >= vocab), None):
+        message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"
+        raise ServerError(400, message, param=field)

@@ -1,0 +1,165 @@
+"""What is served besides texts: the models, tokens as vLLM has them, health, and metrics for Prometheus."""
+
+import asyncio
+import time
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, Field, model_validator
+
+from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.chat_prompt import read_prompt
+from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
+from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, Messages, PromptEnd, Tool
+from drafttree.interfaces.server.sampling import TokenId, check_tokens
+from drafttree.interfaces.server.serving import Serving, ServingContext
+
+router = APIRouter()
+STARTED = int(time.time())
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(serving: Serving) -> dict[str, Any]:
+    """The served model, by all of its names."""
+    return {"object": "list", "data": [_card(name) for name in serving.settings.model_names]}
+
+
+@router.get("/v1/models/{model:path}", tags=["models"])
+async def show_model(model: str, serving: Serving) -> dict[str, Any]:
+    """The served model."""
+    serving.check_model(model)
+    return _card(model)
+
+
+@router.post("/v1/embeddings", include_in_schema=False)
+async def refuse_embeddings() -> None:
+    """Nothing: the name of the route says what is missing."""
+    raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
+
+
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+
+
+@router.get("/health", tags=["health"])
+async def health(serving: Serving) -> dict[str, Any]:
+    """The server lives: not after its engine has died, which only a new start mends."""
+    if serving.engine.closed:
+        raise ServerError(503, "the engine has died; the log says why", code="engine_dead")
+    return {"status": "ok"}
+
+
+@router.get("/ready", tags=["health"])
+async def ready(serving: Serving) -> dict[str, Any]:
+    """The server takes requests: not while it shuts down, and not after its engine has died."""
+    if serving.admission.draining:
+        raise ServerError(503, "the server is shutting down", code="shutting_down")
+    return await health(serving)
+
+
+@router.get("/metrics", tags=["metrics"], response_class=PlainTextResponse)
+def metrics(serving: Serving) -> Response:
+    """All metrics as text; OpenMetrics, which a reader may prefer, would have other names, without colons."""
+    return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class TokenizeRequest(PromptEnd, fields_of("tokenize")):
+    """A text or a conversation whose tokens are wanted."""
+
+    model: str | None = Field(None, description="name of the served model, which is the default")
+    prompt: str | None = Field(None, description="a text")
+    messages: Messages | None = Field(None, description="a conversation, instead of a text")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="functions to describe to the model; only with messages"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template; only with messages"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="add the tokenizer's special tokens (default: true); a conversation has those of its template"
+    )
+    return_token_strs: bool | None = Field(None, description="also return the tokens as strings")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise mistake("one_form", "give either prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise mistake("no_messages", "tools and chat_template_kwargs belong to messages")
+        if self.messages is None and self.continue_final_message:
+            raise mistake("no_messages", "continue_final_message belongs to messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise mistake("not_served", "a conversation has the special tokens of its template and no others")
+        return self
+
+    @property
+    def chat(self) -> ChatRequest | None:
+        """The conversation, None for a text."""
+        if self.messages is None:
+            return None
+        names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
+        return ChatRequest.model_validate({name: getattr(self, name) for name in names})
+
+
+class TokenizeReply(BaseModel):
+    """The tokens of a text; `max_model_len` is the model's context, null where it has no end."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestModel):
+    """Tokens whose text is wanted."""
+
+    model: str | None = Field(None, description="name of the served model, which is the default")
+    tokens: list[TokenId] = Field(description="token ids")
+
+
+class DetokenizeReply(BaseModel):
+    """The text of tokens, special ones included."""
+
+    prompt: str
+
+
+@router.post("/tokenize", tags=["tokens"])
+async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
+    """The tokens of a text, or of a conversation up to where the next answer begins."""
+    serving.check_model(request.model)
+    tokenizer = _tokenizer(serving)
+    context = serving.decoder.target.context
+    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
+    names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
+    return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
+
+
+@router.post("/detokenize", tags=["tokens"])
+async def detokenize(request: DetokenizeRequest, serving: Serving) -> DetokenizeReply:
+    """The text of tokens."""
+    serving.check_model(request.model)
+    check_tokens("tokens", request.tokens, serving.decoder)
+    return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
+
+
+def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
+    if request.chat:
+        return read_prompt(request.chat, tokenizer, dialect, context)
+    text = request.prompt or ""
+    check_characters(text, tokenizer, context)
+    return list(tokenizer(text, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
+
+
+def _tokenizer(serving: ServingContext) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ServerError: it has none.
+    """
+    if serving.decoder.tokenizer is None:
+        raise ServerError(400, "the served model has no tokenizer; it takes and gives token ids")
+    return serving.decoder.tokenizer
