@@ -153,14 +153,16 @@ def test_a_mixed_drafter_hands_the_cache_on():
     assert request.tokens[len(prompt) :] == decoder.plain().generate(prompt, max_new_tokens=24).tokens
 
 
-def test_a_text_that_rests_drafts_from_what_it_has_become():
+def test_a_text_that_rests_drafts_from_what_it_has_become(monkeypatch):
     stock = assistants.Stock(*assistants.pair("gemma4", EXACT))
     decoder = decoder_of("gemma4", Chain(depth=DEPTH), EXACT)
     passes = watched(decoder)
     request = decoder.new_request(PROMPTS[0], max_new_tokens=20)
     decoder.loop.read_prompt(request)
-    for _ in range(4):  # rounds that draft nothing, of which a session is told when it drafts again
-        decoder.loop.step([request], trees=[decoder.loop.root_tree(request)])
+    with monkeypatch.context() as resting:
+        resting.setattr(request.drafting.controller, "reason", lambda batch: "it rests")
+        for _ in range(4):  # rounds that draft nothing, of which a session is told when it drafts again
+            decoder.loop.step([request])
     assert not passes
     tokens = list(request.tokens)
     assert len(tokens) == len(PROMPTS[0]) + 4

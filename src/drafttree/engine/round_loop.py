@@ -211,8 +211,9 @@ class RoundLoop:
         outputs = self.score(requests, drafts.trees, parts, clock)
         for part, output in zip(parts, outputs[len(requests) :], strict=True):
             self._read(part, output)
-        turns = [self._settle(*each, clock) for each in zip(requests, drafts.trees, outputs, strict=False)]
-        return Advance(turns, drafts, clock)
+        settled = zip(requests, drafts.trees, outputs, strict=False)
+        # Without a name for the list: an error's frames lead here, and must not lead back to the error.
+        return Advance([self._settle(*each, clock) for each in settled], drafts, clock)
 
     def score(
         self,
