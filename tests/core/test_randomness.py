@@ -1,7 +1,9 @@
 """The counter-based noise against SplitMix64 on Python integers, and whether it looks random."""
 
+import gc
 import hashlib
 import math
+import weakref
 
 import pytest
 import torch
@@ -83,6 +85,20 @@ def test_noise_the_text_has_passed_is_forgotten(vocab):
         for position in range(root + 1, root + 4):
             randomness.gumbel(position)
     assert len(randomness._gumbel) <= (2 * SPAN if vocab == 7 else 3)
+
+
+def test_a_round_that_was_asked_is_freed_at_once():
+    """Its numbers belong to the text, which would else wait for the garbage collector."""
+    made = SeededRandomness(4, 7, torch.device("cpu")).at(5)
+    made.accept(0.5)
+    made.draw(torch.ones(7))
+    round_ = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert round_() is None
+    finally:
+        gc.enable()
 
 
 def test_noise_is_the_same_in_blocks_of_any_size(monkeypatch):

@@ -196,11 +196,11 @@ class TreeDrafter:
         """
         batch, rows = len(requests), len(requests) + prefill_rows
         drafts = Drafts([self.root_tree(request) for request in requests], expected=float(batch))
-        if not requests:
-            drafts.not_drafted = "prompts are read"
+        if self._drafter is None or not requests:
+            drafts.not_drafted = "prompts are read" if self._drafter else "there is no drafter"
             return drafts
         controller, known = requests[0].drafting.controller, [None] * batch
-        drafts.not_drafted = controller.reason(batch) if self._drafter else "there is no drafter"
+        drafts.not_drafted = controller.reason(batch)
         if drafts.not_drafted:
             return drafts
         for group in self.groups(requests):

@@ -158,7 +158,8 @@ class Continuation:
         self._text, self._reason = self._text + text, piece.finish_reason
         logprobs = self._names and self._scored(tokens, offsets)
         if self._logprobs and logprobs:
-            self._logprobs = {name: values + logprobs[name] for name, values in self._logprobs.items()}
+            for name, values in logprobs.items():
+                self._logprobs[name] += values
         if text or tokens or piece.finish_reason:
             yield self._choice(text, logprobs)
 

@@ -216,22 +216,22 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-def kind_of_choice(choice: Any) -> str | None:
+def _kind_of_choice(choice: Any) -> str | None:
     """The tag of a choice."""
     if isinstance(choice, str):
         return "mode"
     return choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
 
 
+Mode = Annotated[Literal["none", "auto", "required"], Tag("mode")]
+CHOICES = Discriminator(
+    _kind_of_choice,
+    custom_error_type="not_served",
+    custom_error_message="give none, auto, required, a function, or allowed_tools",
+)
+"""Tells the choices of tools apart, here and in /v1/responses."""
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[NamedTool, Tag("function")]
-    | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
-    Discriminator(
-        kind_of_choice,
-        custom_error_type="not_served",
-        custom_error_message="give none, auto, required, a function, or allowed_tools",
-    ),
+    Mode | Annotated[NamedTool, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")], CHOICES
 ]
 
 

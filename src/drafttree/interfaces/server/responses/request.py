@@ -18,11 +18,12 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
+    CHOICES,
     MAX_TOOLS,
     Arguments,
     ChatRequest,
     FunctionDefinition,
-    kind_of_choice,
+    Mode,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
@@ -213,14 +214,7 @@ class AllowedFunctions(RequestModel):
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[NamedFunction, Tag("function")]
-    | Annotated[AllowedFunctions, Tag("allowed_tools")],
-    Discriminator(
-        kind_of_choice,
-        custom_error_type="not_served",
-        custom_error_message="give none, auto, required, a function, or allowed_tools",
-    ),
+    Mode | Annotated[NamedFunction, Tag("function")] | Annotated[AllowedFunctions, Tag("allowed_tools")], CHOICES
 ]
 
 
