@@ -134,7 +134,7 @@ class Grammars:
     def _make_first(self, wanted: WantedGrammar, eos: tuple[int, ...]) -> Made:
         """The grammar, or the one that takes its place, and whether the schemas of all its tools are enforced."""
         if wanted.unenforced:
-            logger.warning("the model is told of the schemas of tools, which are not enforced: %s", wanted.unenforced)
+            logger.warning("the model is told of the schemas of tools, which are not enforced: %r", wanted.unenforced)
         try:
             made = wanted.parse()
             self._begin(made, eos)

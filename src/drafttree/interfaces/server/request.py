@@ -206,18 +206,18 @@ class LeftOut(RequestModel):
         yield f"tool {self.name or self.type}"
 
 
-def kind_of_tool(*served: str) -> Discriminator:
-    """Tells tools of the types that are served, the first of which needs none, from those that are left out."""
+def kind_of_tool(served: str, *also: str) -> Discriminator:
+    """Tells tools of the types that are served from those that are left out."""
 
-    def kind(tool: Any) -> str:
-        found = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-        return "other" if isinstance(found, str) and found not in served else found or served[0]
+    def tag(tool: Any) -> str:
+        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+        return "served" if not isinstance(kind, str) or kind == served else kind if kind in also else "other"
 
-    return Discriminator(kind)
+    return Discriminator(tag)
 
 
 Tools = Annotated[
-    list[Annotated[Annotated[Tool, Tag("function")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")]],
+    list[Annotated[Annotated[Tool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")]],
     Field(max_length=MAX_TOOLS),
 ]
 

@@ -224,7 +224,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         Annotated[
             list[
                 Annotated[
-                    Annotated[CustomTool, Tag("custom")] | Annotated[LeftOut, Tag("other")], kind_of_tool("custom")
+                    Annotated[CustomTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("custom")
                 ]
             ],
             Field(max_length=MAX_TOOLS),

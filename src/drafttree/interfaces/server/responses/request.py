@@ -197,7 +197,7 @@ class Namespace(fields_of("responses.tools.namespace")):
     tools: Annotated[
         list[
             Annotated[
-                Annotated[FunctionTool, Tag("function")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")
+                Annotated[FunctionTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")
             ]
         ],
         Field(max_length=MAX_TOOLS),
@@ -277,7 +277,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         Annotated[
             list[
                 Annotated[
-                    Annotated[FunctionTool, Tag("function")]
+                    Annotated[FunctionTool, Tag("served")]
                     | Annotated[Namespace, Tag("namespace")]
                     | Annotated[LeftOut, Tag("other")],
                     kind_of_tool("function", "namespace"),
