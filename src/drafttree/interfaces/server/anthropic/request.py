@@ -32,6 +32,7 @@ NAMES = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
     "function": "",
+    "served": "",
     "parameters": "input_schema",
 }
 """What a chat has, by the names of this API."""

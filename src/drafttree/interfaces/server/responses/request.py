@@ -41,6 +41,7 @@ NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "function": "",
+    "served": "",
 }
 """What a chat has, by the names of this API."""
 
