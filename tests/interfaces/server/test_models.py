@@ -13,6 +13,7 @@ from testing.live_server import strict
 def test_the_served_model_is_listed(client, address):
     assert [model.id for model in client.models.list()] == ["embedded"]
     assert client.models.retrieve("embedded").owned_by == "drafttree"
+    assert client.models.retrieve("embedded").max_model_len == 2048
     strict(Model, client.models.retrieve("embedded").model_dump(exclude_unset=True))
 
 
