@@ -259,6 +259,11 @@ class Request:
         if self.finish_reason:
             self.reader.end(self.generation())
 
+    def begin(self) -> None:
+        """Note how long an engine has let it wait, until it runs for the first time."""
+        if not self.metrics.rounds:
+            self.metrics.queue_seconds = time.perf_counter() - self._latest
+
     def record(self, turn: Round) -> None:
         """Count a round of an engine, with the time since the last one or since the request came."""
         now = time.perf_counter()

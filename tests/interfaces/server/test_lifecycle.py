@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -226,6 +227,7 @@ def test_an_address_of_another_machine_is_refused_in_one_line():
 )
 def test_the_first_line_says_whether_texts_are_lossless(monkeypatch, options, words):
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
     told: list[str] = []
     decoder = drafttree.load(drafter="none", dtype="float32", **options)
     with listen("127.0.0.1", 0) as listener, TestClient(create_app(decoder, ServerSettings("mine"))) as client:

@@ -1,8 +1,10 @@
 """`drafttree serve`: an OpenAI-compatible server."""
 
+import logging
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from ipaddress import ip_network
 from typing import Annotated
 
 import typer
@@ -55,6 +57,12 @@ def serve(
         list[str] | None,
         typer.Option(help='Host name that requests may use besides --host and localhost, or "*". May be repeated.'),
     ] = None,
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(help='Address or network of a proxy whose X-Forwarded-For counts, or "*". May be repeated.'),
+    ] = None,
+    keep_alive: Annotated[int, typer.Option(min=0, help="Seconds that a connection without a request is kept.")] = 5,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for each request.")] = False,
     grace: Annotated[
         float, typer.Option(min=0, max=86400, help="Maximum seconds from SIGTERM to the end of all texts.")
     ] = 10,
@@ -72,6 +80,7 @@ def serve(
     _check_key(api_key)
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
+    _check_proxies(trusted_proxies or ())
     models.check()
 
     from drafttree.interfaces.server.access import own_names
@@ -89,6 +98,9 @@ def serve(
         max_batch=max_batch,
         max_queue=max_queue,
         timeout=timeout,
+        trusted_proxies=tuple(trusted_proxies or ()),
+        keep_alive=keep_alive,
+        access_log=access_log,
         grace=grace,
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
@@ -96,6 +108,12 @@ def serve(
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
     )
+    if access_log:
+        lines = logging.StreamHandler(sys.stdout)
+        lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log = logging.getLogger("drafttree.access")
+        log.handlers, log.propagate = [lines], False
+        log.setLevel(logging.INFO)
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
 
@@ -147,6 +165,20 @@ def _check_hosts(hosts: Iterable[str]) -> None:
 
     for wrong in (host for host in hosts if name_of(host) != host.lower()):
         raise ConfigError(f"--allowed-hosts {wrong!r} is not a host name; give one such as api.example.com, or '*'")
+
+
+def _check_proxies(proxies: Iterable[str]) -> None:
+    """Refuse what is the address of no proxy.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for proxy in proxies:
+        try:
+            ip_network(proxy if proxy != "*" else "0.0.0.0")
+        except ValueError:
+            message = f"--trusted-proxies {proxy!r} is no address; give one such as 10.0.0.7 or 10.0.0.0/8, or '*'"
+            raise ConfigError(message) from None
 
 
 def _tell(what: str) -> None:

@@ -18,6 +18,7 @@ from drafttree.interfaces.server.anthropic import reply as anthropic
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.playground import routes as playground
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
+from drafttree.interfaces.server.request_log import RequestLog
 from drafttree.interfaces.server.responses import reply as responses
 from drafttree.interfaces.server.serving import ServerSettings, ServingContext
 
@@ -56,7 +57,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _middleware(serving: ServingContext) -> list[Middleware]:
     """What every request passes, the outermost first."""
     settings = serving.settings
-    found = [Middleware(AllowedHosts, hosts=settings.allowed_hosts)]
+    found = [
+        Middleware(RequestLog, lines=settings.access_log),
+        Middleware(AllowedHosts, hosts=settings.allowed_hosts),
+    ]
     if settings.cors:
         allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         found.append(Middleware(CORSMiddleware, **allowed))

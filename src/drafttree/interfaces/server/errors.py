@@ -3,8 +3,8 @@
 import json
 import logging
 import sys
-import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,8 @@ from drafttree.constraints.refusals import NO_THREADS
 from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
 
 logger = logging.getLogger("drafttree")
+request_id: ContextVar[str] = ContextVar("request_id", default="none")
+"""The id of the request that is being answered."""
 
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
@@ -56,9 +58,9 @@ class AnthropicErrorReply(BaseModel):
     request_id: str
 
 
-def new_request_id() -> str:
-    """An id as Anthropic's replies have it in their header `request-id`."""
-    return f"req_{uuid.uuid4().hex}"
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's routes."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
 class ServerError(Exception):
@@ -91,22 +93,19 @@ class ServerError(Exception):
         message, param = _as_text(self.message), self.param and _as_text(self.param)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
-    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
         kind = "api_error" if error["type"] == SERVER_ERROR else error["type"]
         found = {"type": kind, "message": error["message"]}
         if self.code == NO_THREADS:
             found["details"] = {"error_code": NO_THREADS}
-        return {"type": "error", "error": found, "request_id": request_id}
+        return {"type": "error", "error": found, "request_id": request_id.get()}
 
     def response_to(self, path: str) -> JSONResponse:
         """The reply to a request of a path, with its status and headers."""
-        if path != ANTHROPIC and not path.startswith(f"{ANTHROPIC}/"):
-            return JSONResponse(self.body, self.status, self.headers)
-        request_id = new_request_id()
-        headers = {**(self.headers or {}), "request-id": request_id}
-        return JSONResponse(self.anthropic_body(request_id), self.status, headers)
+        return JSONResponse(self.anthropic_body if is_anthropic(path) else self.body, self.status, self.headers)
 
 
 def _as_text(quoted: str) -> str:
@@ -125,7 +124,7 @@ def as_server_error(error: Exception) -> ServerError:
             return ServerError(400, str(error), code="context_length_exceeded")
         case DraftTreeError():
             return ServerError(400, str(error), code="invalid_value")
-    logger.error("a request failed", exc_info=error)
+    logger.error("the request %s failed", request_id.get(), exc_info=error)
     return ServerError(500, "the server failed to answer this request; its log says why", code="internal_error")
 
 
@@ -145,7 +144,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
-    for kind in (ServerError, DraftTreeError, Exception):
+    for kind in (ServerError, DraftTreeError):  # what else is raised, `RequestLog` answers
         app.add_exception_handler(kind, answer)
 
 

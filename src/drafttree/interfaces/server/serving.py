@@ -37,6 +37,9 @@ class ServerSettings:
         max_token_gap: as for `Engine`.
         max_body_bytes: the largest body of a request, in bytes.
         grace: seconds from the signal that ends the server to its end.
+        access_log: whether to log a line for each request.
+        trusted_proxies: addresses and networks of the proxies that may say whose requests they hand on; "*" for any.
+        keep_alive: seconds that a connection without a request is kept.
         allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
         other_names: further names by which requests may call the model.
         tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
@@ -53,6 +56,9 @@ class ServerSettings:
     max_token_gap: float = MAX_TOKEN_GAP
     max_body_bytes: int = 4 << 20
     grace: float = 10.0
+    access_log: bool = False
+    trusted_proxies: tuple[str, ...] = ()
+    keep_alive: int = 5
     allowed_hosts: tuple[str, ...] = ("*",)
     other_names: tuple[str, ...] = ()
     tool_parser: str = AUTO
@@ -121,7 +127,7 @@ class ServingContext:
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(self.engine, self.metrics, settings.max_texts, settings.timeout)
-        self.grammars = Grammars(decoder)
+        self.grammars = Grammars(decoder, self.metrics.grammar)
 
     @property
     def model_name(self) -> str:

@@ -13,7 +13,7 @@ from drafttree.interfaces.server.anthropic.request import CountTokensRequest, Me
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
-from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError, new_request_id
+from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError
 from drafttree.interfaces.server.reply import STREAMED, Described, reply
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
@@ -32,10 +32,9 @@ async def write(request: MessagesRequest, serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
     texts = await begin_answers(request.as_chat(), serving)
-    model, request_id = request.model or serving.model_name, new_request_id()
+    model = request.model or serving.model_name
     head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
-    writer = MessageText(head, texts, request.stop_strings, request_id)
-    return await reply(request, serving, texts, writer, **{"request-id": request_id})
+    return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
 
 
 @router.post("/count_tokens")
@@ -68,13 +67,12 @@ class MessageText:
         head: the fields that the message begins with and keeps.
         texts: the only text of the request.
         stop_strings: the request's own; the model's end of a turn is none of them.
-        request_id: the id of the request, for an error.
     """
 
     done = False
 
-    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str], request_id: str) -> None:
-        self._texts, self._stop_strings, self._request_id = texts, stop_strings, request_id
+    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str]) -> None:
+        self._texts, self._stop_strings = texts, stop_strings
         self._answer = texts.answers[0]
         self._content, self._input = list[Json](), ""
         ending = {"stop_reason": None, "stop_sequence": None, "usage": self._usage}
@@ -104,7 +102,7 @@ class MessageText:
         yield from ()
 
     def fail(self, error: ServerError) -> Json:
-        return error.anthropic_body(self._request_id)
+        return error.anthropic_body
 
     def _write(self, kind: str, text: str) -> Iterator[Json]:
         """Go on with a block of text or thinking, or begin it."""

@@ -150,7 +150,7 @@ class RoundEvents:
     def _round(self, chunk: Chunk) -> dict[str, Any]:
         """A round, or the text that a cancelled request had held back."""
         metrics = self._handle.metrics
-        added = {"text": _pieces(chunk), "seconds": round(metrics.seconds - metrics.prefill_seconds, 5)}
+        added = {"text": _pieces(chunk), "seconds": round(metrics.decoding_seconds, 5)}
         served = self._observer.take() if chunk.tokens else None
         if served is None:
             return added
