@@ -35,7 +35,7 @@ def test_options_reach_the_server(served):
     serving = served[0].state.serving
     settings = serving.settings
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
-    assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert (settings.api_keys, settings.cors) == (("k",), ("https://a", "https://b"))
     assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
@@ -95,7 +95,7 @@ def test_a_model_may_be_served_under_several_names(served):
 
 def test_the_key_may_come_from_the_environment(served):
     serve(env={"DRAFTTREE_API_KEY": "from outside"[:4]})
-    assert served[0].state.serving.settings.api_key == "from"
+    assert served[0].state.serving.settings.api_keys == ("from",)
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):

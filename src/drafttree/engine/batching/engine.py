@@ -141,6 +141,7 @@ class Engine:
         *,
         observer: RoundObserver | None = None,
         group: Hashable | None = None,
+        cache_salt: Hashable | None = None,
         max_unread: int | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Handle:
@@ -151,6 +152,8 @@ class Engine:
             observer: is called for each round of the text, before its chunk is available.
             group: texts of the same group share the batch with others as one text would, so that many of them delay no
                 others. None makes a group of its own.
+            cache_salt: prefixes are shared among requests whose salts are equal, and with no others; None is a salt
+                too. Where the salt is the group itself, nothing of its texts is kept for later ones.
             max_unread: maximum number of unread chunks. At that number the text pauses, gives its place to others, and
                 continues when half of the chunks are read or its whole is waited for. It must be read, waited for or
                 cancelled before the engine can drain. None for no limit.
@@ -167,10 +170,9 @@ class Engine:
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         if not isinstance(observer, RoundObserver | None):
             raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
-        try:
-            hash(group)
-        except TypeError:
-            raise ConfigError(f"group is {group!r}; give what can be hashed, such as a number or a text") from None
+        for name, given in (("group", group), ("cache_salt", cache_salt)):
+            if not isinstance(given, Hashable):
+                raise ConfigError(f"{name} is {given!r}; give what can be hashed, such as a number or a text")
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
         request = self.decoder.prepare(prompt, **options)
@@ -181,6 +183,7 @@ class Engine:
         self.memory.check(request.capacity)
         request.reader = handle = Handle(self._thread.wake, request.metrics, max_unread)
         request.group = request.group if group is None else group
+        request.cache_salt = cache_salt
         self._thread.add(request)
         return handle
 

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 from fastapi import HTTPException
 from fastapi.security.utils import get_authorization_scheme_param
-from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -75,17 +75,32 @@ DISCARDED = 16 << 20
 """Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
 
 
-class ApiKey(AuthenticationBackend):
-    """Lets in who has the key.
+class Client(BaseUser):
+    """Who has a key.
 
-    Args:
-        key: the key that requests must carry.
+    Attributes:
+        identity: the digest of the key.
     """
 
-    def __init__(self, key: str) -> None:
-        self._digest = _digest(key)
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
 
-    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
+    @property
+    def identity(self) -> str:
+        return self._digest.hex()
+
+
+class ApiKeys(AuthenticationBackend):
+    """Lets in who has one of the keys.
+
+    Args:
+        keys: the keys, of which requests must carry one.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [*map(_digest, keys)]
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, Client] | None:
         """Check the key of a request, in a time that does not depend on how much of it is right.
 
         Raises:
@@ -101,9 +116,10 @@ class ApiKey(AuthenticationBackend):
             raise AuthenticationError(
                 "there is no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
             )
-        if not hmac.compare_digest(_digest(given), self._digest):
+        found = _digest(given)
+        if not sum(hmac.compare_digest(found, each) for each in self._digests):
             raise AuthenticationError("the API key is wrong")
-        return AuthCredentials(), SimpleUser("client")
+        return AuthCredentials(), Client(found)
 
 
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:

@@ -43,7 +43,7 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     serving.admission.check()
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
-    texts = await Texts.submit(serving, [prompt], [options], seeds(request))
+    texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
     return texts
 

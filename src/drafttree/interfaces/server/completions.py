@@ -97,7 +97,7 @@ async def complete(request: CompletionRequest, serving: Serving) -> Response:
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
-    texts = await Texts.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
+    texts = await Texts.submit(serving, prompts, options, seeds(request), request.cache_salt, wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
     choices = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))

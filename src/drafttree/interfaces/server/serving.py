@@ -21,6 +21,9 @@ from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
 
+PREFIX_BLOCK = 16
+"""Tokens in which prefixes are shared; see `PrefixCache.block`."""
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -28,7 +31,8 @@ class ServerSettings:
 
     Attributes:
         model_name: the name by which requests call the model, and replies where a request gives none.
-        api_key: the key that every request to `/v1` must carry; None for none.
+        api_keys: the keys of which every request to `/v1` must carry one; none lets in everybody.
+        shares_prefixes: whether requests without key and `cache_salt` share the beginnings of their prompts.
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
@@ -47,7 +51,8 @@ class ServerSettings:
     """
 
     model_name: str
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    shares_prefixes: bool = True
     cors: tuple[str, ...] = ()
     max_batch: int = MAX_BATCH
     max_queue: int = 256
@@ -118,6 +123,7 @@ class ServingContext:
         check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
+        decoder.prefixes.block = PREFIX_BLOCK
         self.engine = Engine(
             decoder,
             max_batch=settings.max_batch,
@@ -126,7 +132,13 @@ class ServingContext:
         )
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
-        self.admission = Admission(self.engine, self.metrics, settings.max_texts, settings.timeout)
+        self.admission = Admission(
+            self.engine,
+            self.metrics,
+            settings.max_texts,
+            settings.timeout,
+            shares_prefixes=settings.shares_prefixes,
+        )
         self.grammars = Grammars(decoder, self.metrics.grammar)
 
     @property

@@ -107,7 +107,7 @@ Drafting = Annotated[DraftingEngine, Depends(_find)]
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
-    made = make_page(Facts.of(serving.decoder, serving.model_name, wants_key=serving.settings.api_key is not None))
+    made = make_page(Facts.of(serving.decoder, serving.model_name, wants_key=bool(serving.settings.api_keys)))
     headers = {"Content-Security-Policy": made.security_policy, "Cache-Control": "no-store"}
     return HTMLResponse(made.html, headers=headers)
 
