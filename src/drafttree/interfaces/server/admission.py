@@ -27,11 +27,12 @@ class OpenRequest:
 
     Attributes:
         ends: what is to be done when it has been answered.
+        reading: the same when nothing of it is to be read any more.
     """
 
     def __init__(self, key: str | None, seconds: float | None) -> None:
         self.key, self.seconds = key, seconds
-        self.ends = ExitStack()
+        self.ends, self.reading = ExitStack(), ExitStack()
         self._arrived = time.monotonic()
 
     @property
@@ -44,7 +45,7 @@ class OpenRequest:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Make this the request that is being answered."""
-        with self.ends:
+        with self.ends, self.reading:
             token = _current.set(self)
             try:
                 yield
@@ -118,6 +119,8 @@ class Admission:
             ServerError: as for `submit`, also where the server shuts down meanwhile.
         """
         self.check()
+        if request := open_request():
+            request.reading.close()
         preparing = asyncio.timeout(None)
         self._preparing.add(preparing)
         try:

@@ -1,5 +1,6 @@
 """A model that is served: its settings, and what routes share."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,6 +24,8 @@ from drafttree.loading.names import target_name
 
 PREFIX_BLOCK = 16
 """Tokens in which prefixes are shared; see `PrefixCache.block`."""
+LARGE_BODIES = 2
+"""Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class ServerSettings:
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
-        max_body_bytes: the largest body of a request, in bytes.
+        max_body_bytes: the largest body of a request, in bytes; None for what the model's context needs.
         grace: seconds from the signal that ends the server to its end.
         access_log: whether to log a line for each request.
         trusted_proxies: addresses and networks of the proxies that may say whose requests they hand on; "*" for any.
@@ -59,7 +62,7 @@ class ServerSettings:
     timeout: float | None = None
     prefix_tokens: int | None = None
     max_token_gap: float = MAX_TOKEN_GAP
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int | None = None
     grace: float = 10.0
     access_log: bool = False
     trusted_proxies: tuple[str, ...] = ()
@@ -113,6 +116,7 @@ class ServingContext:
         admission: lets requests into the engine.
         grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
+        large_bodies: has a place for each large body that is being made into prompts.
 
     Raises:
         ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
@@ -140,6 +144,7 @@ class ServingContext:
             shares_prefixes=settings.shares_prefixes,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
+        self.large_bodies = asyncio.Semaphore(LARGE_BODIES)
 
     @property
     def model_name(self) -> str:
