@@ -135,11 +135,6 @@ def serve(
         decoder = models.load(model)
         if host not in LOCAL and not keys:
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
-        if not keys:
-            _tell(
-                "requests share the work on common prefixes "
-                + ("with all others; a cache_salt keeps them apart" if shares else "of the same cache_salt alone")
-            )
         run(create_app(decoder, settings), listener, _tell)
 
 
