@@ -92,6 +92,7 @@ class Metrics:
 
     Attributes:
         rounds: every round, in order.
+        queue_seconds: wall time that an engine let it wait before its prompt was read; of several, all together.
         prefill_passes: target passes over prompts.
         prefill_seconds: wall time of reading prompts.
         reused_tokens: prompt tokens whose KV rows were reused from earlier texts.
@@ -103,6 +104,7 @@ class Metrics:
     """
 
     rounds: list[Round] = field(default_factory=list)
+    queue_seconds: float = 0.0
     prefill_passes: int = 0
     prefill_seconds: float = 0.0
     reused_tokens: int = 0
@@ -122,6 +124,7 @@ class Metrics:
         whole = cls()
         for part in parts:
             whole.rounds += part.rounds
+            whole.queue_seconds += part.queue_seconds
             whole.prefill_passes += part.prefill_passes
             whole.prefill_seconds += part.prefill_seconds
             whole.reused_tokens += part.reused_tokens
@@ -138,7 +141,7 @@ class Metrics:
         self.seconds += seconds
         if not self.first_token_seconds:
             self.first_token_seconds.append(seconds)
-            self.prefill_seconds = seconds - turn.seconds
+            self.prefill_seconds = seconds - self.queue_seconds - turn.seconds
 
     @property
     def tokens(self) -> int:
@@ -151,9 +154,14 @@ class Metrics:
         return ratio(self.tokens, self.seconds)
 
     @property
+    def decoding_seconds(self) -> float:
+        """Wall time without that of waiting and of reading prompts."""
+        return self.seconds - self.queue_seconds - self.prefill_seconds
+
+    @property
     def decoding_tokens_per_second(self) -> float:
-        """Committed tokens per second, without the time of reading prompts."""
-        return ratio(self.tokens, self.seconds - self.prefill_seconds)
+        """Committed tokens per second of `decoding_seconds`."""
+        return ratio(self.tokens, self.decoding_seconds)
 
     @property
     def time_to_first_token(self) -> float:

@@ -101,6 +101,8 @@ class Request:
         cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        cache_salt: beginnings of texts are shared by requests of equal salt alone; where it is the group, they are
+            shared within it, and nothing is kept.
         ids: the tokens it began with, as bytes, for others that begin alike; none before, and where it shares nothing.
         observer: sees its rounds, None where nobody does.
         metrics: metrics of this text.
@@ -131,6 +133,7 @@ class Request:
     recorder: RowRecorder | None = None
     prompt_logprobs: Logprobs | None = None
     reuse_prefix: bool = False
+    cache_salt: Hashable | None = None
     ids: bytes = b""
     observer: RoundObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
@@ -258,6 +261,11 @@ class Request:
         self.reader.chunk(self.chunk(known))
         if self.finish_reason:
             self.reader.end(self.generation())
+
+    def begin(self) -> None:
+        """Note how long an engine has let it wait, until it runs for the first time."""
+        if not self.metrics.rounds:
+            self.metrics.queue_seconds = time.perf_counter() - self._latest
 
     def record(self, turn: Round) -> None:
         """Count a round of an engine, with the time since the last one or since the request came."""

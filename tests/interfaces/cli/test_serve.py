@@ -1,5 +1,6 @@
 """`drafttree serve`: what it is told reaches the server, and mistakes are one line."""
 
+import logging
 import socket
 import sys
 
@@ -34,7 +35,7 @@ def test_options_reach_the_server(served):
     serving = served[0].state.serving
     settings = serving.settings
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
-    assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert (settings.api_keys, settings.cors) == (("k",), ("https://a", "https://b"))
     assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
@@ -45,6 +46,23 @@ def test_a_server_may_be_called_by_other_names_and_take_longer_to_end(served):
     settings = served[0].state.serving.settings
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "api.example", "*")
     assert settings.grace == 2.5
+
+
+def test_what_a_proxy_needs_reaches_the_server(served, monkeypatch):
+    log = logging.getLogger("drafttree.access")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(log, name, getattr(log, name))
+    serve("--trusted-proxies", "10.0.0.7", "--trusted-proxies", "fd00::/8", "--keep-alive", 75, "--access-log")
+    settings = served[0].state.serving.settings
+    assert settings.trusted_proxies == ("10.0.0.7", "fd00::/8")
+    assert (settings.keep_alive, settings.access_log) == (75, True)
+
+
+@pytest.mark.parametrize("proxy", ["", "nginx", "10.0.0.7/8", "10.0.0.7:80", "* "])
+def test_a_proxy_that_no_address_names_is_one_line(capsys, proxy):
+    assert f"{proxy!r} is no address; give one such as 10.0.0.7" in complaint(
+        capsys, "serve", "--trusted-proxies", proxy
+    )
 
 
 @pytest.mark.parametrize("host", ["", "http://api.example", "api.example:8000", "a/b", "two words"])
@@ -77,7 +95,7 @@ def test_a_model_may_be_served_under_several_names(served):
 
 def test_the_key_may_come_from_the_environment(served):
     serve(env={"DRAFTTREE_API_KEY": "from outside"[:4]})
-    assert served[0].state.serving.settings.api_key == "from"
+    assert served[0].state.serving.settings.api_keys == ("from",)
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):

@@ -154,6 +154,7 @@ class BatchLoop:
         for place, request in enumerate(waiting):
             try:
                 if request in admitted:
+                    request.begin()
                     self._loop.open(request)
                 begun = [each for each in running if each.ids]
                 self._loop.begin(request, batch=len(running), running=begun)
