@@ -82,6 +82,12 @@ def fail(decoder: Decoder) -> object:
     return "failed"
 
 
+def fail_in_list(decoder: Decoder) -> object:
+    with suppress(ArithmeticError):
+        return decoder.generate([PROMPT] * 3, max_new_tokens=12, max_batch=2, logits_processor=[fails])
+    return "failed"
+
+
 def submit(decoder: Decoder) -> object:
     return in_engine(decoder)
 
@@ -111,7 +117,9 @@ def in_engine(decoder: Decoder, then: Callable = lambda handle: None, **options)
 
 
 @pytest.mark.parametrize("policy", ["talon", "auto", "chain"])
-@pytest.mark.parametrize("write", [generate, generate_list, stream, leave_stream, fail, submit, cancel, fail_in_engine])
+@pytest.mark.parametrize(
+    "write", [generate, generate_list, stream, leave_stream, fail, fail_in_list, submit, cancel, fail_in_engine]
+)
 def test_nothing_keeps_the_rows_of_a_text(write, policy):
     target, drafter = Watched(), WatchedDrafter()
     decoder = toy_decoder(target, drafter, small(policy))
