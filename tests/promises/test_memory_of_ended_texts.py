@@ -9,6 +9,7 @@ import pytest
 
 from drafttree import Decoder, Engine
 from drafttree.models import TreeCache
+from drafttree.verifiers import VERIFIERS
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, TARGET, small
 from testing.toy import ToyDrafter, ToyModel
@@ -127,6 +128,17 @@ def test_nothing_keeps_the_rows_of_a_text(write, policy):
     assert kept is not None
     assert len(target.caches) >= 1
     assert (target.kept, sum(session() is not None for session in drafter.sessions)) == (0, 0)
+
+
+@pytest.mark.parametrize("verifier", [None, "traversal"])
+def test_nothing_keeps_the_random_numbers_of_a_text(verifier):
+    decoder = toy_decoder(Watched(), WatchedDrafter(), small("chain"), verifier and VERIFIERS[verifier])
+    request = decoder.new_request(PROMPT, max_new_tokens=12, temperature=1.0)
+    numbers = weakref.ref(request.randomness)
+    while not request.finish_reason:
+        decoder.step(request)
+    del request
+    assert numbers() is None
 
 
 def test_what_is_kept_for_reuse_is_bounded_and_goes_with_the_decoder():
