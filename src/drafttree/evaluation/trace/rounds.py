@@ -1,144 +1,93 @@
-"""From a recorded round to plain data."""
+"""From a round that was seen to plain data."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.metrics import Round
-from drafttree.evaluation.trace.growth import Candidate, Growth, LevelTable
-from drafttree.evaluation.trace.recording import RecordedRound
+from drafttree.engine.request import Request
+from drafttree.evaluation.trace.growth import Grown, Node
 from drafttree.evaluation.trace.token_texts import TokenTexts
-from drafttree.evaluation.trace.trace import Outcome, Rule, TracedNode, TracedRound
-from drafttree.policies.base import TreePolicy
+from drafttree.evaluation.trace.trace import Outcome, TracedNode, TracedRound
 
 
-class RoundReader:
-    """Reads the recorded rounds of one text.
+class SeenRound(NamedTuple):
+    """A round whose tokens are not text yet.
 
-    Args:
-        sampling: the sampling of the text.
-        policy: the policy of the text.
-        texts: turns tokens into text.
+    Attributes:
+        grown: its tree; the verified nodes come first in the data, then those that were cut.
+        path: the accepted nodes of the verified tree.
+        before: the token before its root, None for the first of a text.
+        target: the target's probability of a token behind a verified node.
+        widths: as for `TracedRound`.
+        cost: what the round cost.
     """
 
-    def __init__(self, sampling: Sampling, policy: TreePolicy, texts: TokenTexts) -> None:
-        self._sampling, self._policy, self._texts = sampling, policy, texts
+    grown: Grown
+    path: list[int]
+    before: int | None
+    target: dict[tuple[int, int], float]
+    widths: tuple[int, ...]
+    cost: Round
 
-    @torch.inference_mode()
-    def read(self, record: RecordedRound, before: int | None, cost: Round) -> TracedRound:
-        """The round of a record.
+    @classmethod
+    def of(
+        cls, grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, cost: Round
+    ) -> "SeenRound":
+        """A round with a tree as it grew; the rest is as `RoundObserver.settled` takes it."""
+        rows = {place: row for row, place in enumerate(grown.places)}
+        shown = [*(grown.nodes[place] for place in [*grown.places, *grown.cut]), grown.bonus]
+        wanted = [(rows[node.parent], node.token) for node in shown if node.parent in rows]
+        scored = sorted({row for row, _ in wanted})
+        chances = request.verifier.sampling.process(logits[scored]).softmax(-1)
+        found = chances[[scored.index(row) for row, _ in wanted], [token for _, token in wanted]].tolist()
+        target = dict(zip(wanted, found, strict=True))
+        root = len(request.tokens) - cost.committed - 1
+        return cls(grown, verdict.path, request.tokens[root - 1] if root else None, target, tree.widths, cost)
 
-        Args:
-            record: the record of the round.
-            before: the token before its root, None for the first of a text.
-            cost: the metrics of the round.
-        """
-        tree, logits, verdict = record.judged
-        growth = Growth(record, self._sampling, reranks=self._policy.reranks, budget=self._policy.budget)
-        target = self._sampling.process(logits).softmax(-1)
-        path, bonus = verdict
-        in_tree = sorted((node for node in growth.joined if node.place is not None), key=lambda node: node.place or 0)
-        accepted = [in_tree.index(node) for node in in_tree if node.place in path]
-        nodes = self._nodes([*in_tree, *growth.cut], len(in_tree), target, before)
-        return TracedRound(
-            nodes=judged(nodes, len(in_tree), accepted),
-            size=len(in_tree),
-            path=accepted,
-            bonus=self._bonus(growth, in_tree[accepted[-1]], bonus, target, accepted[-1]),
-            committed=cost.committed,
-            accepted=cost.accepted,
-            cut={rule.value: count for rule, count in growth.counts.items()},
-            widths=list(tree.widths),
-            seconds=phases(cost),
-        )
+    def traced(self, texts: TokenTexts) -> TracedRound:
+        """The data of the round."""
+        grown, size = self.grown, len(self.grown.places)
+        order = [*grown.places, *grown.cut]
+        numbers = {place: number for number, place in enumerate(order)}
+        path = {*self.path}
 
-    def _nodes(self, found: list[Candidate], size: int, target: Tensor, before: int | None) -> list[TracedNode]:
-        """The nodes of a tree of a size, then what was cut; what became of them is not judged yet."""
-        places = {id(node): number for number, node in enumerate(found)}
-        chances = _chances(found, target)
-        traced = []
-        for number, (node, chance) in enumerate(zip(found, chances, strict=True)):
-            parent = node.parent
-            traced.append(
-                TracedNode(
-                    token=node.token,
-                    text=self._texts.piece(before if parent is None else parent.token, node.token),
-                    parent=-1 if parent is None else places[id(parent)],
-                    depth=node.depth,
-                    rank=node.rank,
-                    draft=node.draft,
-                    seen=node.seen,
-                    target=chance,
-                    outcome=Outcome.ROOT if parent is None else Outcome.UNREACHED if number < size else Outcome.CUT,
-                    rule=node.rule,
-                )
+        def data(node: Node, outcome: Outcome) -> TracedNode:
+            parent = numbers.get(node.parent, -1)
+            before = self.before if parent < 0 else grown.nodes[node.parent].token
+            return TracedNode(
+                node.token,
+                texts.piece(before, node.token),
+                parent,
+                node.depth,
+                node.rank,
+                node.draft,
+                node.seen,
+                self.target.get((parent, node.token)),
+                outcome,
+                node.rule,
             )
-        return traced
 
-    def _bonus(self, growth: Growth, last: Candidate, token: int, target: Tensor, parent: int) -> TracedNode:
-        """The bonus token behind the last accepted node, and why it was not drafted there."""
-        rank, draft, seen, rule = -1, None, None, last.rule
-        if last.row is not None:
-            level, row = last.row
-            table = growth.tables[level]
-            rank = int((table.seen[row] > table.seen[row, token]).sum())
-            draft, seen = float(table.draft[row, token]), float(table.seen[row, token].exp())
-            rule = _missed(growth, last, table, row, token)
-        assert last.place is not None
-        return TracedNode(
-            token=token,
-            text=self._texts.piece(last.token, token),
-            parent=parent,
-            depth=last.depth + 1,
-            rank=rank,
-            draft=draft,
-            seen=seen,
-            target=float(target[last.place, token]),
-            outcome=Outcome.BONUS,
-            rule=rule,
+        def outcome(number: int, node: Node) -> Outcome:
+            if number >= size:
+                return Outcome.CUT
+            if number in path:
+                return Outcome.ACCEPTED if number else Outcome.ROOT
+            return Outcome.REJECTED if numbers[node.parent] in path else Outcome.UNREACHED
+
+        shown = enumerate(grown.nodes[place] for place in order)
+        return TracedRound(
+            nodes=[data(node, outcome(number, node)) for number, node in shown],
+            size=size,
+            path=[*self.path],
+            bonus=data(grown.bonus, Outcome.BONUS),
+            committed=self.cost.committed,
+            accepted=self.cost.accepted,
+            cut={rule.value: count for rule, count in grown.counts.items()},
+            widths=[*self.widths],
+            seconds=phases(self.cost),
         )
-
-
-def _missed(growth: Growth, last: Candidate, table: LevelTable, row: int, token: int) -> Rule:
-    """The rule that kept a token out of the tree behind an expanded node; none where it was there, and rejected."""
-    below = [node for node in growth.joined if node.parent is last and node.token == token]
-    if below:
-        return below[0].rule if below[0].place is None else Rule.NONE
-    if growth.drawn:
-        return Rule.DRAW
-    if token not in table.tokens[row]:
-        return Rule.WIDTH
-    return Rule.BUDGET if table.keep[row, table.tokens[row].index(token)] else Rule.KEEP
-
-
-def _chances(found: Sequence[Candidate], target: Tensor) -> list[float | None]:
-    """The target's probability of each node, where its parent was scored."""
-    scored = [
-        (number, node.parent.place, node.token)
-        for number, node in enumerate(found)
-        if node.parent is not None and node.parent.place is not None
-    ]
-    chances: list[float | None] = [None] * len(found)
-    if scored:
-        _, parents, tokens = zip(*scored, strict=True)
-        read = target[list(parents), list(tokens)].tolist()
-        for (number, _, _), chance in zip(scored, read, strict=True):
-            chances[number] = chance
-    return chances
-
-
-def judged(nodes: Sequence[TracedNode], size: int, path: Sequence[int]) -> list[TracedNode]:
-    """The nodes with what became of those of the tree, given its size and the accepted path."""
-    found = list(nodes)
-    for number, node in enumerate(nodes[1:size], start=1):
-        if number in path:
-            found[number] = replace(node, outcome=Outcome.ACCEPTED)
-        elif node.parent in path:
-            found[number] = replace(node, outcome=Outcome.REJECTED)
-    return found
 
 
 def phases(cost: Round) -> dict[str, float]:
