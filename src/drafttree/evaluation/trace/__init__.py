@@ -8,8 +8,8 @@ before and after the budget of the batch.
 """
 
 from drafttree.core.tree import Rule
+from drafttree.evaluation.trace.rounds import TokenTexts
 from drafttree.evaluation.trace.served_rounds import ServedRound, TracingObserver
-from drafttree.evaluation.trace.token_texts import TokenTexts
 from drafttree.evaluation.trace.trace import (
     PHASES,
     AcceptanceCell,

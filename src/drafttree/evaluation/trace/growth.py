@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,38 +13,14 @@ from torch import Tensor
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, GrowthObserver, Layer, Proposal, Rule, Verdict
 from drafttree.engine.tree_growth import MIN_LOGPROB
+from drafttree.evaluation.trace.trace import TracedNode
 
 MOST_CUT = 24
 """Candidates that were cut of which a round keeps the most probable; the others are only counted."""
 
 
-@dataclass(eq=False)
-class Node:
-    """A node of a tree, or a candidate that was cut.
-
-    Attributes:
-        token: the token id.
-        parent: its parent's place among the nodes, -1 for the root.
-        depth: its distance from the root.
-        rank: its place among its siblings, by the drafter's probability or in order of drawing; -1 for the root.
-        draft: its probability given its parent by the drafter, None for the root.
-        seen: this probability as the policy saw it.
-        path: log-probability of its path as the policy saw it.
-        rule: what cut it, or ended the path there.
-    """
-
-    token: int
-    parent: int = -1
-    depth: int = 0
-    rank: int = -1
-    draft: float | None = None
-    seen: float | None = None
-    path: float = 0.0
-    rule: Rule = Rule.NONE
-
-
 class Grown(NamedTuple):
-    """A tree as it grew.
+    """A tree as it grew. Parents are places among `nodes`; texts, outcomes and what the target says are missing.
 
     Attributes:
         nodes: the nodes that joined it, the root first, then candidates that did not.
@@ -54,10 +30,10 @@ class Grown(NamedTuple):
         counts: how many candidates each rule has cut.
     """
 
-    nodes: list[Node]
+    nodes: list[TracedNode]
     places: Sequence[int]
     cut: list[int]
-    bonus: Node
+    bonus: TracedNode
     counts: Counter[Rule]
 
     @classmethod
@@ -70,21 +46,22 @@ class Grown(NamedTuple):
             nodes[place].rule = Rule.BUDGET
         last = places[verdict.path[-1]]
         twin = grown.child(last, verdict.bonus)
-        bonus = Node(verdict.bonus, last, nodes[last].depth + 1) if twin is None else nodes[twin]
+        alone = TracedNode(verdict.bonus, parent=last, depth=nodes[last].depth + 1)
+        bonus = alone if twin is None else replace(nodes[twin])
         return cls(nodes, places, cut, bonus, +Counter({Rule.BUDGET: len(cut)}))
 
 
-def _nodes(tree: DraftTree) -> list[Node]:
+def _nodes(tree: DraftTree) -> list[TracedNode]:
     """The nodes of a tree; their probabilities are those that its policy saw."""
-    nodes = [Node(tree.tokens[0])]
+    nodes = [TracedNode(tree.tokens[0])]
     for place, logprob in enumerate(tree.node_logprobs[1:], start=1):
         parent, chance = tree.parents[place], math.exp(logprob)
         rank = tree.children[parent].index(place)
-        nodes.append(Node(tree.tokens[place], parent, tree.depths[place], rank, chance, chance))
+        nodes.append(TracedNode(tree.tokens[place], "", parent, tree.depths[place], rank, chance, chance))
     return nodes
 
 
-def _places(tree: DraftTree, nodes: Sequence[Node]) -> Sequence[int]:
+def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
     """Where the nodes of a tree are among those it was cut from; siblings of a tree that may be cut differ."""
     if tree.size == len(nodes):
         return range(tree.size)
@@ -105,11 +82,11 @@ class _Level(NamedTuple):
     draft: Tensor
     seen: Tensor
 
-    def node(self, nodes: Sequence[Node], row: int, rank: int, rule: Rule = Rule.NONE) -> Node:
+    def node(self, row: int, rank: int, rule: Rule = Rule.NONE) -> TracedNode:
         """The node of a candidate."""
-        token, above = int(self.tokens[row, rank]), nodes[self.frontier[row]]
-        draft, seen = float(self.draft[row, token]), float(self.seen[row, token])
-        return Node(token, self.frontier[row], above.depth + 1, rank, draft, math.exp(seen), above.path + seen, rule)
+        token = int(self.tokens[row, rank])
+        chances = float(self.draft[row, token]), math.exp(self.seen[row, token])
+        return TracedNode(token, "", self.frontier[row], self.layer.depth, rank, *chances, rule=rule)
 
     def best(self, mask: Array) -> list[tuple[int, int]]:
         """Row and rank of the most probable candidates of a mask."""
@@ -150,44 +127,51 @@ class GrowthRecord(GrowthObserver):
             reranks: whether the policy drops nodes in the end.
         """
         drawn, counts, rows = tree.proposal is not Proposal.TOP_K, Counter[Rule](), dict[int, tuple[_Level, int]]()
-        nodes, cut = [Node(tree.tokens[0])], list[Node]()
+        nodes, cut = [TracedNode(tree.tokens[0])], list[TracedNode]()
         for (logits, guided), kept, joined in zip(self._guided, self._kept, self._joined, strict=False):
             draft = sampling.process(logits).softmax(-1)[..., :vocab].cpu()
             level = _Level(*kept, *joined, draft, guided.log_softmax(-1)[..., :vocab].cpu())
             rows |= {node: (level, row) for row, node in enumerate(level.frontier)}
-            nodes += [level.node(nodes, row, rank) for row, rank in np.argwhere(level.joined).tolist()]
+            nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
             if drawn:  # candidates are places, not tokens
                 likely = level.keep & (level.layer.logprobs >= MIN_LOGPROB)
                 counts[Rule.BUDGET] += int(likely.sum()) - int(level.joined.sum())
                 continue
-            out = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
-            for rule, mask in out.items():
+            masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
+            for rule, mask in masks.items():
                 counts[rule] += int(mask.sum())
-                cut += [level.node(nodes, row, rank, rule) for row, rank in level.best(mask)]
+                cut += [level.node(row, rank, rule) for row, rank in level.best(mask)]
         nodes = nodes if rows else _nodes(tree)  # the second of a tree that no drafter was asked for
         places, drops = _places(tree, nodes), Rule.RERANK if reranks and not drawn else Rule.BUDGET
-        dropped = [node for place, node in enumerate(nodes) if place not in {*places}]
+        dropped = sorted({*range(len(nodes))}.difference(places))
         counts[drops] += len(dropped)
-        for node in dropped:
-            node.rule = drops
+        for place in dropped:
+            nodes[place].rule = drops
         for place, children in zip(places, tree.children, strict=True):
             if not children:
-                level, row = rows.get(place, (None, 0))
-                expanded = Rule.DEPTH if level is None else drops if level.keep[row].any() else Rule.KEEP
-                nodes[place].rule = self._ended.get(place, expanded)
+                rule = self._ended.get(place, Rule.DEPTH)
+                if place in rows:
+                    level, row = rows[place]
+                    rule = self._ended.get(place, drops if level.keep[row].any() else Rule.KEEP)
+                nodes[place].rule = rule
         last, token = places[verdict.path[-1]], verdict.bonus
-        bonus = Node(token, last, nodes[last].depth + 1, rule=nodes[last].rule)
+        bonus = TracedNode(token, parent=last, depth=nodes[last].depth + 1, rule=nodes[last].rule)
         if last in rows:
             level, row = rows[last]
             bonus.rank = int((level.seen[row] > level.seen[row, token]).sum())
             bonus.draft, bonus.seen = float(level.draft[row, token]), float(level.seen[row, token].exp())
-            twin = next((node for node in nodes if (node.parent, node.token) == (last, token)), None)
-            if twin:
-                bonus.rule = drops if twin in dropped else Rule.NONE
+            twins = [place for place, node in enumerate(nodes) if (node.parent, node.token) == (last, token)]
+            if twins:
+                bonus.rule = drops if twins[0] in dropped else Rule.NONE
             elif drawn or token not in level.tokens[row]:
                 bonus.rule = Rule.DRAW if drawn else Rule.WIDTH
             else:
                 bonus.rule = Rule.BUDGET if (level.keep & (level.tokens == token))[row].any() else Rule.KEEP
-        shown = sorted([*cut, *dropped], key=lambda node: (-node.path, node.depth))[:MOST_CUT]
+        out = [*range(len(nodes), len(nodes) + len(cut)), *dropped]
         nodes += cut
-        return Grown(nodes, places, [nodes.index(node) for node in shown], bonus, +counts)
+        paths = [0.0]
+        for node in nodes[1:] if rows else []:
+            level, row = rows[node.parent]
+            paths.append(paths[node.parent] + float(level.seen[row, node.token]))
+        out.sort(key=lambda place: (-paths[place], nodes[place].depth))
+        return Grown(nodes, places, out[:MOST_CUT], bonus, +counts)

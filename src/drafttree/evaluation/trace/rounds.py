@@ -1,93 +1,47 @@
-"""From a round that was seen to plain data."""
+"""From a tree as it grew and was judged to the data of a round."""
 
-from typing import NamedTuple
+from dataclasses import replace
 
 from torch import Tensor
 
 from drafttree.core.tree import DraftTree, Verdict
+from drafttree.engine.detokenizer import Tokenizer
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request
-from drafttree.evaluation.trace.growth import Grown, Node
-from drafttree.evaluation.trace.token_texts import TokenTexts
-from drafttree.evaluation.trace.trace import Outcome, TracedNode, TracedRound
+from drafttree.evaluation.trace.growth import Grown
+from drafttree.evaluation.trace.trace import Outcome, TracedRound
 
 
-class SeenRound(NamedTuple):
-    """A round whose tokens are not text yet.
-
-    Attributes:
-        grown: its tree; the verified nodes come first in the data, then those that were cut.
-        path: the accepted nodes of the verified tree.
-        before: the token before its root, None for the first of a text.
-        target: the target's probability of a token behind a verified node.
-        widths: as for `TracedRound`.
-        cost: what the round cost.
-    """
-
-    grown: Grown
-    path: list[int]
-    before: int | None
-    target: dict[tuple[int, int], float]
-    widths: tuple[int, ...]
-    cost: Round
-
-    @classmethod
-    def of(
-        cls, grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, cost: Round
-    ) -> "SeenRound":
-        """A round with a tree as it grew; the rest is as `RoundObserver.settled` takes it."""
-        rows = {place: row for row, place in enumerate(grown.places)}
-        shown = [*(grown.nodes[place] for place in [*grown.places, *grown.cut]), grown.bonus]
-        wanted = [(rows[node.parent], node.token) for node in shown if node.parent in rows]
-        scored = sorted({row for row, _ in wanted})
-        chances = request.verifier.sampling.process(logits[scored]).softmax(-1)
-        found = chances[[scored.index(row) for row, _ in wanted], [token for _, token in wanted]].tolist()
-        target = dict(zip(wanted, found, strict=True))
-        root = len(request.tokens) - cost.committed - 1
-        return cls(grown, verdict.path, request.tokens[root - 1] if root else None, target, tree.widths, cost)
-
-    def traced(self, texts: TokenTexts) -> TracedRound:
-        """The data of the round."""
-        grown, size = self.grown, len(self.grown.places)
-        order = [*grown.places, *grown.cut]
-        numbers = {place: number for number, place in enumerate(order)}
-        path = {*self.path}
-
-        def data(node: Node, outcome: Outcome) -> TracedNode:
-            parent = numbers.get(node.parent, -1)
-            before = self.before if parent < 0 else grown.nodes[node.parent].token
-            return TracedNode(
-                node.token,
-                texts.piece(before, node.token),
-                parent,
-                node.depth,
-                node.rank,
-                node.draft,
-                node.seen,
-                self.target.get((parent, node.token)),
-                outcome,
-                node.rule,
-            )
-
-        def outcome(number: int, node: Node) -> Outcome:
-            if number >= size:
-                return Outcome.CUT
-            if number in path:
-                return Outcome.ACCEPTED if number else Outcome.ROOT
-            return Outcome.REJECTED if numbers[node.parent] in path else Outcome.UNREACHED
-
-        shown = enumerate(grown.nodes[place] for place in order)
-        return TracedRound(
-            nodes=[data(node, outcome(number, node)) for number, node in shown],
-            size=size,
-            path=[*self.path],
-            bonus=data(grown.bonus, Outcome.BONUS),
-            committed=self.cost.committed,
-            accepted=self.cost.accepted,
-            cut={rule.value: count for rule, count in grown.counts.items()},
-            widths=[*self.widths],
-            seconds=phases(self.cost),
-        )
+def read_round(
+    grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round
+) -> TracedRound:
+    """The data of a round, but for texts; the arguments behind `grown` are those of `RoundObserver.settled`."""
+    order, path = [*grown.places, *grown.cut], {*verdict.path}
+    numbers = {place: number for number, place in enumerate(order)}
+    nodes, bonus = [grown.nodes[place] for place in order], replace(grown.bonus, outcome=Outcome.BONUS)
+    for node in (*nodes, bonus):
+        node.parent = numbers.get(node.parent, -1)
+    for number, node in enumerate(nodes[: tree.size]):
+        judged = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
+        node.outcome = Outcome.ACCEPTED if number in path else judged
+    nodes[0].outcome = Outcome.ROOT
+    scored = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
+    rows = sorted({node.parent for node in scored})
+    chances = request.verifier.sampling.process(logits[rows]).softmax(-1)
+    found = chances[[rows.index(node.parent) for node in scored], [node.token for node in scored]]
+    for node, chance in zip(scored, found.tolist(), strict=True):
+        node.target = chance
+    return TracedRound(
+        nodes=nodes,
+        size=tree.size,
+        path=verdict.path,
+        bonus=bonus,
+        committed=turn.committed,
+        accepted=turn.accepted,
+        cut={rule.value: count for rule, count in grown.counts.items()},
+        widths=[*tree.widths],
+        seconds=phases(turn),
+    )
 
 
 def phases(cost: Round) -> dict[str, float]:
@@ -102,3 +56,43 @@ def phases(cost: Round) -> dict[str, float]:
         "text": cost.text_seconds,
     }
     return seconds | {"other": max(cost.seconds - sum(seconds.values()), 0.0)}
+
+
+class TokenTexts:
+    """Texts of tokens behind a token, each decoded once.
+
+    Args:
+        tokenizer: decodes the tokens; None to show token ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[tuple[int | None, int], str] = {}
+
+    def piece(self, before: int | None, token: int) -> str:
+        """A token behind another one, special tokens by their name.
+
+        Some tokenizers leave out the space that a text begins with, so a token is decoded behind the one before it.
+        """
+        if (before, token) not in self._known:
+            self._known[before, token] = self._piece(before, token)
+        return self._known[before, token]
+
+    def fill(self, turn: TracedRound, before: int | None) -> TracedRound:
+        """A round with its texts, given the token before its root, None for the first of a text."""
+        for node in (*turn.nodes, turn.bonus):
+            above = before if node.parent < 0 else turn.nodes[node.parent].token
+            node.text = self.piece(above, node.token)
+        return turn
+
+    def _piece(self, before: int | None, token: int) -> str:
+        if self._tokenizer is None:
+            return f" {token}"
+        if before is None:
+            return self._decode(token)
+        head, both = self._decode(before), self._decode(before, token)
+        return both[len(head) :] if both.startswith(head) else self._decode(token)
+
+    def _decode(self, *tokens: int) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)

@@ -9,8 +9,7 @@ from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request, RoundObserver
 from drafttree.evaluation.trace.growth import Grown
-from drafttree.evaluation.trace.rounds import SeenRound
-from drafttree.evaluation.trace.token_texts import TokenTexts
+from drafttree.evaluation.trace.rounds import TokenTexts, read_round
 from drafttree.evaluation.trace.trace import TracedRound
 
 
@@ -22,15 +21,17 @@ class ServedRound(NamedTuple):
             probabilities are as the policy saw them.
         cost: the cost of the round.
         reason: why nothing was drafted for any request, None where something was.
+        before: the token before the root, None for the first of a text.
     """
 
     traced: TracedRound
     cost: Round
     reason: str | None
+    before: int | None
 
 
 class TracingObserver(RoundObserver):
-    """Sees the rounds of one request, and makes plain data of them where they are taken.
+    """Sees the rounds of one request, and makes texts of their tokens where they are taken.
 
     Args:
         texts: turns tokens into text.
@@ -38,18 +39,20 @@ class TracingObserver(RoundObserver):
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._seen: deque[tuple[SeenRound, str | None]] = deque()
+        self._seen: deque[ServedRound] = deque()
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         self._grown, self._reason = grown, reason
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
-        grown = Grown.of_tree(self._grown, tree, verdict)
-        self._seen.append((SeenRound.of(grown, request, tree, logits, verdict, turn), self._reason))
+        traced = read_round(Grown.of_tree(self._grown, tree, verdict), request, tree, logits, verdict, turn)
+        root = len(request.tokens) - turn.committed - 1
+        self._seen.append(ServedRound(traced, turn, self._reason, request.tokens[root - 1] if root else None))
 
     def take(self) -> ServedRound | None:
         """The oldest round that was not taken yet; None if there is none. For another thread than the engine's."""
         if not self._seen:
             return None
-        seen, reason = self._seen.popleft()
-        return ServedRound(seen.traced(self._texts), seen.cost, reason)
+        served = self._seen.popleft()
+        self._texts.fill(served.traced, served.before)
+        return served

@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     """A candidate that did not become part of the tree."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TracedNode:
     """A node of a round's tree, a candidate that was cut, or the bonus token.
 
@@ -53,14 +53,14 @@ class TracedNode:
     """
 
     token: int
-    text: str
-    parent: int
-    depth: int
-    rank: int
-    draft: float | None
-    seen: float | None
-    target: float | None
-    outcome: Outcome
+    text: str = ""
+    parent: int = -1
+    depth: int = 0
+    rank: int = -1
+    draft: float | None = None
+    seen: float | None = None
+    target: float | None = None
+    outcome: Outcome = Outcome.CUT
     rule: Rule = Rule.NONE
 
 

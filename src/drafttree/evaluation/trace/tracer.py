@@ -14,8 +14,7 @@ from drafttree.engine.metrics import Round
 from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request, RoundObserver
 from drafttree.evaluation.trace.growth import GrowthRecord
-from drafttree.evaluation.trace.rounds import SeenRound
-from drafttree.evaluation.trace.token_texts import TokenTexts
+from drafttree.evaluation.trace.rounds import TokenTexts, read_round
 from drafttree.evaluation.trace.trace import Trace, TracedRound
 from drafttree.loading import VERIFIER_CLASSES
 from drafttree.loading.names import PartNames
@@ -48,13 +47,14 @@ class Tracer:
         decoder, request = self._decoder, self.request
         with decoder.prefixes.keeping(request), decoder.learned.learning(request):
             while not request.finish_reason:
+                before = request.tokens[-2] if len(request.tokens) > 1 else None
                 record = request.observer = request.growth_observer = _RoundRecord()
                 try:
                     decoder.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
                     return
-                self.rounds.append(record.traced(request, self._texts))
+                self.rounds.append(self._texts.fill(record.traced(request), before))
                 yield self.rounds[-1]
 
     @property
@@ -98,12 +98,12 @@ class _RoundRecord(GrowthRecord, RoundObserver):
         self._settled = tree, logits, verdict, turn
 
     @torch.inference_mode()
-    def traced(self, request: Request, texts: TokenTexts) -> TracedRound:
-        """The data of the round of a request."""
+    def traced(self, request: Request) -> TracedRound:
+        """The data of the round of a request, but for texts."""
         tree, logits, verdict, _ = self._settled
         columns = request.verifier.sampling, logits.shape[-1]
         grown = self.read(tree, verdict, *columns, reranks=request.policy.reranks)
-        return SeenRound.of(grown, request, *self._settled).traced(texts)
+        return read_round(grown, request, *self._settled)
 
 
 def _setting(decoder: Decoder, request: Request) -> dict[str, str]:
