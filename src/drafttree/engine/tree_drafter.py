@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -291,7 +292,7 @@ class TreeDrafter:
             limits=limits,
             source=group.source,
             ends=ends,
-            observers=[request.growth_observer for request in group.requests],
+            observers=map(attrgetter("growth_observer"), group.requests),
         )
 
     def log_failure(self, error: Exception) -> None:

@@ -13,7 +13,8 @@ a verifier may rely on the distribution it is told the children came from.
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,7 +100,7 @@ def grow(
     limits: Limits | None = None,
     source: int = 0,
     ends: Callable[[Exception], bool] = lambda error: False,
-    observers: Sequence[GrowthObserver | None] = (),
+    observers: Iterable[GrowthObserver | None] | None = None,
 ) -> list[DraftTree]:
     """Draft the trees of one round.
 
@@ -119,7 +120,7 @@ def grow(
         limits: leaves out nodes that the policy would expand, or draw; a policy that re-ranks then cuts nothing itself.
         source: which model of the drafter drafts.
         ends: whether the trees end where the drafter has raised this, or memory ran out; else it is raised.
-        observers: per text, who sees its tree grow; empty where nobody does.
+        observers: per text, who sees its tree grow; None where nobody does.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
@@ -130,7 +131,7 @@ def grow(
     trees = [
         GrowingTree(root, limit, state, proposal, source, observer)
         for root, limit, state, observer in zip(
-            roots, max_levels, states, observers or [None] * len(roots), strict=True
+            roots, max_levels, states, observers or repeat(None, len(roots)), strict=True
         )
     ]
     growth = Growth(policy, trees, proposal, randomness, vocab, limits)
