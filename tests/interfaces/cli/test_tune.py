@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.drafters import PromptLookupDrafter
 from drafttree.evaluation.run_store import RUNS
-from drafttree.evaluation.tune import arms, tuning
+from drafttree.evaluation.tune import tuning
 from drafttree.loading import policy_spec
 from helpers.timed_metrics import CHAIN, CURVE, timed
 from testing.command_line import complaint, run
@@ -175,9 +175,9 @@ def test_a_head_of_another_target_is_left_out_by_name(prompts, speeds, monkeypat
     def find(name, *_):
         if name == "lookup":
             return PromptLookupDrafter(4096, "cpu")
-        raise arms.ModelError("the head does not fit the target")
+        raise tuning.ModelError("the head does not fit the target")
 
-    monkeypatch.setattr(arms, "find_drafter", find)
+    monkeypatch.setattr(tuning, "find_drafter", find)
     result = tune(prompts, "--drafter", "lookup", "--drafter", "theirs")
     assert "left out: theirs: the head does not fit the target" in result.stdout
 
