@@ -258,6 +258,8 @@ class Growth:
         keep = self._ask("keep", layer)
         if keep is not layer.possible:
             keep = keep & layer.possible
+        if self._draws:
+            keep = keep & (layer.logprobs >= MIN_LOGPROB)
         if tree.observer:
             tree.observer.kept(tree.frontier, layer, keep)
         room = self._policy.budget - len(tree.tokens)
@@ -282,8 +284,7 @@ class Growth:
             Token ids and log-probabilities `[nodes, children]` in draw order, and how many each node of a text has
             `[frontier, 1]`; those beyond mean nothing.
         """
-        depth, pairs = layers[0].depth, zip(masks, layers, strict=True)
-        wanted = [(mask & (layer.logprobs >= MIN_LOGPROB)).sum(1).tolist() for mask, layer in pairs]
+        depth, wanted = layers[0].depth, [mask.sum(1).tolist() for mask in masks]
         if self._limits and (most := self._limits.children(self._trees, depth)) is not None:
             wanted = [[*map(min, own, limit)] for own, limit in zip(wanted, filter(None, most), strict=True)]
         for own, tree in zip(wanted, self._growing, strict=True):

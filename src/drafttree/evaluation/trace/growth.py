@@ -12,7 +12,6 @@ from torch import Tensor
 
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, GrowthObserver, Layer, Proposal, Rule, Verdict
-from drafttree.engine.tree_growth import MIN_LOGPROB
 from drafttree.evaluation.trace.trace import TracedNode
 
 MOST_CUT = 24
@@ -134,8 +133,7 @@ class GrowthRecord(GrowthObserver):
             rows |= {node: (level, row) for row, node in enumerate(level.frontier)}
             nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
             if drawn:  # candidates are places, not tokens
-                likely = level.keep & (level.layer.logprobs >= MIN_LOGPROB)
-                counts[Rule.BUDGET] += int(likely.sum()) - int(level.joined.sum())
+                counts[Rule.BUDGET] += int(level.keep.sum()) - int(level.joined.sum())
                 continue
             masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
             for rule, mask in masks.items():

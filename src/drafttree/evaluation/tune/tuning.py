@@ -225,8 +225,8 @@ def tune(
         warm = _warmer(ways, ranked if rungs[-1].complete else [], draft_temperatures, greedy=greedy)
         if warm:
             ways |= warm
-            best, later = choosing.halve([*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
-            ranked = [*best, *(name for name in ranked if name not in best)]
+            fastest, later = choosing.halve([*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
+            ranked = [*fastest, *(name for name in ranked if name not in fastest)]
         confirming.spent = choosing.spent
         if ranked:
             finalists = dict.fromkeys([PLAIN, ranked[0], _coldest(ways, ranked)])
