@@ -13,7 +13,7 @@ from transformers import StoppingCriteriaList
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.errors import UnfinishedTextError
 from drafttree.core.randomness import Randomness
-from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.tree import DraftTree, GrowthObserver, Verdict
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.drafting.controller import Kind
 from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs, Reader, RowRecorder
@@ -105,6 +105,7 @@ class Request:
             shared within it, and nothing is kept.
         ids: the tokens it began with, as bytes, for others that begin alike; none before, and where it shares nothing.
         observer: sees its rounds, None where nobody does.
+        growth_observer: sees its trees grow, None where nobody does.
         metrics: metrics of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -136,6 +137,7 @@ class Request:
     cache_salt: Hashable | None = None
     ids: bytes = b""
     observer: RoundObserver | None = None
+    growth_observer: GrowthObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
