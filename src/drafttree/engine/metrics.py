@@ -92,7 +92,6 @@ class Metrics:
 
     Attributes:
         rounds: every round, in order.
-        queue_seconds: wall time that an engine let it wait before its prompt was read; of several, all together.
         prefill_passes: target passes over prompts.
         prefill_seconds: wall time of reading prompts.
         reused_tokens: prompt tokens whose KV rows were reused from earlier texts.
@@ -101,10 +100,10 @@ class Metrics:
         draft_weight_bytes: memory of the drafter's own weights, without those it shares with the target.
         draft_cache_bytes: memory of the drafter's state for the text; for several texts, the largest.
         is_mixed: whether the drafter mixes lookup with a model.
+        queue_seconds: wall time that an engine let it wait before its prompt was read; of several, all together.
     """
 
     rounds: list[Round] = field(default_factory=list)
-    queue_seconds: float = 0.0
     prefill_passes: int = 0
     prefill_seconds: float = 0.0
     reused_tokens: int = 0
@@ -113,6 +112,7 @@ class Metrics:
     draft_weight_bytes: int = 0
     draft_cache_bytes: int = 0
     is_mixed: bool = False
+    queue_seconds: float = 0.0
 
     def __repr__(self) -> str:
         speed = f"{self.mean_accepted_tokens:.2f} tokens per target pass, {self.tokens_per_second:.1f} tokens/s"

@@ -125,7 +125,7 @@ def test_a_server_that_is_none_is_one_line(capsys, url, path, message):
 
 
 def test_our_own_server_says_its_context_and_asks_for_its_key(capsys, embedded):
-    with serving(create_app(embedded, ServerSettings("mine", api_key="key"))) as url:
+    with serving(create_app(embedded, ServerSettings("mine", api_keys=("key",)))) as url:
         assert "answers 401" in complaint(capsys, "connect", "codex", "--url", url)
         told = complaint(capsys, "connect", "codex", "--url", url, "--api-key", "key")
     assert "codex needs a context of 32768 tokens, and 'mine' has 2048" in told

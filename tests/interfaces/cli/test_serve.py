@@ -37,7 +37,7 @@ def test_options_reach_the_server(served):
     serving = served[0].state.serving
     settings = serving.settings
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
-    assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert (settings.api_keys, settings.cors) == (("k",), ("https://a", "https://b"))
     assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
@@ -110,7 +110,36 @@ def test_a_model_may_be_served_under_several_names(served):
 
 def test_the_key_may_come_from_the_environment(served):
     serve(env={"DRAFTTREE_API_KEY": "from outside"[:4]})
-    assert served[0].state.serving.settings.api_key == "from"
+    assert served[0].state.serving.settings.api_keys == ("from",)
+
+
+def test_keys_may_be_several_and_come_from_a_file(served, tmp_path):
+    (tmp_path / "keys").write_text("# of the house\nthird\n\n  fourth  \n")
+    result = serve("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
+    assert served[0].state.serving.settings.api_keys == ("first", "second", "third", "fourth")
+    assert "third" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        (b"\n# none\n", "has no key; write one per line"),
+        (b"\xff\xfe", "cannot be read"),
+        ("schlüssel".encode(), "other than printable ASCII"),
+        (b"two words", "other than printable ASCII"),
+    ],
+)
+def test_a_file_without_usable_keys_is_one_line(capsys, tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    assert words in complaint(capsys, "serve", "--api-key-file", tmp_path / "keys")
+
+
+def test_prefixes_are_shared_among_all_on_a_loopback_address_or_on_demand(served):
+    for options in ((), ("--no-share-prefixes",), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--share-prefixes")):
+        serve("--drafter", "none", *options)
+    assert [app.state.serving.settings.shares_prefixes for app in served] == [True, False, False, True]
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):

@@ -150,7 +150,7 @@ def test_the_time_of_a_request_may_be_over_before_its_grammar_is_made(decoder, h
 
     async def wait_for_a_turn():
         with (
-            OpenRequest("", 0.05).answering(),
+            OpenRequest(None, 0.05).answering(),
             pytest.raises(ServerError, match="was over before response_format was read") as found,
         ):
             await made.made({"grammar": SMALL})

@@ -42,7 +42,12 @@ def chat(post, messages: list[dict], **body) -> dict:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_tells_what_was_read_before(post, stream):
-    body = {"messages": [{"role": "user", "content": f"How old is the house by the sea? {stream}"}], "max_tokens": 8}
+    body = {
+        "messages": [
+            {"role": "user", "content": f"How old is the house by the sea, and who has lived in it? {stream}"}
+        ],
+        "max_tokens": 8,
+    }
     count = post("messages/count_tokens", messages=body["messages"]).json()["input_tokens"]
     message_of(post, **body)
     usage = events_of(post, **body)[-2]["usage"] if stream else message_of(post, **body)["usage"]

@@ -388,7 +388,7 @@ UNREADABLE = [
     (COMPLETIONS, "", "missing", "the body: Field required"),
     (COMPLETIONS, b'{"prompt": "\xff"}', "invalid_utf8", "the body is not UTF-8 text"),
     (COMPLETIONS, "[]", "model_attributes_type", "send a JSON object, with the header Content-Type: application/json"),
-    (COMPLETIONS, '{"prompt": ' + "[" * 10**5, "invalid_json", "nested too deeply"),
+    (COMPLETIONS, '{"prompt": ' + "[" * 10**4, "invalid_json", "nested too deeply"),
     (COMPLETIONS, '{"prompt": "\\ud800"}', "string_unicode", "prompt holds half a surrogate pair, which is not text"),
     (COMPLETIONS, '{"prompt": "a", "\\ud800": 1}', "string_unicode", "holds half a surrogate pair"),
     (COMPLETIONS, '{"prompt": "a", "metadata": {"a": "\\ud800"}}', "string_unicode", "metadata.a holds half a"),

@@ -55,7 +55,7 @@ def test_what_is_no_id_is_replaced_by_a_new_one(given):
 
 @pytest.mark.parametrize(
     ("path", "status", "settings"),
-    [("/nowhere", 404, {}), ("/v1/models", 401, {"api_key": "k"}), ("/health", 421, {"allowed_hosts": ("other",)})],
+    [("/nowhere", 404, {}), ("/v1/models", 401, {"api_keys": ("k",)}), ("/health", 421, {"allowed_hosts": ("other",)})],
 )
 def test_refused_requests_have_ids_and_lines_too(lines, path, status, settings):
     with TestClient(app(access_log=True, **settings)) as client:

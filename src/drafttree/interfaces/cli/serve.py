@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,10 +45,21 @@ def serve(
     host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             envvar="DRAFTTREE_API_KEY",
-            help="Key that requests to /v1 must carry. Prefer DRAFTTREE_API_KEY: other users can see arguments.",
+            help="Key that requests to /v1 must carry. May be repeated. Prefer DRAFTTREE_API_KEY or --api-key-file: "
+            "other users can see arguments.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with such keys, one per line. Lines that begin with # are skipped.")
+    ] = None,
+    share_prefixes: Annotated[
+        bool | None,
+        typer.Option(
+            help="Share the KV rows of common prefixes among requests without key and cache_salt. "
+            "Default: on a loopback address only."
         ),
     ] = None,
     cors: Annotated[
@@ -77,7 +89,10 @@ def serve(
     once.
     """
     check_extra()
-    _check_key(api_key)
+    keys = [*(api_key or ()), *(_keys_of(api_key_file) if api_key_file else ())]
+    for key in keys:
+        _check_key(key)
+    shares = host in LOCAL if share_prefixes is None else share_prefixes
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
     _check_proxies(trusted_proxies or ())
@@ -93,7 +108,8 @@ def serve(
     settings = ServerSettings(
         model_name=names[0],
         other_names=tuple(names[1:]),
-        api_key=api_key,
+        api_keys=tuple(keys),
+        shares_prefixes=shares,
         cors=tuple(cors or ()),
         max_batch=max_batch,
         max_queue=max_queue,
@@ -118,7 +134,7 @@ def serve(
         from drafttree.interfaces.server.app import create_app
 
         decoder = models.load_served(model, max_model_len)
-        if host not in LOCAL and api_key is None:
+        if host not in LOCAL and not keys:
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)
 
@@ -133,14 +149,29 @@ def check_extra() -> None:
         raise ConfigError(f'serving needs {missing.replace("_", "-")}; pip install "drafttree[serve]"')
 
 
-def _check_key(key: str | None) -> None:
+def _keys_of(file: Path) -> list[str]:
+    """The keys in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or has none.
+    """
+    try:
+        lines = map(str.strip, file.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {str(file)!r} cannot be read: {error}") from None
+    if not (keys := [line for line in lines if line and not line.startswith("#")]):
+        raise ConfigError(f"--api-key-file {str(file)!r} has no key; write one per line")
+    return keys
+
+
+def _check_key(key: str) -> None:
     """Refuse a key that no request could carry.
 
     Raises:
         ConfigError: says why.
     """
-    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+    if not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("--api-key: a key is empty or has other than printable ASCII characters; give another one")
 
 
 def _check_origins(origins: Iterable[str]) -> None:

@@ -1,8 +1,6 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
-import json
 import logging
-import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -21,7 +19,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="none")
 """The id of the request that is being answered."""
 
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
-STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
@@ -140,7 +138,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return (await _of_http(error, request)).response_to(request.url.path)
+        return _of_http(error, request).response_to(request.url.path)
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
@@ -148,37 +146,16 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, answer)
 
 
-async def _of_http(error: HTTPException, request: Request) -> ServerError:
-    """An error of the framework's; it says little of why it could not read a body."""
+def _of_http(error: HTTPException, request: Request) -> ServerError:
+    """An error of the framework's, which hides what is wrong with a body."""
     match error.__cause__:
-        case UnicodeDecodeError():
-            return ServerError(400, "the body is not UTF-8 text", code="invalid_utf8")
-        case RecursionError():
-            return ServerError(400, "the body is nested too deeply", code="invalid_json")
-        case ValueError():
-            place = ".".join(map(str, _place_of_long_integer(await request.body())))
-            what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-            return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code="int_parsing_size")
+        case ServerError() as wrong:
+            return wrong
+        case RequestValidationError() as wrong:
+            return _of_validation(wrong)
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = STATUS_CODES.get(error.status_code)
     return ServerError(error.status_code, message, code=code, headers=error.headers)
-
-
-def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
-    """The steps to an integer that Python's parser refuses; none where what comes behind it is no JSON."""
-    most, long = sys.get_int_max_str_digits(), object()
-    try:
-        found = json.loads(body, parse_int=lambda digits: long if len(digits.lstrip("-")) > most else 0)
-    except (ValueError, RecursionError):
-        return ()
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), found)]
-    while waiting:
-        place, part = waiting.pop()
-        if part is long:
-            return place
-        steps = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-        waiting += [((*place, step), value) for step, value in steps]
-    return ()
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:

@@ -119,6 +119,9 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         raise _unavailable(host, port, error) from None
     model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
+    if not serving.settings.api_keys:
+        shared = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
+        tell(f"common prefixes of prompts are shared among {shared}")
     with frozen_heap():
         make_server(app, tell).run(sockets=[listener])
     sys.stdout.flush()

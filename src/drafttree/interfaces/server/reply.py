@@ -4,6 +4,7 @@ Each API has a writer, which makes the whole reply and the events of its stream 
 OpenAI's and Anthropic's packages for Python read, whose types judge them in the tests.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
@@ -152,8 +153,8 @@ async def reply(
 ) -> Response:
     """The response to a request, which may want a stream; a header names the fields that have no effect."""
     reads_thoughts = serving.dialect.thought_name is not None
-    if names := ", ".join(sorted(set(request.without_effect(reads_thoughts=reads_thoughts)))):
-        headers["Warning"] = f'299 drafttree "without effect: {names}"'
+    if idle := await asyncio.to_thread(lambda: set(request.without_effect(reads_thoughts=reads_thoughts))):
+        headers["Warning"] = f'299 drafttree "without effect: {", ".join(sorted(idle))}"'
     if request.stream:
         return stream_response(_events(texts, writer), headers)
     async with aclosing(texts.read()) as pieces:

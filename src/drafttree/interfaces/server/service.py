@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
@@ -18,7 +19,7 @@ from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, Messages
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 STARTED = int(time.time())
 
 
@@ -130,7 +131,7 @@ class DetokenizeReply(BaseModel):
 
 
 @router.post("/tokenize", tags=["tokens"])
-async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
+async def tokenize(request: Body[TokenizeRequest], serving: Serving) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
@@ -141,7 +142,7 @@ async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
 
 
 @router.post("/detokenize", tags=["tokens"])
-async def detokenize(request: DetokenizeRequest, serving: Serving) -> DetokenizeReply:
+async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> DetokenizeReply:
     """The text of tokens."""
     serving.check_model(request.model)
     check_tokens("tokens", request.tokens, serving.decoder)

@@ -127,6 +127,7 @@ class Texts:
         prompts: Sequence[list[int]],
         options: Sequence[Json],
         seeds: Sequence[int | None],
+        cache_salt: str | None,
         *,
         wanted: bool = True,
     ) -> "Texts":
@@ -137,6 +138,7 @@ class Texts:
             prompts: token ids of each prompt.
             options: the options of `Engine.submit`, for each prompt.
             seeds: one for each text of a prompt.
+            cache_salt: as for `Admission.submit`.
             wanted: False where the reply has no text, only what is known of the prompts.
 
         Raises:
@@ -152,7 +154,8 @@ class Texts:
             options = [await serving.grammars.made(each) for each in options]
         try:
             for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
-                handles.append(await serving.admission.submit(prompt, **given, seed=seed, group=group))
+                given = {**given, "seed": seed, "group": group, "cache_salt": cache_salt}
+                handles.append(await serving.admission.submit(prompt, **given))
         except BaseException:
             for handle in handles:
                 handle.cancel()

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from drafttree.interfaces.server.answer import Ended, Json, Piece
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
@@ -20,7 +21,7 @@ from drafttree.interfaces.server.texts import Texts
 
 ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-router = APIRouter(prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
+router = APIRouter(route_class=BodyRoute, prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
 
 
 class MessageReply(Described):
@@ -28,24 +29,22 @@ class MessageReply(Described):
 
 
 @router.post("", response_model=MessageReply, responses=STREAMED)
-async def write(request: MessagesRequest, serving: Serving) -> Response:
+async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
-    texts = await begin_answers(request.as_chat(), serving)
+    texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
     model = request.model or serving.model_name
     head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
     return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
 
 
 @router.post("/count_tokens")
-async def count_tokens(request: CountTokensRequest, serving: Serving) -> dict[str, int]:
+async def count_tokens(request: Body[CountTokensRequest], serving: Serving) -> dict[str, int]:
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
-    decoder = serving.decoder
-    prompt = await asyncio.to_thread(
-        read_prompt, request.as_chat(), decoder.tokenizer, serving.dialect, decoder.target.context
-    )
+    decoder, chat = serving.decoder, await asyncio.to_thread(request.as_chat)
+    prompt = await asyncio.to_thread(read_prompt, chat, decoder.tokenizer, serving.dialect, decoder.target.context)
     return {"input_tokens": len(prompt)}
 
 
