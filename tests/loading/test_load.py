@@ -43,7 +43,8 @@ def test_a_limit_of_the_context_holds_for_prompts_and_texts():
     assert len(decoder.generate([5] * 12, max_new_tokens=8, ignore_eos=True).tokens) == 8
     assert "exceed the model's context of 20" in told(ContextError, decoder.generate, [5] * 12, max_new_tokens=9)
     assert "leaves no room" in told(ContextError, decoder.generate, [5] * 20)
-    decoder.target.module.lm_head.register_forward_hook(lambda *_: None)  # the model is looked at anew
+    decoder.target.module.lm_head.register_forward_hook(lambda *_: None)
+    decoder.generate([5], max_new_tokens=1)  # looks at the model anew
     assert "context of 20" in told(ContextError, decoder.generate, [5] * 12, max_new_tokens=9)
 
 

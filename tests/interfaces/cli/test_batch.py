@@ -213,6 +213,7 @@ def request(custom_id, url="/v1/chat/completions", **body):
 HELLO = [{"role": "user", "content": "Where is the ship?"}]
 NO_REQUESTS = {
     "custom_id is 7": request(7, messages=HELLO),
+    "custom_id is None": {"method": "POST", "url": "/v1/completions", "body": {}},
     "method is 'GET'": request("a", messages=HELLO) | {"method": "GET"},
     "url is '/v1/embeddings'; give one of /v1/chat/completions": request("b", "/v1/embeddings", input="a"),
     "body is no object": request("c") | {"body": "hello"},
@@ -273,11 +274,12 @@ def test_a_batch_of_requests_goes_on_after_an_interruption(lines, tmp_path):
     assert [record["id"] for record in again] == [json.loads(line)["id"] for line in written]
 
 
-def test_requests_call_the_model_by_the_name_it_is_given(lines, tmp_path):
+def test_requests_call_the_model_by_the_name_it_is_given(capsys, lines, tmp_path):
     out = tmp_path / "out.jsonl"
     source = lines(request("a", messages=HELLO, max_tokens=2) | {"body": {"model": "gpt-4", "messages": HELLO}})
     assert run("batch", source, out, "--served-model-name", "gpt-4").exit_code == 0
     assert records(out)[0]["response"]["body"]["model"] == "gpt-4"
+    assert "made from another line or command" in complaint(capsys, "batch", source, out)
 
 
 def test_options_of_the_command_are_not_for_requests(capsys, lines, tmp_path):
