@@ -43,10 +43,15 @@ def rows_in_memory(target: Model, share: float) -> float:
         memory = torch.cuda.mem_get_info(target.device)[0]
     else:
         memory = machine.total if (machine := machine_memory()) else math.inf
+    row = row_nbytes(target)
+    return share * memory // row if row and memory < math.inf else math.inf
+
+
+def row_nbytes(target: Model) -> int:
+    """The bytes of a row of a target's KV cache; 0 where they are not known."""
     layout = getattr(target.new_cache(1), "layout", None)
     width = getattr(target, "dtype", torch.float32).itemsize
-    row = width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
-    return share * memory // row if row and memory < math.inf else math.inf
+    return width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
 
 
 class KVMemory:

@@ -7,6 +7,8 @@ import sys
 import pytest
 from fastapi import FastAPI
 
+import drafttree
+from drafttree.interfaces.cli import decoders
 from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.dialect.families import CALLS
@@ -68,6 +70,19 @@ def test_a_proxy_that_no_address_names_is_one_line(capsys, proxy):
 @pytest.mark.parametrize("host", ["", "http://api.example", "api.example:8000", "a/b", "two words"])
 def test_a_name_by_which_no_request_can_call_is_one_line(capsys, host):
     assert "give one such as api.example.com" in complaint(capsys, "serve", "--allowed-hosts", host)
+
+
+def test_a_limit_of_the_context_is_told_with_what_it_saves(served, monkeypatch):
+    monkeypatch.setattr(decoders, "load", drafttree.load)
+    told = serve("--max-model-len", 512, "--dtype", "float32").stderr
+    assert "512 tokens of a text take 6.3 MB of the KV cache instead of 25.2 MB for 2048 tokens" in told
+    assert served[0].state.serving.decoder.target.context == 512
+    assert "KV cache" not in serve().stderr
+
+
+def test_a_context_that_the_model_does_not_have_is_one_line(capsys, monkeypatch, quick):
+    monkeypatch.setattr(decoders, "load", drafttree.load)
+    assert "the model's context is 2048; give at most that" in complaint(capsys, "serve", "--max-model-len", 4096)
 
 
 def test_parsers_reach_the_server(served):

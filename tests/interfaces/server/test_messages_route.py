@@ -95,6 +95,18 @@ def _text(text: str) -> dict:
     return {"type": "text", "text": text}
 
 
+def test_a_last_message_of_the_assistant_is_continued(post):
+    whole = text_of(message_of(post))
+    given = whole[: len(whole) // 2].rstrip()
+    theirs = chat(post, [*HELLO, {"role": "assistant", "content": given}], continue_final_message=True)
+    assert theirs["choices"][0]["message"]["content"] != whole
+    for content in (given, [_text(given)]):
+        ours = message_of(post, messages=[*HELLO, {"role": "assistant", "content": content}])
+        assert text_of(ours) == theirs["choices"][0]["message"]["content"]
+    counted = post("messages/count_tokens", messages=[*HELLO, {"role": "assistant", "content": given}]).json()
+    assert counted == {"input_tokens": theirs["usage"]["prompt_tokens"]}
+
+
 def test_a_named_tool_is_called_and_none_is_not(post):
     both = {**CALL, "tools": [WEATHER, CLOCK]}
     named = message_of(post, **{**both, "tool_choice": {"type": "tool", "name": "clock"}})

@@ -298,7 +298,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (say([{"type": "image"}]), None, "'image' is not served; give text or tool"),
         (say([{"type": "tool_use"}]), None, "a block of the user of type 'tool_use'"),
         (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
-        ({"messages": [ASK, OWN]}, None, "the last message is the assistant's own"),
+        (
+            say([{"type": "tool_use", "id": "c", "name": "f"}], "assistant"),
+            None,
+            "the last message is the assistant's and calls tools, so that their results come next; change or remove it",
+        ),
+        (say([{"type": "thinking", "thinking": "Hm."}], "assistant"), None, "has no text to continue"),
+        (say("Hi \n", "assistant"), None, "ends with whitespace"),
+        ({"messages": [ASK, OWN], "thinking": {"type": "enabled"}}, None, "continued while thinking is enabled"),
+        (
+            {"messages": [ASK, OWN], "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+            None,
+            "cannot be continued in the form of output_config.format",
+        ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 9}},
             None,

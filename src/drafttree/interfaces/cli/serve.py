@@ -13,7 +13,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, MaxTokenGap, PrefixTokens
+from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
@@ -31,6 +31,7 @@ def serve(
     timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Maximum seconds per request, waiting included. Default: no limit.")
     ] = None,
+    max_model_len: MaxModelLen = None,
     prefix_tokens: PrefixTokens = None,
     max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
     tool_parser: Annotated[
@@ -132,7 +133,7 @@ def serve(
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
 
-        decoder = models.load(model)
+        decoder = models.load_served(model, max_model_len)
         if host not in LOCAL and not keys:
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)

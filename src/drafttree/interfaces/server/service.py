@@ -26,14 +26,14 @@ STARTED = int(time.time())
 @router.get("/v1/models", tags=["models"])
 async def list_models(serving: Serving) -> dict[str, Any]:
     """The served model, by all of its names."""
-    return {"object": "list", "data": [_card(name) for name in serving.settings.model_names]}
+    return {"object": "list", "data": [_card(name, serving) for name in serving.settings.model_names]}
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def show_model(model: str, serving: Serving) -> dict[str, Any]:
     """The served model."""
     serving.check_model(model)
-    return _card(model)
+    return _card(model, serving)
 
 
 @router.post("/v1/embeddings", include_in_schema=False)
@@ -42,8 +42,10 @@ async def refuse_embeddings() -> None:
     raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
 
 
-def _card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+def _card(name: str, serving: ServingContext) -> dict[str, Any]:
+    """The model by one of its names; the length of its context has vLLM's name."""
+    card = {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+    return card | {"max_model_len": serving.decoder.target.context}
 
 
 @router.get("/health", tags=["health"])

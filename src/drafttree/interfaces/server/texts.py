@@ -9,6 +9,7 @@ from itertools import product
 
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
+from drafttree.engine.metrics import ratio
 from drafttree.interfaces.server.answer import Answer, Json, Piece, ScoredToken, scored_tokens
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import ServingContext
@@ -191,6 +192,21 @@ class Texts:
             rejected=max(drafted - accepted, 0),
             reasoning=sum(answer.reasoning_tokens for answer in self.answers),
         )
+
+    @property
+    def timings(self) -> Json:
+        """How fast they are so far, by llama-server's names; of several texts, the times are the longest one's."""
+        usage, metrics = self.usage, [text.handle.metrics for text in self._texts]
+        found: Json = {"cache_n": usage.cached}
+        for name, tokens, seconds in (
+            ("prompt", usage.prompt - usage.cached, max(each.prefill_seconds for each in metrics)),
+            ("predicted", usage.generated, max(each.decoding_seconds for each in metrics)),
+        ):
+            found |= {f"{name}_n": tokens, f"{name}_ms": 1e3 * seconds}
+            found |= {f"{name}_per_token_ms": ratio(1e3 * seconds, tokens)}
+            found |= {f"{name}_per_second": ratio(tokens, seconds)}
+        drafted = usage.accepted + usage.rejected
+        return found | ({"draft_n": drafted, "draft_n_accepted": usage.accepted} if drafted else {})
 
 
 def _not_read(texts: Sequence[Text]) -> int:

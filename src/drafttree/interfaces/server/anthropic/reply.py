@@ -127,8 +127,9 @@ class MessageText:
         yield from self._close()
         why = STOP_REASONS[reason] if stopped_by is None else "stop_sequence"
         delta = {"stop_reason": why, "stop_sequence": stopped_by}
-        self.whole |= {**delta, "usage": self._usage}
-        yield {"type": "message_delta", "delta": delta, "usage": self.whole["usage"]}
+        costs = {"usage": self._usage, "timings": self._texts.timings}
+        self.whole |= {**delta, **costs}
+        yield {"type": "message_delta", "delta": delta, **costs}
         yield {"type": "message_stop"}
 
     def _event(self, kind: str, **fields: Any) -> Json:

@@ -159,6 +159,7 @@ class ResponseText:
         usage = self._texts.usage
         self.whole |= {
             "status": status,
+            "timings": self._texts.timings,
             "usage": {
                 "input_tokens": usage.prompt,
                 "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
