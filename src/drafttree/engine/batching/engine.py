@@ -174,8 +174,11 @@ class Engine:
         if not isinstance(observer, RoundObserver | None):
             raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
         for name, given in (("group", group), ("cache_salt", cache_salt)):
-            if not isinstance(given, Hashable):
-                raise ConfigError(f"{name} is {given!r}; give what can be hashed, such as a number or a text")
+            try:
+                hash(given)
+            except TypeError:
+                message = f"{name} is {given!r}; give what can be hashed, such as a number or a text"
+                raise ConfigError(message) from None
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
         request = self.decoder.prepare(prompt, **options)
