@@ -29,7 +29,9 @@ RAW_FORMATS["date-time"] = f"{RAW_FORMATS['date']}[Tt]{RAW_FORMATS['time']}"
 
 
 class Marks(NamedTuple):
-    """Expressions of what stands before the name of an argument, before its value, and between two arguments.
+    """Expressions of what stands before the name of the first argument, of a further one, and before a value.
+
+    The text between two arguments is no expression of its own: it may begin as the text behind the last one does.
 
     Attributes:
         end: the text behind a value.
@@ -37,15 +39,15 @@ class Marks(NamedTuple):
     """
 
     name: str
+    further: str
     value: str
-    between: str
     end: str
     edge: str = ""
 
 
 STYLES = {
-    "qwen_xml": Marks('"<parameter="', '">\\n"', r'"\n"', "</parameter>", edge="\n"),
-    "glm_xml": Marks('"<arg_key>"', f'"</arg_key>" {SPACE} "<arg_value>"', SPACE, "</arg_value>"),
+    "qwen_xml": Marks('"<parameter="', r'"\n<parameter="', r'">\n"', "</parameter>", edge="\n"),
+    "glm_xml": Marks('"<arg_key>"', r"/[ \n\r\t]?<arg_key>/", f'"</arg_key>" {SPACE} "<arg_value>"', "</arg_value>"),
 }
 """By xgrammar's name of a style."""
 
@@ -77,26 +79,26 @@ class _Arguments:
             raise _refused("a schema without properties")
         if other := sorted(schema.keys() - known):
             raise _refused(repr(other[0]))
-        properties, needed, between = dict_entry(schema, "properties"), {*required(schema)}, self._marks.between
+        properties, needed, marks = dict_entry(schema, "properties"), {*required(schema)}, self._marks
         more = schema.get("additionalProperties", True)
         first = rest = '""'
         if more is not False:
             pair = self._pair(r"/[^<>\n]+/", more)
-            rest = self._rules.add(f"({between} {pair})*")
-            first = f"({pair} {rest})?"
+            rest = self._rules.add(f"({marks.further} {pair})*")
+            first = f"({marks.name} {pair} {rest})?"
         for name, value in reversed({**properties, **dict.fromkeys(needed - properties.keys(), more)}.items()):
             if value is False and name not in needed:
                 continue
             pair = self._pair(literal(name), value)
             optional = "" if name in needed else "?"
-            first = self._rules.add(f"{pair} {rest}" + ("" if name in needed else f" | {first}"))
-            rest = self._rules.add(f"({between} {pair}){optional} {rest}")
+            first = self._rules.add(f"{marks.name} {pair} {rest}" + ("" if name in needed else f" | {first}"))
+            rest = self._rules.add(f"({marks.further} {pair}){optional} {rest}")
         return first
 
     def _pair(self, name: str, value: Any) -> str:
-        """The rule of one argument with its marks."""
+        """The rule of one argument, without the mark before its name."""
         values = " | ".join(self._values(value))
-        return self._rules.add(f"{self._marks.name} {name} {self._marks.value} ({values})")
+        return self._rules.add(f"{name} {self._marks.value} ({values})")
 
     def _values(self, schema: Any) -> Iterator[str]:
         """Expressions of the values of a schema with what stands behind them."""

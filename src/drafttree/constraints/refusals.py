@@ -79,9 +79,9 @@ _SEND_INPUT = "nothing is stored; send the conversation as input"
 _OWN_TEMPLATE = "the server's own template is used"
 _ALL_TOOLS = "the model is told of all tools"
 _NO_SETS = "there are no tool sets"
-_NO_NAMESPACES = "functions have no namespaces"
 _ANSWERED = "calls are answered before the model goes on"
 _NO_MODERATION = "there is no moderation"
+_KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _DIRECT = ({"type": "direct"}, ["direct"])
 _FUNCTION_CALLER = Refused("functions are called by the model alone", _DIRECT)
 _TOOL_CALLER = Refused("tools are called by the model alone", _DIRECT)
@@ -218,8 +218,9 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "previous_response_id": Refused(_SEND_INPUT),
         "conversation": Refused(_SEND_INPUT),
         "prompt": Refused("no prompts are stored; send the text as input"),
+        "client_metadata": NoEffect("no effect", dict[str, Any]),
         "context_management": Refused("shorten the input"),
-        "truncation": Refused("shorten the input", ("disabled",)),
+        "truncation": Refused("shorten the input", ("disabled", "auto")),
         "moderation": Refused(_NO_MODERATION),
     },
     "responses.text": {"verbosity": NoEffect("no effect", _LEVEL)},
@@ -232,10 +233,11 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     "responses.stream_options": {"include_obfuscation": Refused("events are not padded; leave it out")},
     "responses.tools": {
         "allowed_callers": _FUNCTION_CALLER,
-        "defer_loading": Refused(_ALL_TOOLS),
+        "defer_loading": NoEffect(_ALL_TOOLS, bool),
         "output_schema": Refused("give it in the description"),
         "async": Refused(_ANSWERED),
     },
+    "responses.tools.namespace": {"description": NoEffect("functions have descriptions of their own", str)},
     "responses.input.message": {"phase": NoEffect("no effect", str)},
     "responses.input.message.content": {
         "annotations": Refused("leave it out"),
@@ -243,13 +245,12 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     },
     "responses.input.function_call": {
         "caller": _FUNCTION_CALLER,
-        "namespace": Refused(_NO_NAMESPACES),
         "async": Refused(_ANSWERED),
     },
     "responses.input.function_call_output": {
         "name": NoEffect("the call has it", str),
+        "namespace": NoEffect("the call has it", str),
         "caller": _FUNCTION_CALLER,
-        "namespace": Refused(_NO_NAMESPACES),
     },
     "responses.input.reasoning": {
         "summary": NoEffect("the content has all", list[Any]),
@@ -266,7 +267,8 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "fallback_credit_token": NoEffect("no effect: there is one model"),
         "container": Refused("there are no containers"),
         "thread": Refused("nothing is stored; send all messages", code=NO_THREADS),
-        "context_management": Refused("shorten the messages"),
+        "safeguards": NoEffect("no effect", list[Any]),
+        "context_management": Refused("shorten the messages", ({"edits": []}, _KEEP_ALL)),
         "compaction": Refused("shorten the messages"),
         "mcp_servers": Refused("give the tools of these servers as your own"),
     },
@@ -282,7 +284,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "cache_control": NoEffect(_FOUND),
         "eager_input_streaming": NoEffect("no effect", bool),
         "allowed_callers": _TOOL_CALLER,
-        "defer_loading": Refused(_ALL_TOOLS),
+        "defer_loading": NoEffect(_ALL_TOOLS, bool),
         "input_examples": Refused("give them in the description"),
     },
     "messages.text": {"cache_control": NoEffect(_FOUND), "citations": Refused("leave it out")},

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Histogram
 
 from drafttree.errors import ConfigError
-from drafttree.interfaces.server import admission, grammar
+from drafttree.interfaces.server import admission
 from drafttree.interfaces.server.admission import OpenRequest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ServerError
@@ -41,7 +41,8 @@ SMALL, LARGE = wanted(optional(1)), wanted(optional(300))
 
 async def made_for(made: Grammars, what: WantedGrammar, **options):
     """The grammar of a request."""
-    return (await made.made({"grammar": what, **options}))["grammar"]
+    found, _ = await made.made({"grammar": what, **options})
+    return found["grammar"]
 
 
 async def until(true):
@@ -56,7 +57,7 @@ class Held:
     def __init__(self, monkeypatch) -> None:
         self.began, self.go = threading.Event(), threading.Event()
         self.order: list[WantedGrammar] = []
-        parsed = grammar._parsed
+        parsed = WantedGrammar.parse
 
         def parse(what):
             self.began.set()
@@ -64,7 +65,7 @@ class Held:
             self.order.append(what)
             return parsed(what)
 
-        monkeypatch.setattr(grammar, "_parsed", parse)
+        monkeypatch.setattr(WantedGrammar, "parse", parse)
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_every_kind_is_parsed(kind, text, good):
 
 def test_a_grammar_ends_with_the_tokens_that_end_its_text(decoder):
     options = {"grammar": WantedGrammar("regex", "a?", "x"), "eos_token_id": [5]}
-    found = asyncio.run(Grammars(decoder, TIMES).made(options))["grammar"]
+    found = asyncio.run(Grammars(decoder, TIMES).made(options))[0]["grammar"]
     assert found.new_state(decoder.tokenizer, decoder.target.vocab_size, (5,))
 
 

@@ -46,14 +46,15 @@ def function(name: str = "clock", **more: object) -> dict:
     return {"type": "function", "function": {"name": name, **more}}
 
 
-def tools_of(route: str, schema: object, name: str = "place") -> dict:
-    """Two tools, of which the second has a schema."""
-    named = [("clock", CITY), (name, schema)]
+def tools_of(route: str, schema: object, **more: object) -> dict:
+    """Two tools, of which the second has a schema, and must be enforced."""
+    named = [("clock", CITY), ("place", schema)]
+    more = {"strict": True, **more}
     if route == CHAT:
-        return {"tools": [function(name, parameters=each) for name, each in named]}
+        return {"tools": [function(name, parameters=each, **more) for name, each in named]}
     if route == RESPONSES:
-        return {"tools": [{"type": "function", "name": name, "parameters": each} for name, each in named]}
-    return {"tools": [{"name": name, "input_schema": each} for name, each in named]}
+        return {"tools": [{"type": "function", "name": name, "parameters": each, **more} for name, each in named]}
+    return {"tools": [{"name": name, "input_schema": each, **more} for name, each in named]}
 
 
 def within(**schema: object) -> dict:
@@ -209,11 +210,16 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"tools": [CLOCK], "tool_choice": function("f")}, None, "tool_choice names 'f', which is not among the tools"),
         ({"tools": [CLOCK], "tool_choice": {"type": "custom"}}, "tool_choice", "give none, auto, required, a function"),
         ({"tools": [CLOCK, CLOCK]}, "tools", "two tools have the name 'clock'"),
+        ({"tools": [{"function": {"name": "x"}}]}, "tools.0.type", "tools.0.type: Field required"),
+        ({"tools": [{"type": 3}]}, "tools.0.type", "tools.0.type: Input should be"),
+        ({"tools": [{"type": "a b"}]}, "tools.0.type", "tools.0.type: String should match"),
         (
-            {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
-            "tools.0.type",
-            "tools.0.type: Input should be 'function'",
+            {"tools": [CLOCK, {"type": "custom"}], "tool_choice": "required"},
+            None,
+            "tool_choice asks for a call, but the server cannot run 'custom'; leave it out of the tools",
         ),
+        ({"tools": [CLOCK] * 513}, "tools", "at most 512 items"),
+        ({"tools": [function("x" * 129)]}, "tools.0.function.name", "tools.0.function.name: String should match"),
         ({"tools": [function("a b")]}, "tools.0.function.name", "tools.0.function.name: String should match"),
         (
             tools_of(CHAT, {"type": "array"}),
@@ -255,7 +261,21 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"input": [{"type": "reasoning", "id": "x"}]}, "input", "input: List should have at least 1 item"),
         ({"input": [ASK, OWN]}, None, "the last message is the assistant's own"),
         ({"input": LONG}, None, f"the model's context of {CONTEXT} tokens has room for"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0", "a tool of type 'web_search' is not served; give function"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "function", "name": "web_search"}},
+            None,
+            "tool_choice names 'web_search', which the server cannot run",
+        ),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice",
+            "give none, auto, required, a function",
+        ),
+        (
+            {"tools": [{"type": "namespace", "name": "x" * 120, "tools": [RESPONSE_CLOCK | {"name": "y" * 9}]}]},
+            "tools.0.name",
+            "tools.0.name: String should match",
+        ),
         (
             {"tool_choice": {"type": "function", "name": "f"}},
             None,
@@ -316,7 +336,18 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             None,
             "thinking is enabled, but the model's chat template",
         ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, None, "a tool of type 'bash_20250124' is not served"),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
+            None,
+            "tool_choice names 'bash', which the server cannot run",
+        ),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
+            None,
+            "tool_choice asks for a call, but the server cannot run 'bash'; leave it out of the tools",
+        ),
+        ({"tools": [{"type": "custom", "name": "f"}]}, None, "tools.0.input_schema: Field required"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, None, "context_management: this"),
         (
             {"tools": [{"name": "f", "input_schema": {}}]},
             None,
@@ -518,6 +549,11 @@ PARTS: dict[str, tuple[list[str], str, Callable[..., dict]]] = {
         [RESPONSES],
         "tools.0.",
         lambda **field: {"tools": [RESPONSE_CLOCK | field], "tool_choice": "none"},
+    ),
+    "responses.tools.namespace": (
+        [RESPONSES],
+        "tools.0.",
+        lambda **field: {"tools": [{"type": "namespace", "name": "n", "tools": [RESPONSE_CLOCK], **field}]},
     ),
     "responses.input.message": ([RESPONSES], "input.0.", lambda **field: {"input": [ASK | field]}),
     "responses.input.message.content": (

@@ -98,6 +98,16 @@ def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name):
             assert arguments[key] in values, text
 
 
+@pytest.mark.parametrize("schema", [{}, {"properties": {name: {"type": "string"} for name in "abc"}}])
+@pytest.mark.parametrize("name", CALLS)
+def test_optional_arguments_are_as_many_as_a_model_likes(name, schema):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", **schema}}}]
+    grammar = grammar_of(name, tools=tools, tool_choice="required")
+    for given in ({}, {"a": "x"}, {"b": "x", "c": "y"}, {"a": "x", "b": "y", "c": "z"}):
+        arguments = written_arguments(CALLS[name].arguments, json.dumps(given))
+        assert accepts(grammar, CALLS[name].text([("f", arguments)])), given
+
+
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"openai"}))
 def test_several_calls_and_one_at_most(name):
     two = call(CALLS[name], "get_weather", "clock")

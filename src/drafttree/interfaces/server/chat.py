@@ -1,7 +1,9 @@
 """/v1/chat/completions: the prompt in the words of the model's chat template, and the answers."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
+from functools import lru_cache
 
 from fastapi import APIRouter, Response
 
@@ -18,6 +20,7 @@ from drafttree.interfaces.server.sampling import engine_options, seeds
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
+logger = logging.getLogger("drafttree")
 router = APIRouter(route_class=BodyRoute, prefix="/v1/chat", tags=["chat"])
 
 
@@ -42,11 +45,19 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     """
     serving.check_model(request.model)
     serving.admission.check()
+    if request.left_out:
+        _warn_of(request.left_out)
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
     return texts
+
+
+@lru_cache(maxsize=64)
+def _warn_of(tools: tuple[str, ...]) -> None:
+    """Log that tools are left out, once for each list of them: every turn of a client has it."""
+    logger.warning("tools that this server cannot run are left out: %s", ", ".join(tools))
 
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Thinks, Json]:

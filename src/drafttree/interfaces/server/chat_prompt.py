@@ -35,7 +35,7 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
     variables = _effort(request, dialect) | variables | request.end_options
-    tools = [] if request.tool_choice == "none" else request.tools or []
+    tools = request.told_tools
     if native := dialect.native:
         messages = [_native(message, dialect, native) for message in request.messages]
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None

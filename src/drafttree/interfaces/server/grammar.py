@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from queue import PriorityQueue
@@ -17,6 +19,7 @@ from prometheus_client import Histogram
 
 from drafttree.constraints import grammar
 from drafttree.constraints.grammar import Grammar
+from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.interfaces.server.admission import open_request
@@ -25,8 +28,10 @@ from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
-from drafttree.interfaces.server.request import ChatRequest, FunctionDefinition, NamedTool
+from drafttree.interfaces.server.request import ChatRequest, NamedTool
 
+logger = logging.getLogger("drafttree")
+Made = tuple[Grammar, bool]
 NICENESS = 5
 """By how much less urgent the thread is than those that write texts."""
 
@@ -39,11 +44,15 @@ class WantedGrammar:
         kind: what the text is.
         text: the grammar.
         field: the field of the request that has it.
+        otherwise: takes its place where it cannot be made.
+        unenforced: why the schemas of tools, of which the model is told, have no part in it; "" if they have.
     """
 
     kind: Literal["json_schema", "json_choice", "structural_tag", "regex", "ebnf"]
     text: str
     field: str
+    otherwise: "WantedGrammar | None" = None
+    unenforced: str = ""
 
     def parse(self) -> Grammar:
         """The grammar.
@@ -76,12 +85,15 @@ class Grammars:
 
     def __init__(self, decoder: Decoder, times: Histogram) -> None:
         self._decoder, self._times = decoder, times
-        self._wanted: PriorityQueue[tuple[int, int, Future[Grammar], WantedGrammar, tuple[int, ...]]] = PriorityQueue()
+        self._wanted: PriorityQueue[tuple[int, int, Future[Made], WantedGrammar, tuple[int, ...]]] = PriorityQueue()
         self._order = count()
+        self._make = lru_cache(maxsize=64)(self._make_first)
         self._thread = threading.Thread(target=self._make_all, name="grammars", daemon=True)
 
-    async def made(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    async def made(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """The options of a text with the grammar that they want, if any, in place of its `WantedGrammar`.
+
+        The second part says whether the schemas of all its tools are enforced.
 
         Raises:
             ServerError: the request's time is over (503).
@@ -89,19 +101,20 @@ class Grammars:
         """
         wanted = options.get("grammar")
         if not isinstance(wanted, WantedGrammar):
-            return {**options}
+            return {**options}, True
         if options.get("ignore_eos"):
             raise ServerError(400, "a grammar ends its text with an EOS token; leave out ignore_eos")
         merged = RequestOptions.merge(self._decoder.defaults, {**options, "grammar": None})
         eos = merged.eos(self._decoder.eos, self._decoder.target.vocab_size)
         if not self._thread.ident:
             self._thread.start()
-        request, making = open_request(), Future[Grammar]()
+        request, making = open_request(), Future[Made]()
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
             async with asyncio.timeout(request.seconds_left if request else None):
                 with self._times.time():
-                    return {**options, "grammar": await asyncio.wrap_future(making)}
+                    made, enforced = await asyncio.wrap_future(making)
+                    return {**options, "grammar": made}, enforced
         except TimeoutError:
             message = f"the time of this request (--timeout) was over before {wanted.field} was read; try again later"
             raise ServerError(503, message, code="timeout", headers={"Retry-After": "1"}) from None
@@ -116,17 +129,28 @@ class Grammars:
             if not making.set_running_or_notify_cancel():
                 continue
             try:
-                made = _parsed(wanted)
-                # The first state makes the matcher that the states of all texts are copied from.
-                made.new_state(self._decoder.tokenizer, self._decoder.target.vocab_size, eos)
+                made = self._make(wanted, eos)
+                self._begin(made[0], eos)
                 making.set_result(made)
             except Exception as error:
                 making.set_exception(error)
 
+    def _make_first(self, wanted: WantedGrammar, eos: tuple[int, ...]) -> Made:
+        """The grammar, or the one that takes its place, and whether the schemas of all its tools are enforced."""
+        if wanted.unenforced:
+            logger.warning("the model is told of the schemas of tools, which are not enforced: %r", wanted.unenforced)
+        try:
+            made = wanted.parse()
+            self._begin(made, eos)
+        except ConfigError as error:
+            if wanted.otherwise is None:
+                raise
+            return self._make_first(replace(wanted.otherwise, unenforced=str(error)), eos)
+        return made, not wanted.unenforced
 
-@lru_cache(maxsize=64)
-def _parsed(wanted: WantedGrammar) -> Grammar:
-    return wanted.parse()
+    def _begin(self, made: Grammar, eos: tuple[int, ...]) -> None:
+        """Make the matcher that the states of all texts are copied from, which the first state does."""
+        made.new_state(self._decoder.tokenizer, self._decoder.target.vocab_size, eos)
 
 
 MAX_LENGTH = 32_768
@@ -155,15 +179,32 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         raise ServerError(400, message, param="tool_choice", code="not_served")
     schema = _schema(request)
     if request.callable_tools and dialect.calls:
-        single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or dialect.one_call
-        form = _with_calls(request, schema, dialect.calls, _say(dialect.thinking), single=single)
-        wanted = WantedGrammar("structural_tag", _dump(form, "tools"), "tools")
+        wanted = _tools_grammar(request, schema, dialect)
     elif schema is not None:
         field = request.called("response_format")
         wanted = WantedGrammar("json_schema", _dump(schema, field), field)
     else:
         return None
     return _behind_thinking(wanted, dialect.thinking, thinks)
+
+
+def _tools_grammar(request: ChatRequest, schema: dict[str, Any] | None, dialect: Dialect) -> WantedGrammar:
+    """The grammar of answers with calls.
+
+    Where nobody insists on calls or on schemas, and the schemas are too many or cannot be enforced, tools take any
+    object: the model is told of their schemas, and calls are read without a grammar too.
+    """
+
+    def grammar(*, enforced: bool) -> WantedGrammar:
+        return WantedGrammar("structural_tag", _dump(_with_calls(request, schema, dialect, enforced), "tools"), "tools")
+
+    if request.must_call or all(tool.strict for tool in request.callable_tools.values()):
+        return grammar(enforced=True)
+    lenient = grammar(enforced=False)
+    try:
+        return replace(grammar(enforced=True), otherwise=lenient)
+    except ServerError as error:
+        return replace(lenient, unenforced=error.message)
 
 
 def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
@@ -197,7 +238,8 @@ def _behind_thinking(wanted: WantedGrammar, thinking: Thinking | None, thinks: T
     if wanted.kind != "structural_tag":
         parts += _say(thinking)
     form = {"type": "sequence", "elements": [*parts, _format(wanted)]}
-    return WantedGrammar("structural_tag", json.dumps(form), wanted.field)
+    otherwise = wanted.otherwise and _behind_thinking(wanted.otherwise, thinking, thinks)
+    return replace(wanted, kind="structural_tag", text=json.dumps(form), otherwise=otherwise)
 
 
 def _say(thinking: Thinking | None) -> list[Format]:
@@ -230,17 +272,20 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
     return None
 
 
-def _with_calls(
-    request: ChatRequest, schema: dict[str, Any] | None, form: CallForm, say: list[Format], *, single: bool
-) -> Format:
-    """Calls of tools, or what is said unless a call is a must."""
-    tags = [_tag(name, tool, form) for name, tool in request.callable_tools.items()]
+def _with_calls(request: ChatRequest, schema: dict[str, Any] | None, dialect: Dialect, enforced: bool) -> Format:
+    """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
+    assert dialect.calls
+    form, tools = dialect.calls, request.callable_tools
+    single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or dialect.one_call
+    tags = [_tag(form, [name], tool.parameters) for name, tool in tools.items() if enforced or tool.strict]
+    if lenient := [name for name, tool in tools.items() if not (enforced or tool.strict)]:
+        tags.append(_tag(form, lenient, ANY_OBJECT))
     calls = _calls(form, tags, single=single)
     if request.must_call:
         return calls
     if schema is not None:
         answer = {"type": "json_schema", "json_schema": schema, "of": "response_format"}
-        said = {"type": "sequence", "elements": [*say, answer]}
+        said = {"type": "sequence", "elements": [*_say(dialect.thinking), answer]}
         return {"type": "or", "elements": [said, calls]}
     triggered = [calls] if form.around[0] else tags
     single = single or bool(form.around[0])
@@ -256,12 +301,16 @@ def _calls(form: CallForm, tags: list[Format], *, single: bool) -> Format:
     return {"type": "tag", "begin": form.around[0], "content": calls, "end": form.around[1]}
 
 
-def _tag(name: str, tool: FunctionDefinition, form: CallForm) -> Format:
-    """The tag that calls of a tool conform to."""
-    schema = NO_ARGUMENTS if tool.parameters is None else ANY_OBJECT | tool.parameters
+def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None) -> Format:
+    """The tag that calls of some tools conform to, whose parameters are alike."""
+    schema = NO_ARGUMENTS if parameters is None else ANY_OBJECT | parameters
     style: dict[str, Literal["qwen_xml", "glm_xml"]] = {} if form.arguments == "json" else {"style": form.arguments}
-    content = {"type": "json_schema", "json_schema": schema, "of": f"tool {name!r}", **style}
-    return {"type": "tag", "begin": f"{form.begin}{name}{form.middle}", "content": content, "end": form.end}
+    arguments = {"type": "json_schema", "json_schema": schema, "of": f"tool {names[0]!r}", **style}
+    if len(names) == 1:
+        return {"type": "tag", "begin": f"{form.begin}{names[0]}{form.middle}", "content": arguments, "end": form.end}
+    name = {"type": "regex", "pattern": "|".join(map(re.escape, names))}
+    content = {"type": "sequence", "elements": [name, {"type": "const_string", "value": form.middle}, arguments]}
+    return {"type": "tag", "begin": form.begin, "content": content, "end": form.end}
 
 
 def _dump(value: Any, field: str) -> str:

@@ -153,8 +153,11 @@ async def reply(
 ) -> Response:
     """The response to a request, which may want a stream; a header names the fields that have no effect."""
     reads_thoughts = serving.dialect.thought_name is not None
-    if idle := await asyncio.to_thread(lambda: set(request.without_effect(reads_thoughts=reads_thoughts))):
-        headers["Warning"] = f'299 drafttree "without effect: {", ".join(sorted(idle))}"'
+    idle = await asyncio.to_thread(lambda: set(request.without_effect(reads_thoughts=reads_thoughts)))
+    told = [f"without effect: {', '.join(sorted(idle))}"] * bool(idle)
+    told += ["not enforced: schemas of tools"] * (not texts.enforced)
+    if told:
+        headers["Warning"] = ", ".join(f'299 drafttree "{each}"' for each in told)
     if request.stream:
         return stream_response(_events(texts, writer), headers)
     async with aclosing(texts.read()) as pieces:

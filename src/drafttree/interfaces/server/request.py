@@ -4,11 +4,13 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 """
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     PrivateAttr,
@@ -24,7 +26,6 @@ from drafttree.constraints.schema_comparison import SchemaComparison
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.errors import refusal_of
 from drafttree.interfaces.server.fields import (
-    NAME,
     THOUGHT,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -37,6 +38,7 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
+TOOLS = "functions that the model may call; tools of other types are left out, with a warning"
 ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -155,16 +157,17 @@ class PromptEnd(RequestModel):
         return {"add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,128}$")]
 
 
 class FunctionDefinition(RequestModel):
     """A function that the model may ask to be called."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: ToolName
     description: str | None = None
-    parameters: Schema | None = None
     strict: bool | None = None
+    parameters: Schema | None = None
 
     @field_validator("parameters")
     @classmethod
@@ -174,6 +177,8 @@ class FunctionDefinition(RequestModel):
         try:
             types = SchemaComparison(schema).possible_types(schema)
         except ConfigError as error:
+            if not info.data.get("strict"):
+                return schema  # it is refused where it must be enforced
             raise mistake("invalid_schema", f"tool {info.data.get('name')!r}: {error}") from None
         if types != {"object"}:
             found = ", ".join(sorted(types)) or "nothing"
@@ -187,6 +192,34 @@ class Tool(fields_of("chat.tools")):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class LeftOut(RequestModel):
+    """A tool that the server cannot run. The model is not told of it, and the client is told so."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: ToolName
+    name: ToolName | None = None
+
+    def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
+        yield f"tool {self.name or self.type}"
+
+
+def kind_of_tool(served: str, *also: str) -> Discriminator:
+    """Tells tools of the types that are served from those that are left out."""
+
+    def tag(tool: Any) -> str:
+        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+        return "served" if not isinstance(kind, str) or kind == served else kind if kind in also else "other"
+
+    return Discriminator(tag)
+
+
+Tools = Annotated[
+    list[Annotated[Annotated[Tool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")]],
+    Field(max_length=MAX_TOOLS),
+]
 
 
 class FunctionName(RequestModel):
@@ -238,9 +271,7 @@ ToolChoice = Annotated[
 class ToolFields(RequestModel):
     """The fields of a request that are about tools."""
 
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
-    )
+    tools: Tools | None = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
@@ -248,24 +279,28 @@ class ToolFields(RequestModel):
 
     @field_validator("tools")
     @classmethod
-    def _check_names(cls, tools: list[Tool] | None) -> list[Tool] | None:
-        names = [tool.function.name for tool in tools or ()]
-        if twice := next((name for name in names if names.count(name) > 1), None):
+    def _check_names(cls, tools: Tools | None) -> Tools | None:
+        names = Counter(tool.function.name for tool in tools or () if isinstance(tool, Tool))
+        if twice := next((name for name, times in names.items() if times > 1), None):
             raise mistake("duplicate_tool", f"two tools have the name {twice!r}")
         return tools
 
     @property
-    def tools_by_name(self) -> dict[str, FunctionDefinition]:
-        """All tools."""
-        return {tool.function.name: tool.function for tool in self.tools or ()}
+    def told_tools(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else [tool for tool in self.tools or () if isinstance(tool, Tool)]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the others."""
+        return tuple(tool.name or tool.type for tool in self.tools or () if isinstance(tool, LeftOut))
 
     @property
     def callable_tools(self) -> dict[str, FunctionDefinition]:
         """The tools that may be called in this reply."""
-        if self.tool_choice == "none":
-            return {}
         chosen = self._chosen
-        return {name: tool for name, tool in self.tools_by_name.items() if chosen is None or name in chosen}
+        told = {tool.function.name: tool.function for tool in self.told_tools}
+        return {name: tool for name, tool in told.items() if chosen is None or name in chosen}
 
     @property
     def must_call(self) -> bool:
@@ -281,9 +316,12 @@ class ToolFields(RequestModel):
     def _check_choice(self) -> Self:
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise mistake("no_tools", "tool_choice asks for a call, but there are no tools")
-        known = self.tools_by_name
-        if missing := next((name for name in self._chosen or () if name not in known), None):
-            raise mistake("unknown_tool", f"tool_choice names {missing!r}, which is not among the tools")
+        if missing := next((name for name in self._chosen or () if name not in self.callable_tools), None):
+            why = "the server cannot run" if missing in self.left_out else "is not among the tools"
+            raise mistake("unknown_tool", f"tool_choice names {missing!r}, which {why}")
+        if self.tool_choice == "required" and self.left_out:
+            what = f"tool_choice asks for a call, but the server cannot run {self.left_out[0]!r}"
+            raise mistake("not_served", f"{what}; leave it out of the tools")
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -15,7 +15,7 @@ from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
-from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, Messages, PromptEnd, Tool
+from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
@@ -76,9 +76,7 @@ class TokenizeRequest(PromptEnd, fields_of("tokenize")):
     model: str | None = Field(None, description="name of the served model, which is the default")
     prompt: str | None = Field(None, description="a text")
     messages: Messages | None = Field(None, description="a conversation, instead of a text")
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions to describe to the model; only with messages"
-    )
+    tools: Tools | None = Field(None, description="functions to describe to the model; only with messages")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template; only with messages"
     )

@@ -114,7 +114,10 @@ class Texts:
 
     Attributes:
         answers: what reads the texts and knows which tokens are thinking; none where nothing does.
+        enforced: whether calls conform to the schemas of all tools.
     """
+
+    enforced = True
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
         self._prompts, self._texts = prompts, [Text(handle, wanted=wanted) for handle in handles]
@@ -151,16 +154,18 @@ class Texts:
         if texts > (most := serving.settings.max_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         async with serving.admission.preparing():
-            options = [await serving.grammars.made(each) for each in options]
+            made = [await serving.grammars.made(each) for each in options]
         try:
-            for (prompt, given), seed in product(zip(prompts, options, strict=True), seeds):
+            for (prompt, given), seed in product(zip(prompts, (each for each, _ in made), strict=True), seeds):
                 given = {**given, "seed": seed, "group": group, "cache_salt": cache_salt}
                 handles.append(await serving.admission.submit(prompt, **given))
         except BaseException:
             for handle in handles:
                 handle.cancel()
             raise
-        return cls(prompts, handles, wanted=wanted)
+        found = cls(prompts, handles, wanted=wanted)
+        found.enforced = all(enforced for _, enforced in made)
+        return found
 
     async def read(self) -> AsyncGenerator[tuple[int, Piece]]:
         """The pieces of all texts as they come, each with its place among the texts.

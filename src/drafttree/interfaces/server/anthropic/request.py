@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
-    NAME,
     THOUGHT,
     JsonObject,
     RequestModel,
@@ -18,13 +17,22 @@ from drafttree.interfaces.server.fields import (
     fill_content,
     mistake,
 )
-from drafttree.interfaces.server.request import MAX_TOOLS, ChatRequest, as_object
+from drafttree.interfaces.server.request import (
+    MAX_TOOLS,
+    TOOLS,
+    ChatRequest,
+    LeftOut,
+    ToolName,
+    as_object,
+    kind_of_tool,
+)
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
 
 NAMES = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
     "function": "",
+    "served": "",
     "parameters": "input_schema",
 }
 """What a chat has, by the names of this API."""
@@ -140,15 +148,10 @@ class CustomTool(fields_of("messages.tools")):
     """A tool of the client's own, which is the only kind that is served."""
 
     type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=NAME)]
+    name: ToolName
     description: str | None = None
     input_schema: Schema
     strict: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, tool: Any) -> Any:
-        return check_kind(tool, "a tool", ["custom"])
 
     @field_validator("input_schema")
     @classmethod
@@ -218,9 +221,17 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
-    tools: Annotated[list[CustomTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="tools that the model may call"
-    )
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[CustomTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("custom")
+                ]
+            ],
+            Field(max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
@@ -268,7 +279,8 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
             "messages",
             NAMES,
             messages=[*system, *(message for turn in self.messages for message in turn.messages())],
-            tools=self.tools and [tool.as_chat for tool in self.tools],
+            tools=self.tools
+            and [tool.model_dump() if isinstance(tool, LeftOut) else tool.as_chat for tool in self.tools],
             tool_choice=choice and choice.as_chat,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             response_format=schema,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -15,6 +15,7 @@ from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun,
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.reply import STREAMED, Described, reply
+from drafttree.interfaces.server.request import LeftOut
 from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
@@ -30,7 +31,7 @@ class ModelResponse(Described):
 async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
-    return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts))
+    return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts, request.namespaces))
 
 
 def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
@@ -51,7 +52,7 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "tool_choice": _given(choice) if isinstance(choice, RequestModel) else choice,
-        "tools": [_given(tool) for tool in request.tools or ()],
+        "tools": [_given(tool) for tool in request.tools or () if not isinstance(tool, LeftOut)],
         "text": {"format": _given(form) if form else {"type": "text"}},
         "truncation": "disabled",
         "background": False,
@@ -71,12 +72,13 @@ class ResponseText:
     Args:
         whole: the response before anything is written.
         texts: the only text of the request.
+        namespaces: what is said of calls of functions in namespaces.
     """
 
     done = False
 
-    def __init__(self, whole: Json, texts: Texts) -> None:
-        self.whole, self._texts = whole, texts
+    def __init__(self, whole: Json, texts: Texts, namespaces: Mapping[str, Json]) -> None:
+        self.whole, self._texts, self._namespaces = whole, texts, namespaces
         self._answer = texts.answers[0]
         self._events = 0
 
@@ -92,7 +94,8 @@ class ResponseText:
                 case Said(text=text):
                     yield from self._write("message", text, scores)
                 case CallBegun(name=name, id=id_):
-                    yield from self._open("function_call", "fc", call_id=id_, name=name, arguments="")
+                    called = self._namespaces.get(name, {"name": name})
+                    yield from self._open("function_call", "fc", call_id=id_, **called, arguments="")
                 case CallArguments(text=text):
                     self._item["arguments"] += text
                     yield self._event("function_call_arguments.delta", **self._place, delta=text)

@@ -20,10 +20,14 @@ from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
     CHOICES,
     MAX_TOOLS,
+    TOOLS,
     Arguments,
     ChatRequest,
     FunctionDefinition,
+    LeftOut,
     Mode,
+    ToolName,
+    kind_of_tool,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
@@ -37,6 +41,7 @@ NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "function": "",
+    "served": "",
 }
 """What a chat has, by the names of this API."""
 
@@ -100,15 +105,13 @@ class FunctionCallItem(StoredFields, fields_of("responses.input.function_call"))
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Arguments = "{}"
 
     def add_to(self, messages: Messages) -> None:
         """Add it to a conversation, to the assistant's message if that is the last one."""
-        call = {
-            "id": self.call_id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        function = {"name": _within(self.namespace, self.name), "arguments": self.arguments}
+        call = {"id": self.call_id, "type": "function", "function": function}
         goes_on = messages and messages[-1]["role"] == "assistant"
         message = messages.pop() if goes_on else {"role": "assistant"}
         messages.append(message | {"tool_calls": [*message.get("tool_calls", ()), call]})
@@ -181,10 +184,30 @@ class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
 
     type: Literal["function"]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, tool: Any) -> Any:
-        return check_kind(tool, "a tool", ["function"])
+    def as_chat(self, namespace: str | None) -> dict[str, Any]:
+        """The same in a chat."""
+        function = self.model_dump(include={*FunctionDefinition.model_fields})
+        return {"type": "function", "function": function | {"name": _within(namespace, self.name)}}
+
+
+class Namespace(fields_of("responses.tools.namespace")):
+    """Functions whose names are told, and called, behind that of their namespace."""
+
+    type: Literal["namespace"]
+    name: ToolName
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[FunctionTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")
+            ]
+        ],
+        Field(max_length=MAX_TOOLS),
+    ]
+
+
+def _within(namespace: str | None, name: str) -> str:
+    """The name of a function as the model knows it."""
+    return f"{namespace}.{name}" if namespace else name
 
 
 class NamedFunction(RequestModel):
@@ -251,9 +274,20 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     text: TextConfig | None = Field(
         None, description="format: text, json_object or json_schema; verbosity has no effect"
     )
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="functions that the model may call"
-    )
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[FunctionTool, Tag("served")]
+                    | Annotated[Namespace, Tag("namespace")]
+                    | Annotated[LeftOut, Tag("other")],
+                    kind_of_tool("function", "namespace"),
+                ]
+            ],
+            Field(max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
@@ -286,6 +320,20 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         """Whether the response is to have log-probabilities."""
         return LOGPROBS in (self.include or ())
 
+    @property
+    def all_tools(self) -> list[tuple[str | None, FunctionTool | LeftOut]]:
+        """The tools, each with its namespace."""
+        found: list[tuple[str | None, FunctionTool | LeftOut]] = []
+        for tool in self.tools or ():
+            found += [(tool.name, each) for each in tool.tools] if isinstance(tool, Namespace) else [(None, tool)]
+        return found
+
+    @property
+    def namespaces(self) -> dict[str, dict[str, str]]:
+        """What a call says of a function in a namespace, by the name that the model knows."""
+        named = [(space, tool.name) for space, tool in self.all_tools if space and tool.name]
+        return {_within(space, name): {"name": name, "namespace": space} for space, name in named}
+
     def as_chat(self) -> ChatRequest:
         """The chat that is answered.
 
@@ -299,14 +347,17 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         if isinstance(form, SchemaFormat):
             schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_unset=True)
             form = {"type": "json_schema", "json_schema": schema}
-        functions = [tool.model_dump(include={*FunctionDefinition.model_fields}) for tool in self.tools or ()]
+        tools = [
+            tool.model_dump() if isinstance(tool, LeftOut) else tool.as_chat(namespace)
+            for namespace, tool in self.all_tools
+        ]
         return ChatRequest.of(
             self,
             "responses",
             NAMES,
             messages=[message for message in messages if not _is_thought(message)],
             max_completion_tokens=self.max_output_tokens,
-            tools=[{"type": "function", "function": function} for function in functions] or None,
+            tools=tools or None,
             tool_choice=choice if isinstance(choice, str | None) else choice.as_chat,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=form,
