@@ -9,7 +9,7 @@ from drafttree import Decoder
 from drafttree.engine.chat import render_chat
 from drafttree.evaluation.shapes import SHAPES, Shape
 from drafttree.verifiers import Traversal
-from drafttree_lab.experiment import lookup, memory
+from drafttree_lab.experiment import memory
 from drafttree_lab.experiment.memory import MemoryUse
 from testing.command_line import complaint, run
 from testing.given_times import give_times
@@ -48,19 +48,6 @@ def test_the_price_of_exact_text(prompts):
     assert [row["same_text"][1] for row in rows] == [1, 1]
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_lookup_benchmark_prints_two_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup, "CONTEXTS", (64, 128))
-    path = tmp_path / "sums.jsonl"
-    path.write_text(json.dumps({"prompt": "one two three one two", "reference": " three one two"}) + "\n")
-    options = ["--prompts", path, "--policies", "chain", "--max-new-tokens", 4, "--repeats", 1, "--limit", 1]
-    shown = run("bench", "lookup", *options).stdout
-    for name in ("code edits", "sums"):
-        for way in ("target", "replay"):
-            assert f"{name}, {way}: suffix, chain" in shown
-    assert "128" in shown
-
-
 def test_methods_are_listed_as_triples(prompts):
     methods = ["--methods", "lookup|chain;suffix|talon:budget=4|coupled", "--methods", "lookup|chain:depth=2"]
     options = ["--prompts", prompts, "--max-new-tokens", 4, "--limit", 1, "--temperature", 1]
@@ -91,7 +78,6 @@ def test_methods_leave_no_room_for_a_cross_product(capsys):
         (["policies", "--temperature", 1], "Eagle with RRSw is not lossless"),
         (["overhead", "--temperature", 1], "Eagle with RRSw is not lossless"),
         (["exact-text", "--temperature", 1], "Eagle with RRSw is not lossless"),
-        (["lookup"], "Eagle with RRSw is not lossless"),
         (["law"], "at temperature 0 use 'greedy'"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

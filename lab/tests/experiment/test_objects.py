@@ -5,11 +5,9 @@ import pytest
 import drafttree
 from drafttree.drafters import PromptLookupDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation.prompts import Example
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import PointMass, RRSw
 from drafttree_lab.experiment.law import measure_law
-from drafttree_lab.experiment.lookup import bench_lookup
 from drafttree_lab.experiment.methods import bench_drafters, bench_policies
 from drafttree_lab.experiment.overhead import measure_overhead
 from drafttree_lab.micro.verifiers import bench_verifiers
@@ -38,8 +36,6 @@ def test_policies_are_measured_as_objects(decoder):
     drafters = {"mine": PromptLookupDrafter(decoder.target.vocab_size)}
     rows = bench_drafters(decoder, drafters, {"one": [PROMPT]}, POLICIES, **options).rows
     assert [row.method for row in rows] == ["plain", *(f"mine|{spec}" for spec in SPECS)]
-    lookup = bench_lookup(decoder, {"one": [Example("a b a b", None)]}, POLICIES, **options)
-    assert {row.policy for row in lookup.rows} == {*SPECS}
 
 
 def test_verifiers_are_timed_as_classes():

@@ -9,7 +9,6 @@ from drafttree.evaluation.run_store import RunStore
 from drafttree_lab.experiment.methods import MethodRow, PeerRow
 from drafttree_lab.load.http_load import LoadRun, ServedText
 from drafttree_lab.peers import bench
-from drafttree_lab.peers.aims import peer_aims
 from testing.command_line import PROMPT
 from testing.interrupts import COMMAND, interrupt_after
 
@@ -125,15 +124,6 @@ def test_an_interrupted_bench_goes_on(tmp_path, plain, prompts):
     whole = measure(plain, prompts, progress=seen.append, store=RunStore(tmp_path, COMMAND), **options)
     assert (len(seen), len(whole.passes), len(whole.streams)) == (16, 2, 3)
     assert [row.summary() for row in whole.rows] == [row.summary() for row in interrupted.rows]
-
-
-@pytest.mark.usefixtures("forged")
-def test_aims_are_over_llama_cpp_in_the_same_dtype(plain, prompts):
-    found = [*peer_aims(measure(plain, prompts, dtypes=("float32", "int8"), peers=["llama.cpp"]))]
-    assert [aim.least for aim in found] == [1.0, 2.5, 1.3, 4.0]
-    assert [aim.sentence.split(" over ")[0] for aim in found[::2]] == ["float32: plain", "int8: plain"]
-    assert found[0].value > 1
-    assert [*peer_aims(measure(plain, prompts))] == []
 
 
 @pytest.mark.parametrize(("given", "lacking"), [({"dtypes": ()}, "dtype"), ({"prompts": []}, "prompt")])

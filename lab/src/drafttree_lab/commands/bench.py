@@ -19,28 +19,19 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies
-from drafttree_lab.commands.bench_auto import bench_auto_, bench_calibration
 from drafttree_lab.commands.bench_batch import bench_batch_
-from drafttree_lab.commands.bench_drafters import bench_drafters_, bench_lookup_, bench_memory_
+from drafttree_lab.commands.bench_drafters import bench_drafters_, bench_memory_
 from drafttree_lab.commands.bench_expansion import bench_expansion_
-from drafttree_lab.commands.bench_forced import bench_forced_
 from drafttree_lab.commands.bench_peers import bench_peers_
-from drafttree_lab.commands.bench_quantize import bench_products_, bench_quantize_
 from drafttree_lab.commands.bench_serve import bench_serve_
 from drafttree_lab.commands.bench_verifiers import bench_acceptance_, bench_verifiers_
 from drafttree_lab.commands.option_groups import DrawOptions, PairOptions, PromptOptions
 
 app = typer.Typer(help="Measure what speculation gains and what it costs.", rich_markup_mode=None, add_completion=False)
-app.command(name="auto")(bench_auto_)
 app.command(name="batch")(bench_batch_)
-app.command(name="calibration")(bench_calibration)
 app.command(name="drafters")(bench_drafters_)
-app.command(name="forced")(bench_forced_)
-app.command(name="lookup")(bench_lookup_)
 app.command(name="memory")(bench_memory_)
 app.command(name="peers")(bench_peers_)
-app.command(name="products")(bench_products_)
-app.command(name="quantize")(bench_quantize_)
 app.command(name="serve")(bench_serve_)
 app.command(name="verifiers")(bench_verifiers_)
 app.command(name="acceptance")(bench_acceptance_)

@@ -1,13 +1,10 @@
 """`drafttree bench batch`: many requests at once, by batch size."""
 
 from dataclasses import asdict
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from drafttree.core.errors import ConfigError, InputError
 from drafttree.core.sampling import Sampling
 from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.option_groups import grouped
@@ -26,8 +23,7 @@ from drafttree.loading import make_policy
 from drafttree.loading.specs import default_policy
 from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
 
-PLOTS = (".svg", ".png")
-Turns = Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts. Aims need 3.")]
+Turns = Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")]
 
 
 @grouped
@@ -53,22 +49,17 @@ def bench_batch_(
     repeats: Turns = 3,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Draw a plot into this .svg or .png file.")
-    ] = None,
 ) -> None:
     """Measure speculation by batch size.
 
     Compares the shared budget with packed plain decoding, fixed budgets and transformers, in turns on the same prompts,
-    with texts of the same length. Aims are printed with what was found.
+    with texts of the same length.
     """
     sizes, nodes = parse_numbers(batches, "--batches", 1), parse_numbers(budgets, "--budgets", 1)
     chosen = make_policy(policy) if policy else default_policy(None)
     Sampling.from_options(asdict(draws))
     if inflated:
         find_shape(inflated)
-    if output:
-        _check_plot(output)
 
     from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree_lab.display.batch import show_batch
@@ -86,23 +77,4 @@ def bench_batch_(
     runs = repeats * (len(options["sizes"]) * (2 + len(nodes) + transformers) + one_by_one)
     with progress(runs) as advance:
         result = bench_batch(decoder, texts, repeats=repeats, progress=advance, store=store, **options)
-    if output:
-        from drafttree_lab.display.batch_plot import write_plot
-
-        write_plot(result, output)
     results.finish(store, result.summary(), lambda: show_batch(result))
-
-
-def _check_plot(path: Path) -> None:
-    """See to it that a plot can be drawn before anything is measured.
-
-    Raises:
-        ConfigError: it is neither .svg nor .png, or matplotlib is not installed.
-        InputError: there is no such folder.
-    """
-    if path.suffix not in PLOTS:
-        raise ConfigError(f"--output is {str(path)!r}; give a file that ends in {' or '.join(PLOTS)}")
-    if find_spec("matplotlib") is None:
-        raise ConfigError('a plot needs matplotlib; pip install "drafttree[report]"')
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {str(path.parent)!r}; make it, or name another file with -o")

@@ -1,4 +1,4 @@
-"""`drafttree bench drafters`, `lookup` and `memory`: methods beside each other, their time and their memory."""
+"""`drafttree bench drafters` and `memory`: methods beside each other, their time and their memory."""
 
 from dataclasses import asdict, replace
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.method import Method, parse_methods
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import Inflate, Length, PolicySpecs, Repeats, complete_policy, parse_drafters
+from drafttree.interfaces.cli.options import Inflate, Repeats, complete_policy, parse_drafters
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
@@ -68,37 +68,6 @@ def bench_drafters_(
         options = {"repeats": repeats, "progress": advance, "store": store} | asdict(draws)
         result = bench_methods(decoder, chosen, texts, drafters=sources, **options)
     results.finish(store, result.summary(), lambda: display.show_methods(result))
-
-
-@grouped
-def bench_lookup_(
-    context: typer.Context,
-    prompts: PromptOptions,
-    models: TargetOptions,
-    results: ResultOptions,
-    policies: PolicySpecs = ["chain:depth=10", "talon:budget=16,width=4,depth=10", "talon:depth=10"],  # noqa: B006
-    max_new_tokens: Length = 128,
-    repeats: Repeats = 3,
-) -> None:
-    """Measure lookup drafters: trees, chains, cost by length.
-
-    On prompt files and on edits of this package's source. Prompts with a "reference" are also replayed, with the
-    reference as the target's output.
-    """
-    chosen = [*parse_policies(policies).values()]
-
-    from drafttree.drafters import LOOKUPS
-    from drafttree_lab.display import tables as display
-    from drafttree_lab.experiment.lookup import bench_lookup, code_edits
-
-    sets = {"code edits": code_edits()[: prompts.limit], **prompts.examples_by_file()}
-    decoder = models.load_plain()
-    ways = sum(1 + any(example.reference for example in examples) for examples in sets.values())
-    store = results.open_store(context, sets)
-    with progress(ways * len(chosen) * len(LOOKUPS)) as advance:
-        options = {"max_new_tokens": max_new_tokens, "repeats": repeats, "progress": advance, "store": store}
-        result = bench_lookup(decoder, sets, chosen, form=prompts.prompt_form, **options)
-    results.finish(store, result.summary(), lambda: display.show_lookup(result))
 
 
 @grouped

@@ -1,6 +1,5 @@
 """The groups of options that the benches share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttree.evaluation.prompt_form import PromptForm
-from drafttree.evaluation.prompts import Example, read_examples, spread_examples
+from drafttree.evaluation.prompts import Example, spread_examples
 from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
@@ -103,11 +102,6 @@ class PromptOptions(FormOptions):
             for example in examples
             for ids in encode_prompts(decoder, [example], self.prompt_form, new_tokens)
         ]
-
-    def examples_by_file(self) -> Mapping[str, list[Example]]:
-        """The first prompts of each file, by its name."""
-        files = name_files(self.prompts)
-        return {name: read_examples([path], self.limit, **self.prompt_form.selection) for name, path in files}
 
     def _spread(self, paths: Any) -> list[Example]:
         return spread_examples(paths, self.limit, **self.prompt_form.selection)

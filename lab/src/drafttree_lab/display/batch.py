@@ -9,7 +9,6 @@ from rich.text import Text
 from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.load.batch import BatchBench
-from drafttree_lab.load.batch_aims import batch_aims
 from drafttree_lab.load.batch_row import BatchRow
 from drafttree_lab.load.batch_ways import ALONE, FIXED
 
@@ -23,11 +22,11 @@ SHOWN = 10
 
 
 def show_batch(result: BatchBench) -> None:
-    """Ratios, what was drafted and speeds by batch size, then what was compared and what was aimed at."""
+    """Ratios, what was drafted and speeds by batch size and what was compared."""
     console = make_console()
     for title, table in {RATIOS: _ratios(result), DRAFTS: _drafts(result), SPEEDS: _speeds(result)}.items():
         console.print(Text(title), table, "", sep="\n", soft_wrap=True)
-    for line in (*_notes(result), *_verdicts(result)):
+    for line in _notes(result):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -114,8 +113,3 @@ def _texts(result: BatchBench) -> Iterator[str]:
     if len(result.differences) > SHOWN:
         counted = Counter(each.way for each in result.differences)
         yield f"  in all: {', '.join(f'{way} {count}' for way, count in counted.items())}"
-
-
-def _verdicts(result: BatchBench) -> Iterator[str]:
-    for aim in batch_aims(result.rows):
-        yield f"{aim.sentence}; {aim.verdict} (aim: at least {aim.least:g})"

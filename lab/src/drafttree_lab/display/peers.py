@@ -7,12 +7,11 @@ from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.display.serve import waiting
 from drafttree_lab.experiment.methods import MethodRow
 from drafttree_lab.load.serve import SHARES
-from drafttree_lab.peers.aims import peer_aims
 from drafttree_lab.peers.bench import CONTEXT, PeerBench, SpeedRow
 
 
 def show_peers(result: PeerBench) -> None:
-    """Speeds and texts by dtype, passes by rows, then what was aimed at."""
+    """Speeds and texts by dtype, passes by rows."""
     console = make_console()
     for dtype in dict.fromkeys(row.dtype for row in result.rows):
         columns = [
@@ -56,8 +55,6 @@ def show_peers(result: PeerBench) -> None:
         "with its texts; a tie is a first difference that the rounding of a half-precision dtype explains, and the gap"
     )
     print("is the largest distance of plain decoding's two best logits at a first difference")
-    for aim in peer_aims(result):
-        print(f"{aim.sentence}; {aim.verdict} (aim {aim.least:g})")
 
 
 def _cells(row: SpeedRow) -> Iterator[str]:

@@ -10,9 +10,7 @@ from drafttree.evaluation.method import NO_DRAFTER, PLAIN
 from drafttree.interfaces.console import make_console, make_table
 from drafttree_lab.experiment.acceptance import PUBLISHED_GAIN, Acceptance
 from drafttree_lab.experiment.exact_text import ExactTextRow
-from drafttree_lab.experiment.forced import ForcedRow
 from drafttree_lab.experiment.law import BEHIND, LawBench
-from drafttree_lab.experiment.lookup import LookupBench
 from drafttree_lab.experiment.memory import MemoryBench
 from drafttree_lab.experiment.methods import MethodBench, MethodRow, PeerRow
 from drafttree_lab.experiment.overhead import PARTS, Overhead
@@ -123,29 +121,6 @@ def show_overhead(results: list[Overhead]) -> None:
         cells = [f"{seconds * 1e6:.0f}" for seconds in passes + parts]
         work = f"{result.operations:.0f}", f"{result.calls:.0f}"
         table.add_row(result.policy, *cells[: len(passes)], f"{result.h:.3f}", *cells[len(passes) :], *work)
-    make_console().print(table)
-
-
-def show_lookup(result: LookupBench) -> None:
-    """tau of every drafter and policy by set, then the cost of drafting by length of context."""
-    table = make_table("tokens per round", "tau", "nodes", "delta", right=3)
-    for row in result.rows:
-        name = f"{row.prompts}, {row.way}: {row.drafter}, {row.policy}"
-        table.add_row(name, f"{row.tau:.2f}", f"{row.nodes:.1f}", f"{row.delta:.1f}")
-    make_console().print(table, "")
-    table = make_table("drafting alone, µs", "context", "per prompt token", "per round", right=3)
-    for cost in result.costs:
-        table.add_row(cost.drafter, str(cost.context), f"{cost.read * 1e6:.1f}", f"{cost.round * 1e6:.0f}")
-    make_console().print(table)
-
-
-def show_forced(rows: Sequence[ForcedRow]) -> None:
-    """tau and speed of every text, with and without what its grammar forces."""
-    table = make_table("", "tokens", "tau", "delta", "forced, accepted", "speed over plain", right=5)
-    for row in rows:
-        name = f"{row.schema}, {row.way}: {row.drafter}{', forced' if row.forced else ''}"
-        accepted = f"{row.accepted:.0%}" if row.forced else ""
-        table.add_row(name, str(row.tokens), f"{row.tau:.2f}", f"{row.delta:.1f}", accepted, f"{row.speed:.2f}")
     make_console().print(table)
 
 

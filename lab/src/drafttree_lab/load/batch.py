@@ -12,13 +12,14 @@ import torch
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.load.batch_aims import LARGE, batch_aims
 from drafttree_lab.load.batch_row import BatchRow, make_rows
 from drafttree_lab.load.batch_turns import BatchTurns, TextDifference, find_differences
 from drafttree_lab.load.batch_ways import BatchWays
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 BUDGETS = (1, 2, 4, 8)
+LARGE = 16
+"""The size at which batching is to show."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,7 @@ class BatchBench:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        aims = [{**asdict(aim), "verdict": aim.verdict} for aim in batch_aims(self.rows)]
-        return {**asdict(self), "rows": [row.summary() for row in self.rows], "aims": aims}
+        return {**asdict(self), "rows": [row.summary() for row in self.rows]}
 
 
 def bench_batch(
