@@ -7,7 +7,7 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.engine.chat import render_chat
-from drafttree.evaluation.shapes import SHAPES, Shape
+from drafttree.measure.shapes import SHAPES, Shape
 from drafttree.verifiers import Traversal
 from drafttree_lab.experiment import memory
 from drafttree_lab.experiment.memory import MemoryUse

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from drafttree import Decoder
-from drafttree.evaluation import run_store
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
+from drafttree.measure import run_store
 from drafttree_lab.commands.option_groups import PromptOptions
 from testing.command_line import complaint, run
 

@@ -10,11 +10,11 @@ from drafttree import Decoder, Sampling
 from drafttree.core import SeededRandomness
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation import prompt_encoding
 from drafttree.evaluation.exactness import node_logits
 from drafttree.exactness import TabularModel, law, trees
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli import decoders
+from drafttree.measure import prompt_encoding
 from drafttree.policies import Chain
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView

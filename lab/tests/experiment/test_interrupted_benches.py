@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, NothingFinished, RunStore
+from drafttree.measure.run_store import RUNS, NothingFinished, RunStore
 from drafttree_lab.experiment.methods import bench_policies
 from drafttree_lab.experiment.overhead import measure_overhead
 from drafttree_lab.micro.verifiers import bench_verifiers

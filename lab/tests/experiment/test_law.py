@@ -10,7 +10,7 @@ import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.drafting.measure import time_passes
 from drafttree.errors import ConfigError
-from drafttree.evaluation.inflation import load_inflated
+from drafttree.measure.inflation import load_inflated
 from drafttree_lab.display.tables import show_law
 from drafttree_lab.experiment.law import measure_law, pass_bytes
 from testing import tiny

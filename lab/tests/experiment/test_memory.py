@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from drafttree.errors import ConfigError, ModelError
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.display.tables import show_memory
 from drafttree_lab.experiment import memory, memory_process
 from drafttree_lab.experiment.memory import MemorySetting, MemoryUse, bench_memory, measure_in_process

@@ -5,7 +5,7 @@ import pytest
 import drafttree
 from drafttree.errors import ConfigError
 from drafttree.evaluation.compare import compare
-from drafttree.evaluation.prompt_sets import shipped_prompts
+from drafttree.measure.prompt_sets import shipped_prompts
 from drafttree.verifiers import RRSw
 from drafttree_lab.experiment.methods import bench_methods, bench_policies, loops
 from drafttree_lab.experiment.overhead import PARTS, measure_overhead

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from drafttree.evaluation import run_store
-from drafttree.evaluation.run_store import NothingFinished, RunStore
+from drafttree.measure import run_store
+from drafttree.measure.run_store import NothingFinished, RunStore
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 from drafttree_lab.load.batch_turns import BatchTurns
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drafttree.drafters import Frontier
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.micro import expansion
 from drafttree_lab.micro.expansion import ZipfDraft, bench_expansion
 

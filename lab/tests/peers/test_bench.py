@@ -3,9 +3,9 @@
 import pytest
 
 from drafttree.errors import ConfigError
-from drafttree.evaluation.method import parse_methods
-from drafttree.evaluation.reference import ReferenceRun
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.method import parse_methods
+from drafttree.measure.reference import ReferenceRun
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.experiment.methods import MethodRow, PeerRow
 from drafttree_lab.load.http_load import LoadRun, ServedText
 from drafttree_lab.peers import bench

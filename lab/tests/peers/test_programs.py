@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree.errors import ModelError
-from drafttree.evaluation.reference import find_difference, transformers_generate, transformers_model
+from drafttree.measure.reference import find_difference, transformers_generate, transformers_model
 from drafttree_lab.peers import llama_cpp as llama_cpp_peer
 from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.peers.llama_cpp import LlamaCpp

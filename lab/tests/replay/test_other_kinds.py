@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.evaluation.method import Method
+from drafttree.measure.method import Method
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
 from drafttree_lab.experiment.acceptance import bench_acceptance

@@ -9,9 +9,9 @@ from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
 from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.doubt import doubt, law_terms
-from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.doubt import doubt, law_terms
+from drafttree.measure.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
 WARM_UP = 16

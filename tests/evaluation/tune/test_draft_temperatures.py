@@ -5,9 +5,9 @@ import pytest
 from drafttree import Decoder
 from drafttree.errors import ConfigError
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune import DRAFT_TEMPERATURES, command_options, python_lines, tune
 from drafttree.evaluation.tune.draft_temperatures import TemperatureGain
+from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import RRS, LossyTypical
 
 PROMPTS = [list(range(1, 5 + extra)) for extra in range(9)]

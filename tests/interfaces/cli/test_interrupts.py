@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS
+from drafttree.measure.run_store import RUNS
 from testing.command_line import PROMPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from drafttree.evaluation import run_store
-from drafttree.evaluation.run_store import RUNS
 from drafttree.interfaces import cli
+from drafttree.measure import run_store
+from drafttree.measure.run_store import RUNS
 from testing.command_line import complaint, run
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]

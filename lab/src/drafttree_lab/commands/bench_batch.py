@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import (
     Device,
@@ -21,6 +20,7 @@ from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
 from drafttree.loading.specs import default_policy
+from drafttree.measure.shapes import find_shape
 from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
 
 Turns = Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")]

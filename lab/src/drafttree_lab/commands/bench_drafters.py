@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.method import Method, parse_methods
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Inflate, Repeats, complete_policy, parse_drafters
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import find_verifier, parse_policies
+from drafttree.measure.method import Method, parse_methods
 from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions, TargetOptions
 
 DRAFTERS = "embedded-draft;lookup;mixed:embedded-draft"
@@ -56,7 +56,7 @@ def bench_drafters_(
     chosen = _chosen_methods(methods, drafters, policies)
     decoder = models.load_plain(inflated)
 
-    from drafttree.evaluation.inflation import drafters_for_inflated
+    from drafttree.measure.inflation import drafters_for_inflated
     from drafttree_lab.display import tables as display
     from drafttree_lab.experiment.methods import bench_methods
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drafttree.evaluation.method import parse_methods
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Inflate, Length, Repeats, Target, parse_numbers, split_names
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
+from drafttree.measure.method import parse_methods
+from drafttree.measure.shapes import find_shape
 from drafttree_lab.commands.option_groups import PromptOptions
 from drafttree_lab.peers.packages import LLAMA_CPP, PEERS, TRANSFORMERS, check_installed, versions
 
@@ -53,7 +53,7 @@ def bench_peers_(
     if inflated:
         find_shape(inflated)
 
-    from drafttree.evaluation.inflation import drafters_for_inflated
+    from drafttree.measure.inflation import drafters_for_inflated
     from drafttree_lab.display.peers import show_peers
     from drafttree_lab.peers.bench import FLOAT32, INT8, bench_peers, check_dtypes, write_files
 
@@ -95,8 +95,8 @@ def bench_peers_(
 
 def _load(target: str, shape: str | None, dtype: str) -> "Decoder":
     """A decoder without a drafter, on the CPU."""
-    from drafttree.evaluation.inflation import load_inflated
     from drafttree.interfaces.cli.decoders import load_named
+    from drafttree.measure.inflation import load_inflated
 
     weights, quantize = ("float32", "int8") if dtype == "int8" else (dtype, None)
     if shape:

@@ -67,9 +67,9 @@ def bench_serve_(
     find_policy(policy)
     find_verifier(verifier)
 
-    from drafttree.evaluation.prompt_form import AS_TEXT
-    from drafttree.evaluation.prompts import read_examples
     from drafttree.interfaces.cli.decoders import shipped_examples
+    from drafttree.measure.prompt_form import AS_TEXT
+    from drafttree.measure.prompts import read_examples
     from drafttree_lab.display.serve import show_serve
     from drafttree_lab.load.serve import SHARED, SPECULATIVE, WHOLE, WITHOUT_DRAFTER, bench_serve, system_prompts
 

@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drafttree.evaluation.prompt_form import PromptForm
-from drafttree.evaluation.prompts import Example, spread_examples
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -23,6 +20,9 @@ from drafttree.interfaces.cli.options import (
     name_files,
 )
 from drafttree.loading import find_verifier
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.prompts import Example, spread_examples
+from drafttree.measure.shapes import find_shape
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -72,9 +72,9 @@ class PromptOptions(FormOptions):
         if self.prompts:
             return self.token_ids(decoder, new_tokens)
 
-        from drafttree.evaluation.prompt_encoding import encode_prompts
-        from drafttree.evaluation.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
         from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
+        from drafttree.measure.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
 
         names, form = [name for name in SETS if name not in NOT_SHIPPED], self.prompt_form
         sets = read_prompt_sets(names, None, None, **form.selection)
@@ -84,8 +84,8 @@ class PromptOptions(FormOptions):
 
     def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
         """The token ids of prompts evenly spaced over each file, by its name."""
-        from drafttree.evaluation.prompt_encoding import encode_prompts
         from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
 
         files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
         sets = files or {"openings": shipped_examples(self.limit, self.prompt_form)}
@@ -93,8 +93,8 @@ class PromptOptions(FormOptions):
 
     def token_ids_by_task(self, decoder: "Decoder", new_tokens: int) -> list[tuple[str, list[int]]]:
         """The token ids of prompts evenly spaced over the files, each with its task, the first part of its category."""
-        from drafttree.evaluation.prompt_encoding import encode_prompts
         from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
 
         examples = self._spread(self.prompts) if self.prompts else shipped_examples(self.limit, self.prompt_form)
         return [
@@ -126,8 +126,8 @@ class TargetOptions:
         if shape:
             find_shape(shape)
 
-        from drafttree.evaluation.inflation import load_inflated
         from drafttree.interfaces.cli.decoders import judged_by, load_named
+        from drafttree.measure.inflation import load_inflated
 
         if shape:
             return judged_by(load_inflated(self.target, "none", shape, self.dtype, self.device), judge)

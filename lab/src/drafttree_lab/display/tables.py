@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from drafttree.evaluation.estimate import Estimate, RatioEstimate
-from drafttree.evaluation.method import NO_DRAFTER, PLAIN
 from drafttree.interfaces.console import make_console, make_table
+from drafttree.measure.method import NO_DRAFTER, PLAIN
 from drafttree_lab.experiment.acceptance import PUBLISHED_GAIN, Acceptance
 from drafttree_lab.experiment.exact_text import ExactTextRow
 from drafttree_lab.experiment.law import BEHIND, LawBench

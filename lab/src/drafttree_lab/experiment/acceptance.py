@@ -26,8 +26,8 @@ from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
 from drafttree.evaluation.estimate import Estimate
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
+from drafttree.measure.run_store import RunStore
 from drafttree.models import prefill
 from drafttree.verifiers import Coupled, Verifier
 from drafttree_lab.experiment.cells import Key, run_cells

@@ -2,7 +2,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.run_store import NothingFinished, RunStore
+from drafttree.measure.run_store import NothingFinished, RunStore
 
 Key = tuple[str | int | float, ...]
 Result = TypeVar("Result")

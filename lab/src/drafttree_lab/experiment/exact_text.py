@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
+from drafttree.measure.method import PLAIN
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
 from drafttree.models import TargetModel, select_exact_text
 from drafttree_lab.experiment.race import Outputs, race, way
 

@@ -11,9 +11,9 @@ import torch
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import time_passes, wait_for
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
 from drafttree.models import TargetModel, prefill
 from drafttree_lab.experiment.methods import MethodBench, MethodRow, bench_policies
 from drafttree_lab.experiment.peers import Peer, make_peers

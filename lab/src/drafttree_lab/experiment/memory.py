@@ -13,8 +13,8 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine import compatibility
-from drafttree.evaluation.method import NO_DRAFTER, Method, parse_methods
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.method import NO_DRAFTER, Method, parse_methods
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.experiment.cells import Key, run_cells
 
 PROCESS = "drafttree_lab.experiment.memory_process"

@@ -12,8 +12,8 @@ import torch
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.metrics import peak_memory
-from drafttree.evaluation.method import NO_DRAFTER, Method
 from drafttree.loading.load import load
+from drafttree.measure.method import NO_DRAFTER, Method
 from drafttree_lab.experiment.memory import REFUSED, MemorySetting, MemoryUse
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -14,13 +14,13 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.evaluation.doubt import doubt, law_terms
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree.evaluation.method import PLAIN, Method, parse_methods
-from drafttree.evaluation.method_decoders import make_decoders
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
+from drafttree.measure.doubt import doubt, law_terms
+from drafttree.measure.method import PLAIN, Method, parse_methods
+from drafttree.measure.method_decoders import make_decoders
+from drafttree.measure.run_store import RunStore
 from drafttree.policies import Chain
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.experiment.peers import Peer

@@ -12,9 +12,9 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Round
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
+from drafttree.measure.method import PLAIN
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.experiment.race import race, way
 from drafttree_lab.experiment.round_work import count_work
 

@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.reference import ReferenceRun, released, transformers_generate
+from drafttree.measure.reference import ReferenceRun, released, transformers_generate
 from drafttree.models import TargetModel
 
 Peer = Callable[[Sequence[int]], ReferenceRun]

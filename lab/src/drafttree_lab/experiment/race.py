@@ -7,10 +7,10 @@ from typing import Any
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.reference import ReferenceRun
-from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.evaluation.text_record import TextRecord
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.reference import ReferenceRun
+from drafttree.measure.run_store import NothingFinished, RunStore
 
 Outputs = dict[str, Any]
 """The output of every way of generating for one prompt: a `Generation`, or a peer's `ReferenceRun`."""

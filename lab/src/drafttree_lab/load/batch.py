@@ -11,7 +11,7 @@ import torch
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.load.batch_row import BatchRow, make_rows
 from drafttree_lab.load.batch_turns import BatchTurns, TextDifference, find_differences
 from drafttree_lab.load.batch_ways import BatchWays

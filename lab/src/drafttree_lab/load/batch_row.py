@@ -7,7 +7,7 @@ from statistics import fmean
 
 from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree.evaluation.method import PLAIN
+from drafttree.measure.method import PLAIN
 from drafttree_lab.experiment.round_counts import RoundTerms
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 from drafttree_lab.load.batch_ways import FIXED, ONE_BY_ONE, SPECULATIVE, TRANSFORMERS

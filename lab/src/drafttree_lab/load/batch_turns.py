@@ -8,10 +8,10 @@ from typing import Any
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_loop import LONGEST_PART
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.reference import find_difference
-from drafttree.evaluation.run_store import NothingFinished, RunStore
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.method import PLAIN
+from drafttree.measure.reference import find_difference
+from drafttree.measure.run_store import NothingFinished, RunStore
 from drafttree_lab.load.batch_run import BatchRun
 from drafttree_lab.load.batch_ways import ONE_BY_ONE, BatchDecoding
 

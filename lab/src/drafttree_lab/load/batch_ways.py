@@ -7,7 +7,7 @@ from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.method import PLAIN
+from drafttree.measure.method import PLAIN
 from drafttree_lab.load import continuous_batching
 from drafttree_lab.load.batch_run import BatchRun, EngineWay
 

@@ -10,7 +10,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from drafttree.core.errors import ModelError
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.reference import released, transformers_model
+from drafttree.measure.reference import released, transformers_model
 from drafttree.models import TargetModel
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.by_turns import by_turns
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.load.http_load import LoadRun, run_load
 

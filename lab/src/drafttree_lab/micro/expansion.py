@@ -21,8 +21,8 @@ from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.measure import TRIAL_COSTS
 from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.tree_growth import DraftRows, grow
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import PolicyLike, parse_policies
+from drafttree.measure.run_store import RunStore
 from drafttree.policies.base import TextContext, TreePolicy
 from drafttree_lab.experiment.cells import Key, run_cells
 

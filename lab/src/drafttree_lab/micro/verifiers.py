@@ -22,8 +22,8 @@ from drafttree.core.tree import DraftTree
 from drafttree.drafters.base import Frontier, Session
 from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
 from drafttree.engine.tree_growth import grow
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import VerifierLike, parse_verifiers
+from drafttree.measure.run_store import RunStore
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import VERIFIERS, Greedy, Verifier
 from drafttree_lab.experiment.cells import Key, run_cells

@@ -12,13 +12,13 @@ import torch
 from drafttree.core.errors import unknown
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import time_passes
-from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import RatioEstimate
-from drafttree.evaluation.method import PLAIN, Method
-from drafttree.evaluation.method_decoders import make_decoders
-from drafttree.evaluation.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import DrafterSource
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.method import PLAIN, Method
+from drafttree.measure.method_decoders import make_decoders
+from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.experiment.methods import ALL, MethodRow, PeerRow
 from drafttree_lab.experiment.race import Outputs, race, way

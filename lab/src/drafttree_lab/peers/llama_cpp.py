@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drafttree.core.errors import ModelError
-from drafttree.evaluation.reference import ReferenceRun
+from drafttree.measure.reference import ReferenceRun
 from drafttree_lab.load.http_load import LoadRun, ServedText
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)

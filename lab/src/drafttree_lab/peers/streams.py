@@ -9,8 +9,8 @@ from itertools import cycle, islice
 from drafttree.core.counts import MAX_TOKEN_GAP
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Ended, Reader
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.load.http_load import LoadRun, ServedText
 from drafttree_lab.load.serve import ServedWay
 

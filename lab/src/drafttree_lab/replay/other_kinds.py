@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.method import Method
 from drafttree.loading import policy_spec
+from drafttree.measure.method import Method
 from drafttree_lab.experiment.acceptance import bench_acceptance
 from drafttree_lab.experiment.memory import MemorySetting, measure_in_process
 from drafttree_lab.micro.expansion import bench_expansion

@@ -7,8 +7,8 @@ from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters import Drafter
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.reference import transformers_model
 from drafttree.loading import PolicyLike, find_drafter, parse_policies
+from drafttree.measure.reference import transformers_model
 
 GRID = (
     "auto",

@@ -12,9 +12,9 @@ from statistics import fmean
 
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.evaluation.by_turns import by_turns
 from drafttree.evaluation.estimate import Estimate, RatioEstimate
-from drafttree.evaluation.method import PLAIN
+from drafttree.measure.by_turns import by_turns
+from drafttree.measure.method import PLAIN
 
 FIRST_TEXTS = 2
 """Texts of every way in the first rung, unless it is told otherwise."""

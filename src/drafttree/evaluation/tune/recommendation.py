@@ -8,11 +8,11 @@ from pathlib import Path
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.prices import machine
 from drafttree.engine.model_digest import model_digest
-from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.tune.tuning import Tuning
 from drafttree.loading import TunedPolicy, policy_spec, zoo
 from drafttree.loading.drafters import MIXED
 from drafttree.loading.tuned import TunedModel
+from drafttree.measure.reference import transformers_model
 from drafttree.policies import Chain
 
 

@@ -13,10 +13,7 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.doubt import doubt, drafts_nothing, law_terms
 from drafttree.evaluation.estimate import Estimate
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.draft_temperatures import (
     DRAFT_TEMPERATURES,
@@ -29,6 +26,9 @@ from drafttree.evaluation.tune.draft_temperatures import (
 )
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
+from drafttree.measure.doubt import doubt, drafts_nothing, law_terms
+from drafttree.measure.method import PLAIN
+from drafttree.measure.run_store import RunStore
 
 LEAST_TOKENS = 4
 """A shorter prompt is left out."""

@@ -1,4 +1,4 @@
-"""The shapes that `drafttree.evaluation.inflation` can give a target, by name."""
+"""The shapes that `drafttree.measure.inflation` can give a target, by name."""
 
 from dataclasses import dataclass
 

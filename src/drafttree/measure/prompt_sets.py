@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttree.core.errors import InputError, unknown
-from drafttree.evaluation.prompts import Example, spread_examples
+from drafttree.measure.prompts import Example, spread_examples
 
 SETS = {
     "books": "books/test",
@@ -22,7 +22,7 @@ NOT_SHIPPED = {"summaries"}
 
 def shipped_prompts() -> list[str]:
     """A few openings to measure on where no prompt file is given."""
-    return (files("drafttree.evaluation") / "data/prompts.txt").read_text(encoding="utf-8").splitlines()
+    return (files("drafttree.measure") / "data/prompts.txt").read_text(encoding="utf-8").splitlines()
 
 
 def read_prompt_sets(
@@ -48,7 +48,7 @@ def read_prompt_sets(
     shipped = [name for name in names if name not in NOT_SHIPPED]
     if not shipped:
         raise InputError(f"{', '.join(names) or 'no set'}: no such prompts ship; name a folder with --data")
-    with as_file(files("drafttree.evaluation") / "data") as data:
+    with as_file(files("drafttree.measure") / "data") as data:
         return {name: spread_examples([_find(data, name)], limit, **selection) for name in shipped}
 
 

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from drafttree.evaluation.prompts import EXCERPT
+from drafttree.measure.prompts import EXCERPT
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from drafttree.core.errors import InputError
+from drafttree.core.errors import ContextError, InputError
 from drafttree.engine.chat import Message, render_chat, turn_end
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
-from drafttree.evaluation.certify import fit
-from drafttree.evaluation.prompt_form import PromptForm
-from drafttree.evaluation.prompts import Example
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.prompts import Example
 
 BETWEEN = "\n\n"
 """Between an answer and the next turn where there is no chat template."""
@@ -88,3 +87,23 @@ def _answer(decoder: Decoder, ids: list[int], max_new_tokens: int, *, chat: bool
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "stop": [stop] if stop else None}
     prompt, _ = fit(decoder, ids, max_new_tokens)
     return decoder.plain().with_verifier(None).generate(prompt, **options)
+
+
+def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> tuple[list[int], bool]:
+    """A prompt's token ids, the last ones only where they would not fit into the context; and whether they were cut.
+
+    Raises:
+        ContextError: there is no room for any prompt.
+        InputError: a text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+        if decoder.tokenizer is None:
+            raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+        prompt = decoder.tokenizer(prompt)["input_ids"]
+    ids = [int(token) for token in prompt]
+    if decoder.target.context is None:
+        return ids, False
+    room = decoder.target.context - max_new_tokens
+    if room < 1:
+        raise ContextError(f"max_new_tokens={max_new_tokens} fills the model's context of {decoder.target.context}")
+    return ids[-room:], len(ids) > room

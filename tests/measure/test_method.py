@@ -5,8 +5,8 @@ import pytest
 import drafttree
 from drafttree.drafters import PromptLookupDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation.method import Method, parse_methods
-from drafttree.evaluation.method_decoders import make_decoders
+from drafttree.measure.method import Method, parse_methods
+from drafttree.measure.method_decoders import make_decoders
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import RRSw, Traversal
 

@@ -9,9 +9,9 @@ from drafttree.errors import ConfigError, InputError
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.certify import certify
 from drafttree.evaluation.pair_sweep import PairFinding, sweep_pairs
-from drafttree.evaluation.reference import Difference, ReferenceRun
-from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree.evaluation.toy_decoder import Reach
+from drafttree.measure.reference import Difference, ReferenceRun
+from drafttree.measure.run_store import RUNS, RunStore
 from testing.interrupts import COMMAND, PROMPTS, decoder, interrupt_after
 
 

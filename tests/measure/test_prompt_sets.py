@@ -5,7 +5,7 @@ import json
 import pytest
 
 from drafttree.errors import ConfigError, InputError
-from drafttree.evaluation.prompt_sets import read_prompt_sets
+from drafttree.measure.prompt_sets import read_prompt_sets
 
 
 def test_shipped_sets_lack_the_summaries():

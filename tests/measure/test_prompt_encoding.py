@@ -4,9 +4,9 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.errors import InputError
-from drafttree.evaluation.prompt_encoding import encode_prompts
-from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
-from drafttree.evaluation.prompts import Example
+from drafttree.measure.prompt_encoding import encode_prompts
+from drafttree.measure.prompt_form import AS_TEXT, PromptForm
+from drafttree.measure.prompts import Example
 from testing.tokenizers import CHAT_WORDS, chat_words, spelled
 from testing.toy import ToyModel
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from drafttree.errors import InputError
-from drafttree.evaluation.prompts import (
+from drafttree.measure.prompts import (
     EXCERPT,
     Example,
     read_examples,

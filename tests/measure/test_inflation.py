@@ -6,9 +6,9 @@ from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
 from drafttree.errors import ConfigError
-from drafttree.evaluation.inflation import inflate, load_inflated
-from drafttree.evaluation.shapes import SHAPES, Shape, find_shape
 from drafttree.loading import zoo
+from drafttree.measure.inflation import inflate, load_inflated
+from drafttree.measure.shapes import SHAPES, Shape, find_shape
 from drafttree.policies import DynaTree
 from testing import tiny
 

@@ -1,7 +1,7 @@
 """The reference is transformers' own `generate`, whatever the model attends with."""
 
 from drafttree import Decoder
-from drafttree.evaluation.reference import transformers_generate
+from drafttree.measure.reference import transformers_generate
 from drafttree.models import TargetModel, select_backend
 from testing import families, tiny
 

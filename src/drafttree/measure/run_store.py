@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
-from drafttree.evaluation.json_lines import append_line, whole_lines
-from drafttree.evaluation.prompts import read_text
+from drafttree.measure.json_lines import append_line, whole_lines
+from drafttree.measure.prompts import read_text
 
 COMMAND, RUNS = "run.json", "cells.jsonl"
 Result = TypeVar("Result")

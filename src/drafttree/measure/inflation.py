@@ -21,11 +21,11 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters import MixedDrafter
 from drafttree.drafters.base import Drafter, HiddenStates, Session
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.shapes import Shape, find_shape
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
 from drafttree.loading.target_options import apply_quantization, check_quantization
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.shapes import Shape, find_shape
 from drafttree.models import TargetModel, select_backend
 
 NOISE = 1 << 20

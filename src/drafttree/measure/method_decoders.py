@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.method import Method
-from drafttree.evaluation.reference import transformers_model
 from drafttree.loading import DrafterSource, find_drafter
+from drafttree.measure.method import Method
+from drafttree.measure.reference import transformers_model
 
 
 def make_decoders(
