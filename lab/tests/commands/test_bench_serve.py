@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.interval import Interval
 from drafttree_lab.commands import bench_serve as command
 from drafttree_lab.display.serve import show_serve
 from drafttree_lab.load.serve import ServeBench, ServedWay, ServeRow
@@ -72,7 +72,9 @@ def test_speeds_waits_and_texts_are_printed(started, letters):
 
 def test_texts_that_differ_are_explained(capsys):
     way = ServedWay(1.0, {50: 0.1}, {50: 0.1})
-    row = ServeRow(1, {"speculative": way, "no drafter": way}, RatioEstimate.of([1.0], [1.0]), texts=2, same=1)
+    row = ServeRow(
+        1, {"speculative": way, "no drafter": way}, Interval.of_ratio_by_student([1.0], [1.0]), texts=2, same=1
+    )
     show_serve(ServeBench([row], turns=1, tokens=4))
     shown = capsys.readouterr().out
     assert "1 of 2 texts" in shown

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.interval import Interval
 from drafttree_lab.display.batch import show_batch
 from drafttree_lab.load.batch import BatchBench
 from drafttree_lab.load.batch_turns import TextDifference
 from lab_helpers.batch_runs import row
 
 RESULT = BatchBench(
-    rows=[row(1, RatioEstimate(2.0, 1.9, 2.1)), row(16, None, predicted_gain=None)],
+    rows=[row(1, Interval(2.0, 1.9, 2.1)), row(16, None, predicted_gain=None)],
     target="TargetModel",
     threads=2,
     prompts=8,

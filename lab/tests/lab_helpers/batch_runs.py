@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.interval import Interval
 from drafttree_lab.load.batch_row import BatchRow
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 
@@ -15,18 +15,18 @@ def run(speed: float, size: int = 2, *, text: list[int] = TEXT, **fields: Any) -
     return BatchRun([list(text)] * size, 1.0, SteadyRounds(**parts))
 
 
-def row(size: int, ratio: RatioEstimate | None, **fields: Any) -> BatchRow:
+def row(size: int, ratio: Interval | None, **fields: Any) -> BatchRow:
     """A row whose speculation is so much faster than plain decoding."""
     plain: dict[str, Any] = {
         "turns": 3,
         "speeds": {"speculative": 20.0 * size, "plain": 10.0 * size, "fixed 2": 15.0 * size},
         "end_to_end": {"speculative": 10.0 * size, "plain": 9.0 * size, "fixed 2": 8.0 * size},
-        "over_plain_end_to_end": RatioEstimate(10 / 9, 1.0, 1.2),
+        "over_plain_end_to_end": Interval(10 / 9, 1.0, 1.2),
         "best_fixed": "fixed 2",
-        "over_best_fixed": RatioEstimate(1.1, 1.0, 1.2),
+        "over_best_fixed": Interval(1.1, 1.0, 1.2),
         "over_transformers": None,
         "plain_over_transformers": None,
-        "plain_over_one_by_one": RatioEstimate(1.0 * size),
+        "plain_over_one_by_one": Interval(1.0 * size),
         "tau": 2.5,
         "expected_tau": 2.4,
         "drafted": 3.5,

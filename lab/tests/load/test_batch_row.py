@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.interval import Interval
 from drafttree_lab.load.batch_row import BatchRow, make_rows
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 from lab_helpers.batch_runs import TEXT, run
@@ -21,9 +21,9 @@ def turns(**speeds):
 
 def test_ratios_are_of_the_same_turn():
     row = BatchRow.of(2, turns(speculative=[20, 60, 100], plain=[10, 30, 50], transformers=[5, 15, 25]))
-    assert row.over_plain == RatioEstimate(*[pytest.approx(2.0)] * 3)
-    assert row.over_transformers == RatioEstimate(*[pytest.approx(4.0)] * 3)
-    assert row.plain_over_transformers == RatioEstimate(*[pytest.approx(2.0)] * 3)
+    assert row.over_plain == Interval(*[pytest.approx(2.0)] * 3)
+    assert row.over_transformers == Interval(*[pytest.approx(4.0)] * 3)
+    assert row.plain_over_transformers == Interval(*[pytest.approx(2.0)] * 3)
     assert row.speeds["plain"] == pytest.approx((10 * 30 * 50) ** (1 / 3))
     assert row.end_to_end["plain"] == pytest.approx(2 * len(TEXT))
 
@@ -73,5 +73,5 @@ def test_one_by_one_is_run_at_one_size_and_compared_with_all():
     small = turns(speculative=[9, 9], plain=[10, 10])
     large = turns(speculative=[9, 9], plain=[40, 40], one_by_one=[8, 8])
     rows = make_rows({1: small, 16: large})
-    assert rows[0].plain_over_one_by_one == RatioEstimate(pytest.approx(1.25))
-    assert rows[1].plain_over_one_by_one == RatioEstimate(*[pytest.approx(5.0)] * 3)
+    assert rows[0].plain_over_one_by_one == Interval(pytest.approx(1.25))
+    assert rows[1].plain_over_one_by_one == Interval(*[pytest.approx(5.0)] * 3)

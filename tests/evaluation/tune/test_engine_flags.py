@@ -11,9 +11,9 @@ import torch
 from drafttree import drafters
 from drafttree.drafters import MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.tune import Tuning, engine_flags
 from drafttree.evaluation.tune.tuning import TunedMethod
+from drafttree.measure.interval import Interval
 from helpers.timed_metrics import timed
 
 CHAIN = {"committed": 2, "nodes": 4, "levels": 3, "widths": (1, 1, 1)}
@@ -28,7 +28,7 @@ def tuning(drafter, name, policy, rounds, gain=0.5):
         SimpleNamespace(drafter=drafter),
         None,
         1.5,
-        Estimate(gain, 0.1),
+        Interval(gain, gain - 0.1, gain + 0.1),
         True,
         True,
         metrics,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
+from drafttree.measure.interval import Interval
 from drafttree_lab.load.batch import BatchBench
 from drafttree_lab.load.batch_row import BatchRow
 from drafttree_lab.load.batch_ways import ALONE, FIXED
@@ -73,7 +73,7 @@ def _speed(row: BatchRow, way: str) -> str:
     return f"{steady} / {row.end_to_end[way]:.1f}"
 
 
-def _ratio(ratio: RatioEstimate | None) -> str:
+def _ratio(ratio: Interval | None) -> str:
     if ratio is None:
         return NONE
     if ratio.low is None or ratio.high is None:

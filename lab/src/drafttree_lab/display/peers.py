@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
+from drafttree.measure.interval import Interval
 from drafttree_lab.display.serve import waiting
 from drafttree_lab.experiment.methods import MethodRow
 from drafttree_lab.load.serve import SHARES
@@ -70,5 +70,5 @@ def _cells(row: SpeedRow) -> Iterator[str]:
     yield f"{same.gap:.3f}" if same.gap is not None else ""
 
 
-def _ratio(ratio: RatioEstimate) -> tuple[str, str]:
+def _ratio(ratio: Interval) -> tuple[str, str]:
     return f"{ratio.mean:.2f}", "" if ratio.low is None else f"{ratio.low:.2f} to {ratio.high:.2f}"

@@ -2,8 +2,8 @@
 
 from rich.text import Text
 
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
+from drafttree.measure.interval import Interval
 from drafttree_lab.load.serve import SHARES, WHOLE, WITHOUT_DRAFTER, ServeBench, ServedWay
 
 SPEEDS = (
@@ -40,5 +40,5 @@ def waiting(way: ServedWay) -> list[str]:
     return [" / ".join(f"{1000 * each[share]:.1f}" for share in each) for each in (way.first_token, way.next_token)]
 
 
-def _ratio(ratio: RatioEstimate) -> str:
+def _ratio(ratio: Interval) -> str:
     return f"{ratio.mean:.2f}" if ratio.low is None else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from drafttree.evaluation.estimate import Estimate, RatioEstimate
 from drafttree.interfaces.console import make_console, make_table
+from drafttree.measure.interval import Interval
 from drafttree.measure.method import NO_DRAFTER, PLAIN
 from drafttree_lab.experiment.acceptance import PUBLISHED_GAIN, Acceptance
 from drafttree_lab.experiment.exact_text import ExactTextRow
@@ -74,7 +74,7 @@ def _numbers(*values: float) -> list[str]:
     return [f"{value:.2f}" for value in values]
 
 
-def _interval(ratio: RatioEstimate) -> str:
+def _interval(ratio: Interval) -> str:
     return "" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
@@ -185,7 +185,7 @@ def show_acceptance(result: Acceptance) -> None:
         print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")
 
 
-def _with_margin(each: Estimate, form: str = ".3f", margin: str = ".3f") -> str:
+def _with_margin(each: Interval, form: str = ".3f", margin: str = ".3f") -> str:
     """An estimate with its interval, which one prompt does not have."""
     own = f"{each.mean:{form}}"
     return f"{own} ±{each.margin:{margin}}" if math.isfinite(each.margin) else own

@@ -25,8 +25,8 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.request import Request
-from drafttree.evaluation.estimate import Estimate
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
+from drafttree.measure.interval import Interval
 from drafttree.measure.run_store import RunStore
 from drafttree.models import prefill
 from drafttree.verifiers import Coupled, Verifier
@@ -72,8 +72,8 @@ class AcceptanceRow:
 
     temperature: float
     shape: str
-    tokens: dict[str, Estimate]
-    gain: Estimate | None
+    tokens: dict[str, Interval]
+    gain: Interval | None
     task: str
     prompts: int
 
@@ -224,7 +224,7 @@ def _rows(temperature: float, found: list[Lengths], tasks: Sequence[str]) -> Ite
 
 def _row(temperature: float, task: str, shape: str, found: list[Lengths]) -> AcceptanceRow:
     values = {judge: [prompt[shape][judge] for prompt in found] for judge in found[0][shape]}
-    tokens = {judge: Estimate.of(of_prompts) for judge, of_prompts in values.items()}
+    tokens = {judge: Interval.by_student(of_prompts) for judge, of_prompts in values.items()}
     compared = [values[name] for name in ("traversal", "rrsw") if name in values]
-    gain = Estimate.of_gain(*compared) if len(compared) == 2 else None
+    gain = Interval.of_gain_by_student(*compared) if len(compared) == 2 else None
     return AcceptanceRow(temperature, shape, tokens, gain, task, len(found))

@@ -14,10 +14,10 @@ from drafttree.core.errors import ConfigError
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.text_record import TextRecord
 from drafttree.loading import DrafterSource, PolicyLike, parse_policies
 from drafttree.measure.doubt import doubt, law_terms
+from drafttree.measure.interval import Interval
 from drafttree.measure.method import PLAIN, Method, parse_methods
 from drafttree.measure.method_decoders import make_decoders
 from drafttree.measure.run_store import RunStore
@@ -59,8 +59,8 @@ class MethodRow:
     acceptance_rate: float
     level_acceptance: float
     mean_nodes: float
-    over_plain: RatioEstimate
-    over_chain: RatioEstimate | None = None
+    over_plain: Interval
+    over_chain: Interval | None = None
     doubt: str | None = None
 
     @classmethod
@@ -90,10 +90,12 @@ class MethodRow:
         return {**asdict(self), **untold, "law": law_terms(self.law, self.doubt)}
 
 
-def _ratio(name: str, base: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> RatioEstimate:
+def _ratio(name: str, base: str, chosen: Sequence[bool], runs: list[list[Outputs]]) -> Interval:
     """The speed of one method in that of another, from every chosen prompt and repeat."""
     turns = [turn for run in runs for turn, wanted in zip(run, chosen, strict=True) if wanted]
-    return RatioEstimate.of(*([turn[each].metrics.tokens_per_second for turn in turns] for each in (name, base)))
+    return Interval.of_ratio_by_student(
+        *([turn[each].metrics.tokens_per_second for turn in turns] for each in (name, base))
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.evaluation.estimate import RatioEstimate
+from drafttree.measure.interval import Interval
 from drafttree.measure.method import PLAIN
 from drafttree_lab.experiment.round_counts import RoundTerms
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
@@ -47,13 +47,13 @@ class BatchRow:
     turns: int
     speeds: dict[str, float]
     end_to_end: dict[str, float]
-    over_plain: RatioEstimate | None
-    over_plain_end_to_end: RatioEstimate
+    over_plain: Interval | None
+    over_plain_end_to_end: Interval
     best_fixed: str | None
-    over_best_fixed: RatioEstimate | None
-    over_transformers: RatioEstimate | None
-    plain_over_transformers: RatioEstimate | None
-    plain_over_one_by_one: RatioEstimate | None
+    over_best_fixed: Interval | None
+    over_transformers: Interval | None
+    plain_over_transformers: Interval | None
+    plain_over_one_by_one: Interval | None
     tau: float
     expected_tau: float
     drafted: float
@@ -74,7 +74,7 @@ class BatchRow:
             speeds=speeds,
             end_to_end={way: _geometric_mean(_speeds(turns, way)) for way in turns[0]},
             over_plain=_ratio(turns, SPECULATIVE, PLAIN),
-            over_plain_end_to_end=RatioEstimate.of(_speeds(turns, SPECULATIVE), _speeds(turns, PLAIN)),
+            over_plain_end_to_end=Interval.of_ratio_by_student(_speeds(turns, SPECULATIVE), _speeds(turns, PLAIN)),
             best_fixed=best,
             over_best_fixed=_ratio(turns, SPECULATIVE, best),
             over_transformers=_ratio(turns, SPECULATIVE, TRANSFORMERS),
@@ -112,7 +112,7 @@ def make_rows(found: Mapping[int, Sequence[RunsByWay]]) -> list[BatchRow]:
 def _beside(row: BatchRow, alone: float) -> BatchRow:
     """The row, with plain decoding over the speed of one text after the other."""
     speed = row.speeds.get(PLAIN)
-    return replace(row, plain_over_one_by_one=RatioEstimate(speed / alone)) if speed else row
+    return replace(row, plain_over_one_by_one=Interval(speed / alone)) if speed else row
 
 
 def _speeds(turns: Sequence[RunsByWay], way: str) -> list[float]:
@@ -126,11 +126,11 @@ def _steady_speeds(turns: Sequence[RunsByWay], way: str) -> list[float]:
     return found if found and all(found) else []
 
 
-def _ratio(turns: Sequence[RunsByWay], ours: str, theirs: str | None) -> RatioEstimate | None:
+def _ratio(turns: Sequence[RunsByWay], ours: str, theirs: str | None) -> Interval | None:
     if theirs is None:
         return None
     pair = _steady_speeds(turns, ours), _steady_speeds(turns, theirs)
-    return RatioEstimate.of(*pair) if all(pair) else None
+    return Interval.of_ratio_by_student(*pair) if all(pair) else None
 
 
 def _law(turns: Sequence[RunsByWay]) -> SpeedupLaw | None:

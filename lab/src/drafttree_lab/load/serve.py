@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.measure.by_turns import by_turns
+from drafttree.measure.interval import Interval
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.load.http_load import LoadRun, run_load
 
@@ -63,7 +63,7 @@ class ServeRow:
 
     at_once: int
     ways: dict[str, ServedWay]
-    ratio: RatioEstimate
+    ratio: Interval
     texts: int
     same: int
 
@@ -78,7 +78,9 @@ class ServeRow:
         ]
         speeds = ([run.tokens_per_second for run in runs] for runs in (ours, theirs))
         found = dict(zip(ways, map(ServedWay.of, (ours, theirs)), strict=True))
-        return cls(at_once, found, RatioEstimate.of(*speeds), len(pairs), sum(one == other for one, other in pairs))
+        return cls(
+            at_once, found, Interval.of_ratio_by_student(*speeds), len(pairs), sum(one == other for one, other in pairs)
+        )
 
 
 @dataclass(frozen=True)

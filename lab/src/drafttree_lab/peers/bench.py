@@ -12,9 +12,9 @@ import torch
 from drafttree.core.errors import unknown
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.measure import time_passes
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.loading import DrafterSource
 from drafttree.measure.by_turns import by_turns
+from drafttree.measure.interval import Interval
 from drafttree.measure.method import PLAIN, Method
 from drafttree.measure.method_decoders import make_decoders
 from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
@@ -82,7 +82,7 @@ class SpeedRow:
 
     dtype: str
     speed: MethodRow | PeerRow
-    over_baseline: RatioEstimate
+    over_baseline: Interval
     same_text: SameText
 
     @property
@@ -272,10 +272,10 @@ def _speed(way: Way, runs: Sequence[Sequence[Outputs]]) -> MethodRow | PeerRow:
     return kind.of(name, ALL, [True] * len(own[0]), own)
 
 
-def _ratio(runs: Sequence[Sequence[Outputs]], way: Way, base: Way) -> RatioEstimate:
+def _ratio(runs: Sequence[Sequence[Outputs]], way: Way, base: Way) -> Interval:
     """The speed of one way in that of another, over prompts and repeats."""
     texts = [[turn[_name(each)] for run in runs for turn in run] for each in (way, base)]
-    return RatioEstimate.of(*([len(text.tokens) / text.seconds for text in each] for each in texts))
+    return Interval.of_ratio_by_student(*([len(text.tokens) / text.seconds for text in each] for each in texts))
 
 
 def _compare(

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.estimate import RatioEstimate
 from drafttree.evaluation.tune.arms import Arm
 from drafttree.evaluation.tune.halving import Race
+from drafttree.measure.interval import Interval
 from drafttree.policies import Chain
 
 DRAFT_TEMPERATURES = (0.6, 0.8, 1.25)
@@ -32,7 +32,7 @@ class TemperatureGain:
     draft_temperature: float
     way: str
     rival: str
-    ratio: RatioEstimate
+    ratio: Interval
     confirmed: bool
 
     @property

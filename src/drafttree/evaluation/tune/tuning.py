@@ -13,7 +13,6 @@ from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.estimate import Estimate
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.draft_temperatures import (
     DRAFT_TEMPERATURES,
@@ -27,6 +26,7 @@ from drafttree.evaluation.tune.draft_temperatures import (
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
 from drafttree.measure.doubt import doubt, drafts_nothing, law_terms
+from drafttree.measure.interval import Interval
 from drafttree.measure.method import PLAIN
 from drafttree.measure.run_store import RunStore
 
@@ -111,7 +111,7 @@ class Tuning:
     decoder: Decoder | None
     costs: CostCurve | None
     expected: float
-    gain: Estimate | None
+    gain: Interval | None
     confirmed: bool
     apart: bool
     metrics: Metrics
@@ -153,7 +153,7 @@ class Tuning:
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
         told = not self.doubt
-        gain = {**asdict(self.gain), "margin": _finite(self.gain.margin)} if self.gain and told else None
+        gain = {"mean": self.gain.mean, "margin": _finite(self.gain.margin)} if self.gain and told else None
         found: dict[str, object] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
         if self.best:
             found |= {"law": law_terms(self.law, self.doubt), "limit": asdict(self.limit) if told else None}
