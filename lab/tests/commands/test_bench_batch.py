@@ -9,7 +9,7 @@ from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.cli import decoders
 from drafttree.measure import run_store
-from drafttree_lab.commands.option_groups import PromptOptions
+from drafttree_lab.options import PromptOptions
 from testing.command_line import complaint, run
 
 SMALL = ["--batches", "2,1,2", "--budgets", "2", "--max-new-tokens", 4, "--repeats", 2, "--no-transformers"]

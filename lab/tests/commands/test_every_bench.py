@@ -8,9 +8,8 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree_lab.bench import memory
 from drafttree_lab.commands import bench, bench_serve
-from drafttree_lab.experiment import memory
-from drafttree_lab.experiment.memory import MemoryUse
 from drafttree_lab.micro import expansion
 from testing.command_line import run
 from testing.held_server import held_server
@@ -23,14 +22,9 @@ DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temper
 BENCHES = {
     "acceptance": [*SHORT, "--drafter", "embedded-draft", *DRAWN],
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2", "--no-transformers"],
-    "drafters": [*TEXTS, *CHAIN, "--drafters", "lookup"],
-    "exact-text": [*ONCE, *CHAIN, "--dtype", "bfloat16"],
     "expansion": ["--vocab", "30", "--alpha", "0.7", "--repeats", 1, *CHAIN],
-    "law": [*ONCE, *CHAIN, "--no-peers"],
+    "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
-    "overhead": [*ONCE, *CHAIN],
-    "peers": [*ONCE, "--peers", "transformers", "--dtypes", "float32", "--methods", "lookup", "--passes", "1,2"],
-    "policies": [*ONCE, *CHAIN],
     "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
     "verifiers": ["--nodes", "2", "--vocab", "30", "--hidden", 8, "--repeats", 1, "--verifiers", "coupled"],
 }
@@ -40,7 +34,8 @@ BENCHES = {
 def small(monkeypatch):
     """Costs and memory that need not be measured, small sizes, and one server where two would be started."""
     monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
-    monkeypatch.setattr(memory, "measure_in_process", lambda *_: MemoryUse(10_000_000, 30_000_000, 0, 0, 4))
+    use = {"loaded": 10_000_000, "peak": 30_000_000, "device_loaded": 0, "device_peak": 0, "tokens": 4}
+    monkeypatch.setattr(memory, "measure_memory", lambda *_: use)
     monkeypatch.setattr(expansion, "WARM_UP", 1)
     with held_server() as held:
         monkeypatch.setattr(bench_serve, "_served", lambda arguments: nullcontext(held.address))
@@ -55,7 +50,7 @@ def numbers(value):
 
 
 def test_no_bench_is_missing():
-    assert {command.name for command in bench.app.registered_commands} == set(BENCHES)
+    assert {command.name for command in bench.app.registered_commands if not command.hidden} == set(BENCHES)
 
 
 @pytest.mark.usefixtures("quick", "small")

@@ -8,7 +8,6 @@ from drafttree.measure.method import Method
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
 from drafttree_lab.experiment.acceptance import bench_acceptance
-from drafttree_lab.experiment.memory import MemoryUse
 from drafttree_lab.replay import other_kinds
 from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
@@ -70,11 +69,11 @@ def test_growth_is_told_in_milliseconds(experiment, monkeypatch):
 def test_memory_is_told_in_mebibytes_each_method_in_its_own_process(experiment, monkeypatch):
     asked = []
 
-    def measure(setting, spec):
-        asked.append((setting.target, setting.options["max_new_tokens"], spec))
-        return MemoryUse(loaded=0, peak=2**21, device_loaded=0, device_peak=0, tokens=24)
+    def measure(spec, task):
+        asked.append((task["target"], task["options"]["max_new_tokens"], spec))
+        return {"loaded": 0, "peak": 2**21, "device_loaded": 0, "device_peak": 0, "tokens": 24}
 
-    monkeypatch.setattr(other_kinds, "measure_in_process", measure)
+    monkeypatch.setattr(other_kinds, "measure_method", measure)
     ways = {name: WAYS[name] for name in ("AR", "chain")}
     found = measure_memory(task(experiment, ways, kind="memory"), [1, 2], "their/model", "float32", "cpu", 0)
     assert found == {"AR": (2.0, 1.0), "chain": (2.0, 1.0)}

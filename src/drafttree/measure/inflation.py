@@ -92,20 +92,23 @@ def load_inflated(
     return decoder.with_drafter(_find(name, TargetModel(small, select_backend), decoder, quantize_drafter))
 
 
-def drafters_for_inflated(decoder: Decoder, target: str, names: Iterable[str]) -> dict[str, Drafter]:
+def drafters_for_inflated(
+    decoder: Decoder, target: str, names: Iterable[str], quantize: str | None = None
+) -> dict[str, Drafter]:
     """The drafters of a small target, by name, for the decoder of the target that was inflated from it.
 
     Args:
         decoder: of `load_inflated`.
         target: the small target.
         names: as for `drafttree.load`; "none" is left out.
+        quantize: as for `find_drafter`.
 
     Raises:
         ModelError: one cannot be loaded or does not fit the small target.
     """
     large = transformers_model(decoder)
     small = TargetModel(load_model(target, large.dtype, large.device), select_backend)
-    found = {name: _find(name, small, decoder) for name in dict.fromkeys(names)}
+    found = {name: _find(name, small, decoder, quantize) for name in dict.fromkeys(names)}
     return {name: drafter for name, drafter in found.items() if drafter}
 
 

@@ -42,13 +42,13 @@ class Interval:
     def of_ratio_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
         """The geometric mean of the ratios of two figures above 0, by sample; Student's t on their logarithms."""
         logs = cls.by_student(np.log(np.asarray(ours, float) / np.asarray(theirs, float)).tolist())
-        return cls(*(None if end is None else math.exp(end) for end in (logs.mean, logs.low, logs.high)))
+        return cls(math.exp(logs.mean), *(None if end is None else math.exp(end) for end in (logs.low, logs.high)))
 
     @classmethod
     def of_gain_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
         """The relative gain of one mean over another, from a pair of values per sample.
 
-        Student's t on what the pairs leave of the ratio of the means, in the mean of the others (Fieller's linear part).
+        Student's t on what the ratio of the means leaves of each pair, in the mean of the others.
         """
         base, mine = np.mean(theirs), np.asarray(ours, float)
         ratio = float(mine.mean() / base)

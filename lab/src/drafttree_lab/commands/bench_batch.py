@@ -21,7 +21,7 @@ from drafttree.interfaces.console import progress
 from drafttree.loading import make_policy
 from drafttree.loading.specs import default_policy
 from drafttree.measure.shapes import find_shape
-from drafttree_lab.commands.option_groups import DrawOptions, PromptOptions
+from drafttree_lab.options import DrawOptions, PromptOptions
 
 Turns = Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")]
 

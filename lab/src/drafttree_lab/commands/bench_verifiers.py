@@ -20,7 +20,7 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
-from drafttree_lab.commands.option_groups import PromptOptions
+from drafttree_lab.options import PromptOptions
 
 Verifiers = Annotated[
     list[str],

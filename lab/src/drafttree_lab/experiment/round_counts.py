@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.engine.metrics import Round
-from drafttree.engine.speedup_law import SpeedupLaw
+from drafttree.measure.law import SpeedupLaw
 
 
 @dataclass(frozen=True)

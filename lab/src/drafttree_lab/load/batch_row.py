@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
-from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.measure.interval import Interval
+from drafttree.measure.law import SpeedupLaw
 from drafttree.measure.method import PLAIN
 from drafttree_lab.experiment.round_counts import RoundTerms
 from drafttree_lab.load.batch_run import BatchRun, SteadyRounds

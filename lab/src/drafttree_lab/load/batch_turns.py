@@ -8,7 +8,7 @@ from typing import Any
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.round_loop import LONGEST_PART
-from drafttree.measure.by_turns import by_turns
+from drafttree.measure.driver import by_turns
 from drafttree.measure.method import PLAIN
 from drafttree.measure.reference import find_difference
 from drafttree.measure.run_store import NothingFinished, RunStore

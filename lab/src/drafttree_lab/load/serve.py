@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from drafttree.measure.by_turns import by_turns
+from drafttree.measure.driver import by_turns
 from drafttree.measure.interval import Interval
 from drafttree_lab.experiment.cells import check_given
 from drafttree_lab.load.http_load import LoadRun, run_load

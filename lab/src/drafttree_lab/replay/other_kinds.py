@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import policy_spec
 from drafttree.measure.method import Method
+from drafttree_lab.bench.memory import measure_memory as measure_method
 from drafttree_lab.experiment.acceptance import bench_acceptance
-from drafttree_lab.experiment.memory import MemorySetting, measure_in_process
 from drafttree_lab.micro.expansion import bench_expansion
 from drafttree_lab.replay.task import Fractions, Task
 
@@ -49,9 +49,9 @@ def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, devi
     """Peak memory of every way of a block in MiB, each in a process of its own."""
     setting = task.block.setting
     options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": seed}
-    memory = MemorySetting(target, dtype, device, [list(ids)], options)
-    used = {name: measure_in_process(memory, way.spec) for name, way in task.block.ways.items()}
-    return {name: ((use.device_peak or use.peak) / MIB, 1.0) for name, use in used.items()}
+    texts = {"target": target, "dtype": dtype, "device": device, "prompts": [list(ids)], "options": options}
+    used = {name: measure_method(way.spec, texts) for name, way in task.block.ways.items()}
+    return {name: ((use["device_peak"] or use["peak"]) / MIB, 1.0) for name, use in used.items()}
 
 
 def measure_expansion(task: Task) -> Fractions:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.measure.by_turns import by_turns
+from drafttree.measure.driver import by_turns
 from drafttree.measure.json_lines import UnwritableError
 from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.paper import AUTOREGRESSIVE

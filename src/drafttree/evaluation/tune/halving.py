@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.measure.by_turns import by_turns
+from drafttree.measure.driver import by_turns
 from drafttree.measure.interval import Interval
+from drafttree.measure.law import SpeedupLaw
 from drafttree.measure.method import PLAIN
 
 FIRST_TEXTS = 2

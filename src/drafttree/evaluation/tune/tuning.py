@@ -12,7 +12,6 @@ from drafttree.core.errors import ConfigError, DraftTreeError, InputError
 from drafttree.drafters import Drafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
 from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
 from drafttree.evaluation.tune.draft_temperatures import (
     DRAFT_TEMPERATURES,
@@ -25,8 +24,8 @@ from drafttree.evaluation.tune.draft_temperatures import (
 )
 from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
 from drafttree.loading import PolicyLike
-from drafttree.measure.doubt import doubt, drafts_nothing, law_terms
 from drafttree.measure.interval import Interval
+from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, drafts_nothing, law_terms
 from drafttree.measure.method import PLAIN
 from drafttree.measure.run_store import RunStore
 

@@ -4,7 +4,7 @@ import pytest
 
 from drafttree import Metrics, SpeedupLaw
 from drafttree.engine.metrics import Round
-from drafttree.engine.speedup_law import LimitingFactor
+from drafttree.measure.law import LimitingFactor
 
 
 def found(levels: list[int], **terms: float) -> LimitingFactor:

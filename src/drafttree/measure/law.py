@@ -1,12 +1,22 @@
-"""The law of the speed-up, its terms as they were measured, and which of them limits the gain.
+"""The law of the speed-up, its terms as they were measured, which of them limits the gain, and whether times tell any.
 
 R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. What plain decoding spends outside
 its passes, h0, is counted too: without it the law would call plain decoding slower than itself.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
 
 from drafttree.engine.metrics import Metrics, ratio
+from drafttree.measure.record import columns
+
+LEAST_TOKENS = 1.02
+"""Tokens of a pass, tau, below which drafts have given nothing: a ratio is that of plain decoding over itself."""
+LEAST_COST, MOST_COST = 0.85, 1.15
+"""What a pass over one row costs, in plain passes, on a machine that does nothing else: it is the same pass."""
+FEWEST = 3
+"""Passes over one row that tell."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +46,32 @@ class SpeedupLaw:
     @classmethod
     def of(cls, speculative: Metrics, plain: Metrics) -> "SpeedupLaw":
         """The law's terms for a speculative and a plain run over the same prompts."""
-        unit = plain.target_pass
-        return cls(
-            tau=speculative.tau,
-            v=ratio(speculative.target_pass, unit),
-            c=ratio(speculative.draft_pass, unit),
-            delta=speculative.draft_efficiency,
-            h=ratio(speculative.overhead, unit),
-            h0=ratio(plain.overhead, unit),
+        return cls.of_rounds(
+            columns(speculative.rounds),
+            columns(plain.rounds),
             measured=ratio(speculative.tokens_per_second, plain.tokens_per_second),
             decoding=ratio(speculative.decoding_tokens_per_second, plain.decoding_tokens_per_second),
         )
+
+    @classmethod
+    def of_rounds(
+        cls, speculative: np.recarray, plain: np.recarray, *, measured: float, decoding: float
+    ) -> "SpeedupLaw":
+        """The law's terms by the rounds of one text, of several, or of an engine that writes many at once."""
+        unit, alone = ratio(plain.target_seconds.sum(), len(plain)), len(plain)
+        rounds, passes = len(speculative), speculative.draft_passes.sum()
+        rest, plain_rest = (
+            each.seconds.sum() - each.target_seconds.sum() - each.draft_seconds.sum() for each in (speculative, plain)
+        )
+        terms = {
+            "tau": ratio(speculative.committed.sum(), speculative.batch.sum()),
+            "v": ratio(ratio(speculative.target_seconds.sum(), rounds), unit),
+            "c": ratio(ratio(speculative.draft_seconds.sum(), passes), unit),
+            "delta": ratio(passes, rounds),
+            "h": ratio(ratio(rest, rounds), unit),
+            "h0": ratio(ratio(plain_rest, alone), unit),
+        }
+        return cls(**{name: float(term) for name, term in terms.items()}, measured=measured, decoding=decoding)
 
     @property
     def predicted(self) -> float:
@@ -115,3 +140,37 @@ def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
             "a simpler policy or a larger target would help"
         ),
     }
+
+
+def drafts_nothing(drafted: Metrics) -> bool:
+    """Whether a pass has yielded no more than plain decoding's one token."""
+    return drafted.mean_accepted_tokens < LEAST_TOKENS
+
+
+def doubt(drafted: Metrics, plain: Metrics) -> str | None:
+    """Why the ratio of two speeds means nothing, in one line, before any is printed; None where it may be told.
+
+    Args:
+        drafted: of the texts that drafts were made for.
+        plain: of plain decoding of the same texts.
+    """
+    if drafts_nothing(drafted):
+        found = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
+        return f"No ratio: {found} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
+    unit = plain.target_pass
+    alone = [each.target_seconds for each in drafted.rounds if each.nodes == 1]
+    row = sum(alone) / len(alone) / unit if unit and len(alone) >= FEWEST else 1.0
+    whole = drafted.target_pass / unit if unit else 1.0
+    if LEAST_COST <= row <= MOST_COST and whole >= LEAST_COST:
+        return None
+    rows, cost = ("one row", row) if not LEAST_COST <= row <= MOST_COST else (f"{drafted.mean_nodes:.1f} rows", whole)
+    return (
+        f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
+        "run it again when the machine is idle."
+    )
+
+
+def law_terms(law: SpeedupLaw, doubt: str | None) -> dict[str, float | None]:
+    """The terms of a law by name, for JSON; those that are ratios of times are None where there is a doubt."""
+    terms: dict[str, float | None] = asdict(law) | {"predicted": law.predicted}
+    return terms if doubt is None else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta}

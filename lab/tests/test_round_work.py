@@ -10,7 +10,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.loading import find_drafter
 from drafttree.policies import Chain, Talon
-from drafttree_lab.experiment.round_work import count_work
+from drafttree_lab.round_work import count_work
 from testing.small_trees import DRAFT, PROMPT, TARGET
 from testing.toy import ToyDrafter, ToyModel
 
@@ -75,7 +75,7 @@ def embedded():
     ids=["plain decoding", "a chain of 5", "TALON-16"],
 )
 def test_a_round_takes_few_operations_and_calls(embedded, drafter, policy, operations, calls):
-    """Counted by `drafttree bench overhead`: those of torch, both models' passes included, and our own functions'."""
+    """As `drafttree bench methods --count-work` counts: torch operations, passes included, and our own functions."""
     found = find_drafter(drafter, embedded.target, embedded.tokenizer)
     pair = embedded.with_drafter(found).with_policy(policy)
     work = count_work(pair, TEXT, max_new_tokens=48, ignore_eos=True)

@@ -8,18 +8,17 @@ import typer
 
 from drafttree.interfaces.cli.options import (
     Device,
-    Drafter,
     Dtype,
     Files,
+    Inflate,
     Length,
     Limit,
+    Quantize,
     Seed,
     Target,
     Temperature,
-    VerifierName,
     name_files,
 )
-from drafttree.loading import find_verifier
 from drafttree.measure.prompt_form import PromptForm
 from drafttree.measure.prompts import Example, spread_examples
 from drafttree.measure.shapes import find_shape
@@ -109,52 +108,32 @@ class PromptOptions(FormOptions):
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """The target, what judges its trees, and how it is held."""
+    """The target, and how it is held."""
 
     target: Target = "embedded"
-    verifier: VerifierName = "auto"
     dtype: Dtype = "auto"
     device: Device = "auto"
+    inflated: Inflate = None
+    quantize: Quantize = None
 
-    def load_plain(self, shape: str | None = None) -> "Decoder":
-        """A decoder without a drafter.
+    def load(self, drafter: str = "none", **kinds: str | None) -> "Decoder":
+        """A decoder of the target.
 
         Args:
-            shape: the shape to whose cost the target is inflated, if one is named.
+            drafter: as for `drafttree.load`.
+            **kinds: `quantize_drafter`, as for `drafttree.load`.
         """
-        judge = find_verifier(self.verifier)
-        if shape:
-            find_shape(shape)
+        if self.inflated:
+            find_shape(self.inflated)
 
-        from drafttree.interfaces.cli.decoders import judged_by, load_named
+        from drafttree.interfaces.cli.decoders import hide_bars, load_named
         from drafttree.measure.inflation import load_inflated
 
-        if shape:
-            return judged_by(load_inflated(self.target, "none", shape, self.dtype, self.device), judge)
-        return judged_by(load_named(self.target, "none", dtype=self.dtype, device=self.device), judge)
-
-
-@dataclass(frozen=True)
-class PairOptions(TargetOptions):
-    """A target and who drafts for it."""
-
-    drafter: Drafter = "auto"
-
-    def load(self, shape: str | None = None, **kinds: Any) -> "Decoder":
-        """A decoder with a drafter.
-
-        Args:
-            shape: the shape to whose cost the target is inflated, if one is named.
-            **kinds: as for `load_speculative`.
-
-        Raises:
-            ConfigError: it would have none.
-        """
-        judge = find_verifier(self.verifier)
-
-        from drafttree.interfaces.cli.decoders import load_speculative
-
-        return load_speculative(self.target, self.drafter, self.dtype, self.device, shape, verifier=judge, **kinds)
+        hide_bars()
+        kinds |= {"quantize": self.quantize}
+        if self.inflated:
+            return load_inflated(self.target, drafter, self.inflated, self.dtype, self.device, **kinds)
+        return load_named(self.target, drafter, dtype=self.dtype, device=self.device, **kinds)
 
 
 @dataclass(frozen=True)
