@@ -51,7 +51,7 @@ def test_the_price_of_exact_text(prompts):
 @pytest.mark.parametrize("name", GONE)
 def test_what_was_a_bench_of_its_own_says_where_it_is_now(capsys, name):
     said = complaint(capsys, "bench", name, "--inflate", "300m")
-    assert f"drafttree bench {name} is part of drafttree bench methods" in said
+    assert f"drafttree bench {name} is part of drafttree bench {GONE[name]}" in said
 
 
 def test_methods_are_listed_as_triples(prompts):

@@ -8,9 +8,8 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree_lab.bench import memory
-from drafttree_lab.commands import bench, bench_serve
-from drafttree_lab.micro import expansion
+from drafttree_lab.bench import memory, micro, serve
+from drafttree_lab.commands import bench
 from testing.command_line import run
 from testing.held_server import held_server
 
@@ -19,14 +18,14 @@ TEXTS = [*SHORT, "--max-new-tokens", 4]
 ONCE = [*TEXTS, "--repeats", 1]
 CHAIN = ["--policies", "chain"]
 DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temperatures", "1"]
+MICRO = ["--vocab", "30", "--nodes", "2", "--hidden", 8, "--repeats", 1, "--trees", 1]
 BENCHES = {
     "acceptance": [*SHORT, "--drafter", "embedded-draft", *DRAWN],
-    "batch": [*ONCE, "--batches", "1,2", "--budgets", "2", "--no-transformers"],
-    "expansion": ["--vocab", "30", "--alpha", "0.7", "--repeats", 1, *CHAIN],
+    "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
     "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
+    "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
     "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
-    "verifiers": ["--nodes", "2", "--vocab", "30", "--hidden", 8, "--repeats", 1, "--verifiers", "coupled"],
 }
 
 
@@ -36,9 +35,9 @@ def small(monkeypatch):
     monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
     use = {"loaded": 10_000_000, "peak": 30_000_000, "device_loaded": 0, "device_peak": 0, "tokens": 4}
     monkeypatch.setattr(memory, "measure_memory", lambda *_: use)
-    monkeypatch.setattr(expansion, "WARM_UP", 1)
+    monkeypatch.setattr(micro, "WARM_UP", 1)
     with held_server() as held:
-        monkeypatch.setattr(bench_serve, "_served", lambda arguments: nullcontext(held.address))
+        monkeypatch.setattr(serve, "_served", lambda arguments: nullcontext(held.address))
         yield
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from drafttree.measure.driver import Cell, by_turns, race
     from drafttree.measure.interval import Interval
     from drafttree.measure.law import SpeedupLaw, doubt
-    from drafttree.measure.record import columns, describe, loops
+    from drafttree.measure.record import columns, describe, from_lists, loops
     from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
     from drafttree.measure.table import to_json, to_table
 
@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "doubt",
     "find_difference",
+    "from_lists",
     "loops",
     "race",
     "to_json",

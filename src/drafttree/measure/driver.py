@@ -85,7 +85,7 @@ def race(
                     result = store.run((repeat, number, name), kind, partial(run, name, prompt))
                     turn.append(Cell(name, group, number, repeat, result))
                     progress(name)
-                found += turn
+                found += sorted(turn, key=lambda cell: [*ways].index(cell.way))
     if not found:
         raise NothingFinished(store)
     whole = found[-1].repeat + (found[-1].prompt == len(prompts) - 1)

@@ -60,9 +60,8 @@ class SpeedupLaw:
         """The law's terms by the rounds of one text, of several, or of an engine that writes many at once."""
         unit, alone = ratio(plain.target_seconds.sum(), len(plain)), len(plain)
         rounds, passes = len(speculative), speculative.draft_passes.sum()
-        rest, plain_rest = (
-            each.seconds.sum() - each.target_seconds.sum() - each.draft_seconds.sum() for each in (speculative, plain)
-        )
+        rest = speculative.seconds.sum() - speculative.target_seconds.sum() - speculative.draft_seconds.sum()
+        plain_rest = plain.seconds.sum() - plain.target_seconds.sum()  # an engine has draft seconds without any drafts
         terms = {
             "tau": ratio(speculative.committed.sum(), speculative.batch.sum()),
             "v": ratio(ratio(speculative.target_seconds.sum(), rounds), unit),

@@ -1,7 +1,8 @@
 """What is kept of texts: their rounds in columns, from which counts, times and the law follow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,12 @@ TAIL, PERIOD = 48, 16
 def columns(rounds: Iterable[Round]) -> np.recarray:
     """A row for every round, with a column for each number that `Round` has; NaN stands for None."""
     rows = [[getattr(each, name) for name in NUMBERS] for each in rounds]
-    return np.rec.fromarrays(
-        [*np.array(rows, float).reshape(-1, len(NUMBERS)).T], dtype=[(name, float) for name in NUMBERS]
-    )
+    return from_lists(dict(zip(NUMBERS, np.array(rows, float).reshape(-1, len(NUMBERS)).T, strict=True)))
+
+
+def from_lists(lists: Mapping[str, Any]) -> np.recarray:
+    """Columns as they are kept in files, by name."""
+    return np.rec.fromarrays([np.asarray(each, float) for each in lists.values()], dtype=[(n, float) for n in lists])
 
 
 def describe(metrics: Metrics) -> dict[str, object]:

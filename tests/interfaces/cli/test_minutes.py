@@ -56,7 +56,7 @@ def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, stopp
 
 @pytest.mark.parametrize("minutes", [0, -1, "nan", "inf"])
 def test_minutes_are_above_0(minutes, capsys):
-    for command in (["bench", "expansion"], ["certify", "--exact"], ["replay", "talon/1"]):
+    for command in (["bench", "micro"], ["certify", "--exact"], ["replay", "talon/1"]):
         said = complaint(capsys, *command, "--minutes", minutes)
         assert f"--minutes is {minutes}; give a number above 0" in said
 

@@ -18,9 +18,9 @@ from drafttree.measure import prompt_encoding
 from drafttree.policies import Chain
 from drafttree.verifiers import RRS, Block, Coupled, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView
-from drafttree_lab.experiment import acceptance
-from drafttree_lab.experiment.acceptance import bench_acceptance
-from drafttree_lab.experiment.judged_tree import (
+from drafttree_lab.bench import acceptance
+from drafttree_lab.bench.acceptance import measure_acceptance
+from drafttree_lab.judged_tree import (
     JudgedTree,
     expected_by_traversal,
     reach_by_rejection,
@@ -79,24 +79,24 @@ def decoder(draft: Table = DRAFT) -> Decoder:
 
 def test_the_table_has_every_shape_and_temperature(small):
     seen = []
-    result = bench_acceptance(decoder(), PROMPTS, temperatures=(0.5, 1.0), rounds=3, stride=5, progress=seen.append)
-    assert [(row.temperature, row.shape) for row in result.rows] == [
+    result = measure_acceptance(decoder(), PROMPTS, temperatures=(0.5, 1.0), rounds=3, stride=5, progress=seen.append)
+    assert [(row["temperature"], row["shape"]) for row in result["rows"]] == [
         (temperature, shape) for temperature in (0.5, 1.0) for shapes in SHAPES.values() for shape in shapes
     ]
-    assert seen == ["0.5, 0", "0.5, 1", "1.0, 0", "1.0, 1"]
-    assert result.rounds == 2 * 2 * 3
-    for row in result.rows:
-        deepest = int(row.shape[-1])
-        assert set(row.tokens) == {"rrsw", "traversal", "point-mass", "coupled"}
-        assert all(1 <= each.mean <= 1 + deepest for each in row.tokens.values())
+    assert seen == ["0.5", "1", "1", "0.5"]
+    assert result["rounds"] == 2 * 2 * 3
+    for row in result["rows"]:
+        deepest = int(row["shape"][-1])
+        assert set(row["tokens"]) == {"rrsw", "traversal", "point-mass", "coupled"}
+        assert all(1 <= each.mean <= 1 + deepest for each in row["tokens"].values())
 
 
 def test_a_drafter_that_is_the_target_has_everything_accepted(small):
-    result = bench_acceptance(decoder(TARGET), PROMPTS, temperatures=(1.0,), rounds=2, stride=4)
-    for row in result.rows:
+    result = measure_acceptance(decoder(TARGET), PROMPTS, temperatures=(1.0,), rounds=2, stride=4)
+    for row in result["rows"]:
         for name in ("rrsw", "traversal", "coupled"):
-            assert row.tokens[name].mean == pytest.approx(1 + int(row.shape[-1]), abs=1e-5)
-        assert row.gain.mean == pytest.approx(0, abs=1e-5)
+            assert row["tokens"][name].mean == pytest.approx(1 + int(row["shape"][-1]), abs=1e-5)
+        assert row["gain"].mean == pytest.approx(0, abs=1e-5)
 
 
 def test_contexts_lie_along_one_text_of_the_target():
@@ -119,19 +119,19 @@ def test_rounds_in_a_context_agree_with_those_of_a_fresh_sequence(small):
 def test_a_text_that_ends_has_fewer_contexts(small):
     engine = decoder()
     engine.eos = tuple(range(4))
-    result = bench_acceptance(engine, PROMPTS, temperatures=(1.0,), rounds=4, stride=8)
-    assert 2 <= result.rounds < 8
+    result = measure_acceptance(engine, PROMPTS, temperatures=(1.0,), rounds=4, stride=8)
+    assert 2 <= result["rounds"] < 8
 
 
 def test_shapes_and_verifiers_may_be_any(small):
     options = {"temperatures": (1.0,), "rounds": 2, "stride": 4, "shapes": ["chain:depth=3;chain"]}
-    result = bench_acceptance(decoder(TARGET), PROMPTS, verifiers=["block,rrs", Traversal], **options)
-    assert [row.shape for row in result.rows] == ["chain:depth=3", "chain"]
-    for row, depth in zip(result.rows, (3, 5), strict=True):
-        assert {name: each.mean for name, each in row.tokens.items()} == pytest.approx(
+    result = measure_acceptance(decoder(TARGET), PROMPTS, verifiers=["block,rrs", Traversal], **options)
+    assert [row["shape"] for row in result["rows"]] == ["chain:depth=3", "chain"]
+    for row, depth in zip(result["rows"], (3, 5), strict=True):
+        assert {name: each.mean for name, each in row["tokens"].items()} == pytest.approx(
             dict.fromkeys(("block", "rrs", "traversal"), 1 + depth), abs=1e-5
         )
-        assert row.gain is None
+        assert row["gain"] is None
 
 
 def test_a_chain_of_five_is_among_the_shapes():
@@ -154,10 +154,10 @@ def test_a_count_on_the_upper_levels_is_that_on_the_shorter_chain(verifier):
 
 def test_tasks_have_rows_of_their_own(small):
     options = {"temperatures": (1.0,), "rounds": 1}
-    result = bench_acceptance(decoder(), [*PROMPTS, [2, 2]], tasks=["qa", "code", "qa"], **options)
-    rows = {row.task: row for row in result.rows if row.shape == "chain 3"}
-    assert {task: row.prompts for task, row in rows.items()} == {"all": 3, "qa": 2, "code": 1}
-    whole, qa, code = (rows[task].tokens["rrsw"].mean for task in ("all", "qa", "code"))
+    result = measure_acceptance(decoder(), [*PROMPTS, [2, 2]], tasks=["qa", "code", "qa"], **options)
+    rows = {row["task"]: row for row in result["rows"] if row["shape"] == "chain 3"}
+    assert {task: row["prompts"] for task, row in rows.items()} == {"all": 3, "qa": 2, "code": 1}
+    whole, qa, code = (rows[task]["tokens"]["rrsw"].mean for task in ("all", "qa", "code"))
     assert whole == pytest.approx((2 * qa + code) / 3)
 
 
@@ -167,13 +167,13 @@ def test_tasks_have_rows_of_their_own(small):
 )
 def test_shapes_that_cannot_be_judged_are_refused(shape, said):
     with pytest.raises(ConfigError, match=said):
-        bench_acceptance(decoder(), PROMPTS, shapes=[shape])
+        measure_acceptance(decoder(), PROMPTS, temperatures=(1.0,), shapes=[shape])
 
 
 def test_acceptance_needs_a_language_model_as_drafter():
     for engine in (decoder().plain(), Decoder(ToyModel(TARGET), ToyDrafter(DRAFT))):
         with pytest.raises(ConfigError, match="language model"):
-            bench_acceptance(engine, PROMPTS)
+            measure_acceptance(engine, PROMPTS, temperatures=(1.0,))
 
 
 def test_the_command_prints_tables_or_json(small, monkeypatch):

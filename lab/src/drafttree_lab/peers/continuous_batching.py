@@ -12,7 +12,6 @@ from drafttree.core.errors import ModelError
 from drafttree.engine.decoder import Decoder
 from drafttree.measure.reference import released, transformers_model
 from drafttree.models import TargetModel
-from drafttree_lab.load.batch_run import BatchRun, SteadyRounds
 
 PAGE = 256
 """Tokens of a page of its KV cache, its default."""
@@ -21,8 +20,10 @@ CHUNK = 512
 TRIAL_TOKENS = 4
 
 
-def generate_batch(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> BatchRun:
-    """Decode prompts greedily by transformers' continuous batching, past the end of texts.
+def generate_batch(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Decode prompts greedily by transformers' continuous batching, past the end of texts; and when tokens came.
 
     Its memory is told to it, since it would take 60 % of a CPU's otherwise. What it does before it has the prompts is
     left out of the seconds.
@@ -45,9 +46,9 @@ def generate_batch(decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_t
         raise ModelError(f"transformers' generate_batch: {wrong}")
     if len(outputs) < len(prompts):
         raise ModelError(f"transformers' generate_batch wrote {len(outputs)} of {len(prompts)} texts")
-    times = [each.timestamps or [] for each in outputs]
-    seconds = max(own[-1] for own in times) - min(each.created_time for each in outputs)
-    return BatchRun([each.generated_tokens for each in outputs], seconds, steady_rounds(times))
+    begun = min(each.created_time for each in outputs)
+    times = [[time - begun for time in each.timestamps or []] for each in outputs]
+    return [each.generated_tokens for each in outputs], times
 
 
 def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: bool) -> ContinuousBatchingConfig:
@@ -60,10 +61,8 @@ def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: boo
     )
 
 
-def why_not(decoder: Decoder, prompt: Sequence[int], temperature: float) -> str | None:
+def why_not(decoder: Decoder, prompt: Sequence[int]) -> str | None:
     """Why there is nothing to compare with, None if `generate_batch` works; this warms it up."""
-    if temperature:
-        return "its draws above temperature 0 are its own"
     if not isinstance(decoder.target, TargetModel):
         return "the target is no transformers model"
     if decoder.target.lossy_window:
@@ -80,15 +79,3 @@ def describe(decoder: Decoder) -> str:
     with released(transformers_model(decoder)) as module:
         attention = module.config._attn_implementation
     return f"generate_batch of transformers {transformers.__version__}, {attention} attention"
-
-
-def steady_rounds(times: Sequence[Sequence[float]]) -> SteadyRounds:
-    """The passes between the last prompt's first token and the end of a text, each with a token for every text.
-
-    Args:
-        times: when each token of each text was there.
-    """
-    begin, shortest = max(own[0] for own in times), min(times, key=lambda own: own[-1])
-    passes = sum(time > begin for time in shortest)
-    tokens = passes * len(times)
-    return SteadyRounds(tokens, passes, tokens, tokens, max(shortest[-1] - begin, 0.0))
