@@ -55,15 +55,10 @@ def test_a_wikitext_file_gives_the_beginnings_of_its_articles(tmp_path):
     assert EXCERPT - 5 <= len(second) <= EXCERPT
 
 
-def test_examples_have_references_where_the_file_has(tmp_path):
-    path = write(tmp_path / "p.jsonl", '{"prompt": "one", "reference": "two"}', '{"prompt": "three"}')
-    assert read_examples([path]) == [Example("one", "two"), Example("three")]
-
-
 def test_turns_after_the_first_and_the_category_are_kept(tmp_path):
     line = {"prompt": "one", "turns": ["one", "two", "three"], "category": "writing"}
     (found,) = read_examples(write(tmp_path / "p.jsonl", json.dumps(line)))
-    assert found == Example("one", None, "writing", ("two", "three"))
+    assert found == Example("one", "writing", ("two", "three"))
 
 
 def test_a_category_chooses_the_lines_it_begins(tmp_path):
@@ -116,7 +111,6 @@ def test_a_long_text_is_cut_at_a_whole_word(tmp_path):
         ('{"prompt": 3}', "'prompt' holds no text"),
         ('{"prompt": "  "}', "'prompt' holds no text"),
         ('{"turns": []}', "'turns' holds no text"),
-        ('{"prompt": "one", "reference": 3}', "'reference' holds no text"),
         ('{"prompt": "one", "category": 3}', "'category' holds no text"),
         ('{"prompt": "one", "turns": ["one", 2]}', "'turns' holds no text"),
     ],

@@ -73,11 +73,10 @@ class PromptOptions(FormOptions):
 
         from drafttree.interfaces.cli.decoders import shipped_examples
         from drafttree.measure.prompt_encoding import encode_prompts
-        from drafttree.measure.prompt_sets import NOT_SHIPPED, SETS, read_prompt_sets
+        from drafttree.measure.prompt_sets import shipped_sets
 
-        names, form = [name for name in SETS if name not in NOT_SHIPPED], self.prompt_form
-        sets = read_prompt_sets(names, None, None, **form.selection)
-        turns = zip_longest(*sets.values(), shipped_examples(None, form))
+        form = self.prompt_form
+        turns = zip_longest(*shipped_sets(**form.selection), shipped_examples(None, form))
         mixed = [each for turn in turns for each in turn if each]
         return encode_prompts(decoder, mixed[: self.limit], form, new_tokens)
 

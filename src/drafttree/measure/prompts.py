@@ -24,13 +24,11 @@ class Example:
 
     Attributes:
         prompt: its text, the first turn of a conversation.
-        reference: what somebody answered to it.
         category: the category of the task, such as "writing".
         later_turns: what the user says after the answers.
     """
 
     prompt: str
-    reference: str | None = None
     category: str | None = None
     later_turns: tuple[str, ...] = ()
 
@@ -85,7 +83,7 @@ def read_examples(
     """The prompts of one or more files, with what is known of them.
 
     A `.jsonl` file holds objects with "prompt", "text" (its beginning is the prompt) or "turns" (the first is), and
-    perhaps a "reference" and a "category"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has
+    perhaps a "category"; a `.txt` file one prompt a line; a `.raw` file articles as WikiText has
     them, the beginnings of which are the prompts. Each may be compressed (`.gz`). Blank lines are skipped.
 
     Args:
@@ -206,8 +204,8 @@ def _from_json(line: str, excerpt: int | None) -> Example:
     if key is None:
         raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
     prompt, later = _text(key, candidates[key]), tuple(_text("turns", turn) for turn in turns[1:])
-    reference, category = (_string(name, entry.get(name)) for name in ("reference", "category"))
-    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, reference, category, later)
+    category = _string("category", entry.get("category"))
+    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later)
 
 
 def _text(key: str, value: object) -> str:
