@@ -5,7 +5,7 @@ import pytest
 from drafttree import Decoder
 from drafttree.errors import ConfigError
 from drafttree.evaluation.tune import DRAFT_TEMPERATURES, command_options, python_lines, tune
-from drafttree.evaluation.tune.draft_temperatures import TemperatureGain
+from drafttree.evaluation.tune.recommendation import TemperatureGain
 from drafttree.measure.interval import Interval
 from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import RRS, LossyTypical

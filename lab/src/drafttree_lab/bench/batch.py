@@ -181,8 +181,9 @@ class EngineWay:
     def _write(self, size: int, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> BatchRun:
         from drafttree.engine.batching.loop import Result
 
+        errors: list[Exception] = []
         loop, begun = self._loops[size], time.perf_counter()
-        metrics, failures, results = loop.metrics, loop.metrics.drafter_failures, [Result() for _ in prompts]
+        metrics, failures, results = loop.metrics, loop.metrics.drafter_failures, [Result(errors) for _ in prompts]
         for place, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
             request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + place})
             request.reader, request.order = result, place
@@ -197,8 +198,8 @@ class EngineWay:
                 rounds.append(replace(turn, seconds=time.perf_counter() - started, expected=expected))
                 gains.append(metrics.predicted_gain or 0.0)
         seconds = time.perf_counter() - begun
-        for result in results:
-            result.raise_error()
+        if errors:
+            raise errors[0]
         found, texts = measure.columns(rounds), [result.text.tokens for result in results]
         kept = {name: found[name].tolist() for name in found.dtype.names or ()} | {"gain": gains}
         return BatchRun(texts, seconds, kept, metrics.drafter_failures - failures)

@@ -17,6 +17,7 @@ from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
+from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
@@ -52,7 +53,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, generate, chat, batch, serve, worker, lists.drafters, lists.policies, lists.verifiers),
+    *(demo, generate, chat, batch, serve, connect, worker, lists.drafters, lists.policies, lists.verifiers),
     *(lists.inspect, trace, tune, certify),
 )
 for command in COMMANDS:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -112,6 +113,18 @@ class DecoderOptions:
         return load_named(
             target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **others
         )
+
+    def load_served(self, target: str, max_model_len: int | None) -> "Decoder":
+        """The decoder of a target that takes texts of a length; what memory a limit saves is told."""
+        decoder = self.load(target, max_model_len=max_model_len)
+        if max_model_len is not None:
+            from drafttree.engine.memory import row_nbytes
+
+            row, own = row_nbytes(decoder.target) / 1e6, getattr(decoder.target, "own_context", None)
+            saved = f" instead of {row * own:.1f} MB for {own} tokens, the model's own context" if own else ""
+            told = f"{max_model_len} tokens of a text take {row * max_model_len:.1f} MB of the KV cache{saved}"
+            print(f"drafttree: {told}", file=sys.stderr, flush=True)
+        return decoder
 
     def load_inflated(self, target: str, shape: str) -> "Decoder":
         """The decoder of a target that is inflated to the cost of a shape.

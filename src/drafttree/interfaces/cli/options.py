@@ -99,6 +99,14 @@ PrefixTokens = Annotated[
         min=0, help="Number of tokens kept for reuse by prompts with the same prefix. Default: what fits; 0 disables."
     ),
 ]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Maximum number of tokens of prompt and text together. Limits the memory of a text. Default: the model's "
+        "context.",
+    ),
+]
 MaxTokenGap = Annotated[
     float,
     typer.Option(

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
 LEFT = 3
 """The exit code of a command whose minutes were over before all was run."""
-NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "export", "minutes"}
+NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "minutes"}
 """Options that do not change what a run gives."""
 
 

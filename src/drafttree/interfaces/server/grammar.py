@@ -13,6 +13,8 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, Literal
 
+from prometheus_client import Histogram
+
 from drafttree.constraints import grammar
 from drafttree.constraints.grammar import Grammar
 from drafttree.engine.decoder import Decoder
@@ -69,10 +71,11 @@ class Grammars:
 
     Args:
         decoder: the decoder of the served model.
+        times: is told how many seconds each request waits for its grammar.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, times: Histogram) -> None:
+        self._decoder, self._times = decoder, times
         self._wanted: PriorityQueue[tuple[int, int, Future[Grammar], WantedGrammar, tuple[int, ...]]] = PriorityQueue()
         self._order = count()
         self._thread = threading.Thread(target=self._make_all, name="grammars", daemon=True)
@@ -97,7 +100,8 @@ class Grammars:
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
             async with asyncio.timeout(request.seconds_left if request else None):
-                return {**options, "grammar": await asyncio.wrap_future(making)}
+                with self._times.time():
+                    return {**options, "grammar": await asyncio.wrap_future(making)}
         except TimeoutError:
             message = f"the time of this request (--timeout) was over before {wanted.field} was read; try again later"
             raise ServerError(503, message, code="timeout", headers={"Retry-After": "1"}) from None

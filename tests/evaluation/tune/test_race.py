@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Timed, halve, planned_runs
+from drafttree.evaluation.tune.race import FIRST_TEXTS, Race, Timed, planned_runs
 from helpers.timed_metrics import timed
 
 MANY = 100
@@ -31,7 +31,7 @@ class Speeds:
 def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_texts():
     speeds = Speeds(a=0.9, b=0.8, c=0.7, d=1.2, e=0.5, f=2.0, g=0.6, h=1.1)
     race = Race(speeds, MANY)
-    ranked, rungs = halve(race, WAYS, math.inf)
+    ranked, rungs = race.halve(WAYS, math.inf)
     assert ranked[:2] == ["e", "g"]
     assert set(ranked) == set(WAYS)
     assert [(rung.ways, rung.texts, rung.complete) for rung in rungs] == [(8, 2, True), (4, 4, True), (2, 8, True)]
@@ -43,8 +43,8 @@ def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_text
 def test_a_second_race_begins_with_as_many_texts_as_it_is_told_and_runs_nothing_again():
     speeds = Speeds(a=0.9, b=0.8, c=0.7, d=0.6)
     race = Race(speeds, MANY)
-    halve(race, ["a", "b"], math.inf)
-    ranked, rungs = halve(race, ["a", "b", "c", "d"], math.inf, 3)
+    race.halve(["a", "b"], math.inf)
+    ranked, rungs = race.halve(["a", "b", "c", "d"], math.inf, 3)
     assert ranked[0] == "d"
     assert [(rung.ways, rung.texts) for rung in rungs] == [(4, 3), (2, 6)]
     assert len(speeds.runs) == len(set(speeds.runs)) == planned_runs(4, 3)
@@ -54,7 +54,7 @@ def test_a_second_race_begins_with_as_many_texts_as_it_is_told_and_runs_nothing_
 
 def test_plain_decoding_is_run_in_every_rung_and_the_order_rotates():
     speeds = Speeds()
-    halve(Race(speeds, MANY), WAYS[:2], math.inf)
+    Race(speeds, MANY).halve(WAYS[:2], math.inf)
     assert speeds.runs == [("plain", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 1), ("plain", 1)]
 
 
@@ -102,7 +102,7 @@ def test_with_one_prompt_the_interval_is_that_of_its_repeats():
 def test_short_time_leaves_out_the_last_ways_and_not_the_later_rungs():
     speeds = Speeds()
     affordable = planned_runs(3) * 2.2
-    ranked, rungs = halve(Race(speeds, MANY), WAYS, affordable)
+    ranked, rungs = Race(speeds, MANY).halve(WAYS, affordable)
     assert set(ranked) == {"a", "b", "c"}
     assert rungs[-1].ways == 2
     assert rungs[-1].complete
@@ -110,7 +110,7 @@ def test_short_time_leaves_out_the_last_ways_and_not_the_later_rungs():
 
 def test_no_run_begins_when_the_time_is_up_but_one_of_plain_decoding():
     speeds = Speeds()
-    ranked, rungs = halve(Race(speeds, MANY, spent=100.0), WAYS, 10.0)
+    ranked, rungs = Race(speeds, MANY, spent=100.0).halve(WAYS, 10.0)
     assert speeds.runs == [("plain", 0)]
     assert ranked == []
     assert not rungs[-1].complete
@@ -118,6 +118,6 @@ def test_no_run_begins_when_the_time_is_up_but_one_of_plain_decoding():
 
 def test_time_that_ends_in_a_rung_ends_the_race():
     speeds = Speeds(a=30.0)
-    ranked, rungs = halve(Race(speeds, MANY), ["a", "b"], 20.0)
+    ranked, rungs = Race(speeds, MANY).halve(["a", "b"], 20.0)
     assert [(rung.texts, rung.complete) for rung in rungs] == [(FIRST_TEXTS, False)]
     assert ranked == ["a"]
