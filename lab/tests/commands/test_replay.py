@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.replay import replay_target
 from testing.command_line import complaint, run
 

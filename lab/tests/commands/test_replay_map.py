@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, NothingFinished
+from drafttree.measure.run_store import RUNS, NothingFinished
 from drafttree_lab.replay import replay_target
 from drafttree_lab.winner_map import prompts, winner_map
 from drafttree_lab.winner_map.cost_grid import GridCosts

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.experiment import Experiment
 from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.task import Task, WayTimes

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from drafttree.errors import ModelError
-from drafttree.evaluation import json_lines
-from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.measure import json_lines
+from drafttree.measure.json_lines import UnwritableError
+from drafttree.measure.run_store import RUNS, RunStore
 from drafttree.policies import Chain, DynaTree
 from drafttree.verifiers import RRSw
 from drafttree_lab.replay.experiment import Block

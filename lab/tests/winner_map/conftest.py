@@ -4,7 +4,7 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.winner_map.agreement import KnownText
 from drafttree_lab.winner_map.text_runs import TextRuns
 from testing.small_trees import DRAFT, TARGET

@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.winner_map import winner_map
 from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid
 from drafttree_lab.winner_map.families import PLAIN, families

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import InputError
-from drafttree.evaluation.json_lines import append_line, whole_lines
-from drafttree.evaluation.prompts import read_text
+from drafttree.measure.json_lines import append_line, whole_lines
+from drafttree.measure.prompts import read_text
 
 if TYPE_CHECKING:
     from drafttree.engine import Decoder, Generation

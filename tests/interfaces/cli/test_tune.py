@@ -5,9 +5,9 @@ import json
 import pytest
 
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.evaluation.run_store import RUNS
 from drafttree.evaluation.tune import tuning
 from drafttree.loading import policy_spec
+from drafttree.measure.run_store import RUNS
 from helpers.timed_metrics import CHAIN, CURVE, timed
 from testing.command_line import complaint, run
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.evaluation.shapes import SHAPES, find_shape
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import progress
+from drafttree.measure.shapes import SHAPES, find_shape
 from drafttree_lab.commands.replay_map import MAP, replay_map
 
 LIST, REPORT = "list", "report"

@@ -32,7 +32,7 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     given = {name: context.params[name] for name in (*DEFAULTS, *SHARED)}
     given |= {name: value for name, value in DEFAULTS.items() if not _is_given(context, name)}
 
-    from drafttree.evaluation.run_store import NothingFinished
+    from drafttree.measure.run_store import NothingFinished
     from drafttree_lab.display.winner_map import show_map
     from drafttree_lab.replay.replay_target import ReplayTarget
     from drafttree_lab.replay.roles import find_roles, parse_roles

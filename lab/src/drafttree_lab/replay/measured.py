@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.jackknife import Fraction, Jackknife
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend

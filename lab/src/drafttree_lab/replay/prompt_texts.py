@@ -7,7 +7,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from drafttree.core.errors import InputError
-from drafttree.evaluation.prompts import Example, spread_examples
+from drafttree.measure.prompts import Example, spread_examples
 from drafttree_lab.replay.paper import PromptSet, read_paper
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")

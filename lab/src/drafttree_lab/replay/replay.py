@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.experiment import Experiment, Sizes, clauses, plan
 from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.measured import Measured

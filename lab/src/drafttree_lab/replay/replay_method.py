@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from drafttree.evaluation.method import Method
+from drafttree.measure.method import Method
 
 
 @dataclass(frozen=True)

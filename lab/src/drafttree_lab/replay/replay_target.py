@@ -8,14 +8,14 @@ from typing import Any
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.model_digest import model_digest
-from drafttree.evaluation.inflation import load_inflated
-from drafttree.evaluation.method import Method
-from drafttree.evaluation.method_decoders import make_decoders
-from drafttree.evaluation.prompt_encoding import encode_prompts
-from drafttree.evaluation.prompt_form import PromptForm
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading.load import load
+from drafttree.measure.inflation import load_inflated
+from drafttree.measure.method import Method
+from drafttree.measure.method_decoders import make_decoders
+from drafttree.measure.prompt_encoding import encode_prompts
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.assisted import AssistedGeneration
 from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.prompt_texts import PromptTexts

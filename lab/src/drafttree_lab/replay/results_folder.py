@@ -13,8 +13,8 @@ import torch
 from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
-from drafttree.evaluation.prompts import read_text
-from drafttree.evaluation.run_store import RUNS
+from drafttree.measure.prompts import read_text
+from drafttree.measure.run_store import RUNS
 from drafttree_lab.replay.main_claims import correct_main_claims
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.summary import ResultSummary

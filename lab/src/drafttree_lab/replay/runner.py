@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine.compatibility import is_text_of_seed
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.driver import by_turns
+from drafttree.measure.json_lines import UnwritableError
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.paper import AUTOREGRESSIVE
 from drafttree_lab.replay.replay_method import ReplayMethod
 from drafttree_lab.replay.task import Fractions, Key, Task, WayTimes, setting_key

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drafttree.engine.metrics import Metrics
-from drafttree_lab.experiment.methods import loops
+from drafttree.measure.record import loops
 from drafttree_lab.replay.jackknife import Fraction
 from drafttree_lab.replay.paper import Metric
 

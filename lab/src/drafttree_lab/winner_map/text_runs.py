@@ -8,8 +8,8 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.run_store import RunStore
 from drafttree.loading import make_policy
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.task import Key, short_digest
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.agreement import GradedAgreement, KnownText, find_grade

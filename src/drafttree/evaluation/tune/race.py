@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.speedup_law import SpeedupLaw
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.estimate import Estimate, RatioEstimate
-from drafttree.evaluation.method import PLAIN
+from drafttree.measure.driver import by_turns
+from drafttree.measure.interval import Interval
+from drafttree.measure.law import SpeedupLaw
+from drafttree.measure.method import PLAIN
 
 FIRST_TEXTS = 2
 """Texts of every way in the first rung, unless it is told otherwise."""
@@ -91,15 +91,15 @@ class Race:
         """The ways that have run, the fastest first."""
         return sorted((way for way in ways if self.totals(way)[0].rounds), key=self.ratio, reverse=True)
 
-    def gain(self, way: str) -> Estimate | None:
+    def gain(self, way: str) -> Interval | None:
         """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text."""
         samples = self._samples(way, PLAIN)
-        return Estimate.of_gain(*zip(*samples, strict=True)) if samples else None
+        return Interval.of_gain_by_student(*zip(*samples, strict=True)) if samples else None
 
-    def ratio_to(self, way: str, rival: str) -> RatioEstimate | None:
+    def ratio_to(self, way: str, rival: str) -> Interval | None:
         """The decoding speed of a way over another's, with the interval that `gain` has; None without a text."""
         samples = self._samples(way, rival)
-        return RatioEstimate.of(*zip(*samples, strict=True)) if samples else None
+        return Interval.of_ratio_by_student(*zip(*samples, strict=True)) if samples else None
 
     def _samples(self, way: str, rival: str) -> list[tuple[float, float]]:
         """Seconds per token of a rival and of a way, for every sample of the interval.

@@ -12,14 +12,13 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.prices import machine
 from drafttree.engine.metrics import Metrics
 from drafttree.engine.model_digest import model_digest
-from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.doubt import doubt, drafts_nothing, law_terms
-from drafttree.evaluation.estimate import Estimate, RatioEstimate
-from drafttree.evaluation.reference import transformers_model
 from drafttree.evaluation.tune.race import Rung
 from drafttree.loading import TunedPolicy, policy_spec, zoo
 from drafttree.loading.drafters import MIXED
 from drafttree.loading.tuned import TunedModel
+from drafttree.measure.interval import Interval
+from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, drafts_nothing, law_terms
+from drafttree.measure.reference import transformers_model
 from drafttree.policies import Chain
 
 MEASURED = {"speculate", "gain", "expected", "confirmed", "law"}
@@ -64,7 +63,7 @@ class TemperatureGain:
     draft_temperature: float
     way: str
     rival: str
-    ratio: RatioEstimate
+    ratio: Interval
     confirmed: bool
 
     @property
@@ -113,7 +112,7 @@ class Tuning:
     decoder: Decoder | None
     costs: CostCurve | None
     expected: float
-    gain: Estimate | None
+    gain: Interval | None
     confirmed: bool
     apart: bool
     metrics: Metrics

@@ -13,13 +13,13 @@ from drafttree.drafters import Drafter
 from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.doubt import doubt
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune.race import FIRST_TEXTS, Race, Rung, Timed, planned_runs
 from drafttree.evaluation.tune.recommendation import TemperatureGain, TunedMethod, Tuning
 from drafttree.loading import PolicyLike, find_drafter, parse_policies
+from drafttree.measure.law import doubt
+from drafttree.measure.method import PLAIN
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
 from drafttree.policies import Chain
 
 GRID = (

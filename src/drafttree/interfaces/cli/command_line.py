@@ -13,7 +13,6 @@ import typer
 
 import drafttree
 from drafttree.core.errors import DraftTreeError
-from drafttree.evaluation.run_store import NothingFinished
 from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
@@ -27,6 +26,7 @@ from drafttree.interfaces.cli.serve import serve
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
 from drafttree.interfaces.cli.worker import worker
+from drafttree.measure.run_store import NothingFinished
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 ELSEWHERE = {

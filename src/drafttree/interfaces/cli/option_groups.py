@@ -12,7 +12,6 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -30,6 +29,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.loading import TunedPolicy, find_policy, find_verifier
 from drafttree.loading.specs import default_policy
+from drafttree.measure.shapes import find_shape
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -140,7 +140,7 @@ class DecoderOptions:
         if isinstance(policy, TunedPolicy):
             raise ConfigError(f"--policy {self.policy} was tuned for the target as it is; leave out --inflate")
 
-        from drafttree.evaluation.inflation import load_inflated
+        from drafttree.measure.inflation import load_inflated
 
         kinds = self.quantize, self.quantize_drafter
         decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *kinds)

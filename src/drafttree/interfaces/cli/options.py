@@ -9,9 +9,9 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompts import read_text
-from drafttree.evaluation.shapes import SHAPES
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.measure.prompts import read_text
+from drafttree.measure.shapes import SHAPES
 from drafttree.verifiers import VERIFIERS
 
 if TYPE_CHECKING:

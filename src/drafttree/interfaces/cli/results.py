@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.run_store import RunStore
 from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import print_json
+from drafttree.measure.run_store import RunStore
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
