@@ -1,6 +1,6 @@
 """What the terminal shows of a replay."""
 
-from drafttree_lab.display.replay import cell, place, show_list, show_replay
+from drafttree_lab.display.replay import cell, show_list, show_replay
 from drafttree_lab.replay.experiment import Experiment, Sizes, plan
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.replay import Replay
@@ -43,8 +43,8 @@ def test_a_number_stands_before_the_papers_and_a_speedup_beside_r():
 
 
 def test_a_column_is_named_by_set_temperature_and_value():
-    assert place(entry()) == "chat"
-    assert place(entry(temperature=0.5, value=60)) == "chat, T = 0.5 60"
+    assert entry().column == "chat"
+    assert entry(temperature=0.5, value=60).column == "chat, T = 0.5, 60"
 
 
 def test_results_show_verdicts_values_and_what_is_missing(capsys):

@@ -13,7 +13,7 @@ from drafttree.evaluation.estimate import RatioEstimate
 from drafttree_lab.load.batch import BatchBench
 from drafttree_lab.load.batch_row import BatchRow
 from drafttree_lab.load.batch_ways import ONE_BY_ONE
-from drafttree_lab.report.chart_style import INK, MARKERS, STYLE, add_legend, color, panel_grid
+from drafttree_lab.report.chart import INK, MARKERS, STYLE, add_legend, color, panel_grid
 
 PANEL = (5.5, 4.2)
 """Inches."""

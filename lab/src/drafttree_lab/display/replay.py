@@ -79,20 +79,13 @@ def _show_verdict(verdict: Verdict) -> None:
 
 
 def _show_values(metric: str, entries: Sequence[Entry]) -> None:
-    places = dict.fromkeys(place(entry) for entry in entries)
+    places = dict.fromkeys(entry.column for entry in entries)
     table = make_table(metric, *places, right=len(places))
     for method in dict.fromkeys(entry.method for entry in entries):
-        cells = {place(entry): cell(entry) for entry in entries if entry.method == method}
+        cells = {entry.column: cell(entry) for entry in entries if entry.method == method}
         table.add_row(method, *(cells.get(where, "") for where in places))
     table.title = f"  {metric}: measured (published)"
     make_console().print(table)
-
-
-def place(entry: Entry) -> str:
-    """The column of an entry."""
-    value = "" if entry.value is None else f" {entry.value}"
-    warmth = f", T = {entry.temperature:g}" if entry.temperature else ""
-    return f"{entry.set}{warmth}{value}"
 
 
 def cell(entry: Entry) -> str:

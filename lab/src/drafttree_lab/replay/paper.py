@@ -20,28 +20,52 @@ AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
 AxisValue = float | int | str
 Metric = Literal[
-    "speedup",  # decoding speed over plain decoding's
+    "speedup",
     "tokens_per_second",
-    "tau",  # tokens per target pass, the bonus token included
-    "delta",  # draft passes per round
-    "accept",  # accepted drafted tokens per drafted level
-    "node_acceptance",  # accepted drafted tokens per drafted node
-    "path",  # accepted drafted tokens per round
-    "rounds",  # target passes per text
-    "ttft",  # milliseconds to the first token
-    "tpot",  # milliseconds per token after the first
-    "peak_memory",  # MiB
-    "drafted_share",  # accepted drafted tokens per token of the text
-    "gain",  # of a method's tau over another's, in per cent
-    "speed_gain",  # of its speed, likewise
-    "memory_gain",  # of its peak memory, likewise
-    "expansion",  # milliseconds of growing a tree, without draft passes
-    "oracle_gap",  # |committed tokens - draft passes| of a round
-    "first_ranks_at_level_1",  # share of the nodes accepted on level 1 that are their parent's two likeliest
-    "first_ranks_below",  # the same on all further levels
+    "tau",
+    "delta",
+    "accept",
+    "node_acceptance",
+    "path",
+    "rounds",
+    "ttft",
+    "tpot",
+    "peak_memory",
+    "drafted_share",
+    "gain",
+    "speed_gain",
+    "memory_gain",
+    "expansion",
+    "oracle_gap",
+    "first_ranks_at_level_1",
+    "first_ranks_below",
     "rounds_per_second",
-    "overhead_share",  # of the time of rounds outside the passes of both models
+    "overhead_share",
 ]
+UNITS: Mapping[str, str] = {
+    "speedup": "speed-up over plain decoding",
+    "tokens_per_second": "tokens per second",
+    "tau": "tau, tokens per target pass",  # the bonus token included
+    "delta": "delta, draft passes per round",
+    "accept": "accepted per drafted level",
+    "node_acceptance": "accepted per drafted node",
+    "path": "accepted tokens per round",
+    "rounds": "target passes per text",
+    "ttft": "time to first token, ms",
+    "tpot": "time per output token, ms",  # after the first
+    "peak_memory": "peak memory, MiB",
+    "drafted_share": "drafted share of the text",
+    "gain": "gain in tau, %",  # over another method's
+    "speed_gain": "gain in speed, %",
+    "memory_gain": "gain in peak memory, %",
+    "expansion": "growth of a tree, ms",  # without draft passes
+    "oracle_gap": "gap between tokens and draft passes of a round",
+    "first_ranks_at_level_1": "first two ranks of those accepted on level 1",  # their parent's likeliest tokens
+    "first_ranks_below": "first two ranks of those accepted below",
+    "rounds_per_second": "rounds per second",
+    "overhead_share": "share of time outside both models",
+}
+"""Every metric in words."""
 GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_second", "memory_gain": "peak_memory"}
 """The metric of which each gain is."""
 Average = Literal["texts", "total"]

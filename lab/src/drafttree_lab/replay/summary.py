@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from typing import Any
 
 from drafttree_lab.replay.experiment import Block, Experiment
 from drafttree_lab.replay.figure_data import figure_data
@@ -41,6 +42,14 @@ class Entry:
     measured: Value | None
     by_law: Value | None = None
 
+    @property
+    def column(self) -> str:
+        """The name of its column: the set, with temperature and value of the axis where there are several."""
+        name = "set not told" if self.set == UNTOLD else self.set
+        warmth = f"T = {self.temperature:g}" if self.temperature else ""
+        value = "" if self.value in (None, self.temperature) else str(self.value)
+        return ", ".join(filter(None, [name, warmth, value]))
+
 
 @dataclass(frozen=True)
 class ResultSummary:
@@ -76,7 +85,7 @@ class ResultSummary:
     reach: dict[str, tuple[int, int]]
     costs: str
     figure: str | None
-    points: dict[str, object]
+    points: dict[str, Any]
     notes: list[str]
     done: int
     tasks: int

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from drafttree.core.errors import ConfigError, InputError
-from drafttree_lab.report.chart_style import COLORS, STYLE
+from drafttree_lab.report.chart import COLORS, STYLE
 from drafttree_lab.winner_map.cost_grid import DRAFT_COSTS, GPU, SLOPES
 from drafttree_lab.winner_map.families import PLAIN, families
 from drafttree_lab.winner_map.pairs import PlacedPair

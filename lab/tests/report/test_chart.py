@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from drafttree_lab.report.charts import draw
+from drafttree_lab.report.chart import draw
 from lab_helpers.kept_results import FIGURES, HOSTILE, entry, renamed, summary
 
 SVG = "{http://www.w3.org/2000/svg}"
