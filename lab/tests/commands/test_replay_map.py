@@ -6,8 +6,8 @@ import pytest
 
 from drafttree.evaluation.run_store import RUNS, NothingFinished
 from drafttree_lab.replay import replay_target
-from drafttree_lab.winner_map import prompts, winner_map
-from drafttree_lab.winner_map.cost_grid import GridCosts
+from drafttree_lab.winner_map import winner_map
+from drafttree_lab.winner_map.winner_map import GridCosts
 from testing.command_line import complaint, run
 
 TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
@@ -17,7 +17,7 @@ TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
 def small_map(embedded, monkeypatch):
     """A map of one agreement, one cost and short prompts, of the embedded target, which is loaded once."""
     monkeypatch.setattr(replay_target, "load", lambda *_, **__: embedded.plain())
-    monkeypatch.setattr(prompts, "MOST_TOKENS", 16)
+    monkeypatch.setattr(winner_map, "MOST_TOKENS", 16)
     monkeypatch.setattr(winner_map, "AGREEMENTS", (0.65,))
     monkeypatch.setattr(winner_map, "cost_grid", lambda: [GridCosts(0.1, 0.005)])
 
@@ -36,7 +36,7 @@ def test_the_map_is_counted_kept_shown_and_drawn(tmp_path):
     again = run(*command, "-o", tmp_path / "wins.svg")
     assert again.exit_code == 0
     assert (tmp_path / "out" / RUNS).read_text() == kept
-    assert (tmp_path / "wins-narrow-dark.svg").exists()
+    assert (tmp_path / "wins.svg").exists()
 
 
 @pytest.mark.usefixtures("small_map")

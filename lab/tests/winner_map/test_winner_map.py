@@ -4,9 +4,8 @@ import pytest
 
 from drafttree.evaluation.run_store import RUNS, RunStore
 from drafttree_lab.winner_map import winner_map
-from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid
-from drafttree_lab.winner_map.families import PLAIN, families
-from drafttree_lab.winner_map.winner_map import count_steps, policies, run_map
+from drafttree_lab.winner_map.published import PLAIN, families
+from drafttree_lab.winner_map.winner_map import GridCosts, cost_grid, count_steps, policies, run_map
 from testing.small_trees import TARGET
 from testing.toy import greedy_text
 from winner_map.conftest import LENGTH, PROMPTS

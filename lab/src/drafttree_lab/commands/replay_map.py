@@ -36,10 +36,8 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     from drafttree_lab.display.winner_map import show_map
     from drafttree_lab.replay.replay_target import ReplayTarget
     from drafttree_lab.replay.roles import find_roles, parse_roles
-    from drafttree_lab.report.winner_figure import check_output, write_figures
-    from drafttree_lab.winner_map.prompts import choose_prompts, read_map_prompts
-    from drafttree_lab.winner_map.text_runs import TextRuns
-    from drafttree_lab.winner_map.winner_map import count_steps, run_map
+    from drafttree_lab.report.map_figure import check_output, write_figure
+    from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
     output = check_output(given["output"]) if given["output"] else None
     who = find_roles(["traversal"], given["target"], parse_roles(given["roles"] or []))
@@ -53,13 +51,13 @@ def replay_map(context: typer.Context, extra: Collection[str]) -> None:
     store = load.open_store(given["out"], given["minutes"], map=True, drafter=who.drafters[ROLE], **decides)
     runs = TextRuns(decoder, store, given["max_new_tokens"], given["seed"])
     with store.interruptible():
-        runs.prompts = choose_prompts(sets, given["limit"], given["seed"], runs.is_looping)
+        runs.prompts = choose_prompts(sets, given["limit"], given["seed"], lambda ids: runs.plain(ids).looping)
     if store.interrupted:
         raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:
         found = run_map(runs, advance)
     if output:
-        write_figures(found, output)
+        write_figure(found, output)
     ResultOptions(given["out"], given["minutes"], given["json_"]).finish(
         store, found.to_json(), lambda: show_map(found)
     )

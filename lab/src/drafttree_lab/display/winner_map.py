@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from drafttree.interfaces.console import make_console, make_table
-from drafttree_lab.winner_map.cost_grid import SLOPES
-from drafttree_lab.winner_map.families import PLAIN
-from drafttree_lab.winner_map.winner_map import MapPoint, WinnerMap
+from drafttree_lab.winner_map.published import PLAIN
+from drafttree_lab.winner_map.winner_map import SLOPES, MapPoint, WinnerMap
 
 
 def show_map(found: WinnerMap) -> None:

@@ -19,12 +19,10 @@ from matplotlib.patches import Patch
 
 from drafttree_lab.replay.paper import UNITS
 from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.report.notation import anchor, model_name
+from drafttree_lab.report.notation import COLORS, anchor, model_name
 
 INK = "#123456"
 """Stands for the colour of the page's text, which replaces it in the SVG."""
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#b07a00", "#2aa1c9", "#6b7280")
-"""After Okabe and Ito, told apart by colour-blind readers too; the page has others for dark ground."""
 MARKERS = "osD^vPX"
 STYLE: Any = {
     "svg.fonttype": "none",

@@ -3,17 +3,16 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import drafttree
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.core.errors import InputError
 from drafttree_lab.replay.main_claims import count_main_claims
 from drafttree_lab.replay.paper import UNITS, Paper, Published, read_paper
 from drafttree_lab.replay.results_folder import KeptResult
 from drafttree_lab.replay.summary import Entry, ResultSummary
 from drafttree_lab.replay.verdict import LEAST_PROMPTS, Judgement, Verdict, count_outcomes
-from drafttree_lab.report.notation import FILTERS, decimals
+from drafttree_lab.report.notation import decimals, missing, template
 
 KINDS: Mapping[str, str] = {"by_counts": "by the paper's costs", "by_time": "on this machine"}
 """The judgements of a verdict in words."""
@@ -98,17 +97,11 @@ def render(results: Sequence[KeptResult]) -> str:
     Raises:
         ConfigError: jinja2 or matplotlib is not installed, or a paper is unknown.
     """
+    page = template("report.html", strip=place_strip, prompts=_prompts, tally=tally)
     try:
-        import jinja2
-
         from drafttree_lab.report.chart import draw
     except ImportError as error:
-        raise ConfigError(f'a report needs {error.name}; pip install "drafttree[report]"') from None
-    loader = jinja2.PackageLoader("drafttree_lab.report", "")
-    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(loader=loader, autoescape=True, **options)
-    environment.filters |= {**FILTERS, "strip": place_strip, "prompts": _prompts}
-    environment.globals |= {"product": product, "tally": tally, "zip": zip}
+        raise missing(error) from None
     papers: dict[str, Paper] = {}
     sections: dict[str, list[Section]] = {}
     for kept in results:
@@ -121,7 +114,7 @@ def render(results: Sequence[KeptResult]) -> str:
         section = Section(kept, make_grids(kept.summary), draw(kept.summary, axis), axis, orders, published)
         sections.setdefault(name, []).append(section)
     claims = [(each, verdict) for own in sections.values() for each in own for verdict in each.kept.summary.verdicts]
-    return environment.get_template("report.html").render(
+    return page.render(
         papers=papers,
         sections=sections,
         main_claims=[each for each in claims if each[1].main],

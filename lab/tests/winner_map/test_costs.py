@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid, tau
+from drafttree_lab.winner_map.winner_map import GridCosts, cost_grid, tau
 
 
 def counts(committed, nodes, passes):

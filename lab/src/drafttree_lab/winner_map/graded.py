@@ -1,7 +1,13 @@
-"""A drafter whose agreement with the target can be chosen, between noise and the target itself."""
+"""A drafter whose agreement with the target can be chosen, between noise and the target itself.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A grade's temperature makes the drafter as sure of its best token, on average, as it is right. So agreement is all that
+grades differ in, and a policy that reads the drafter's probabilities reads what they mean. Small models need this: the
+embedded target gives its own greedy tokens half the probability that large models give theirs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +16,14 @@ from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import derived_seed, gumbel
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.models import Model, Segment
+
+HALVINGS = 24
+"""Steps of a bisection: the grade is then known more finely than a text tells grades apart."""
+MOST_NOISE = 256.0
+"""Scale of the noise beyond which no less agreement is looked for."""
+SHARPEST = math.log(64)
+"""Logarithm of what temperatures are divided or multiplied by, at most."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +105,7 @@ class GradedSession(Session):
 
     def __init__(self, grade: Grade, draft: Session, target: Session | None, prompt: Sequence[int]) -> None:
         self._grade, self._draft, self._target = grade, draft, target
+        self._sessions = [draft, *([target] if target else [])]
         self._last, self._root, self._level = prompt[-1], len(prompt) - 1, 0
 
     @property
@@ -104,10 +119,6 @@ class GradedSession(Session):
     @property
     def nbytes(self) -> int:
         return sum(session.nbytes for session in self._sessions)
-
-    @property
-    def _sessions(self) -> list[Session]:
-        return [self._draft, *([self._target] if self._target else [])]
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         for session in self._sessions:
@@ -131,3 +142,111 @@ class GradedSession(Session):
     def _graded(self, draft: Tensor, target: Tensor | None, tokens: Tensor) -> Tensor:
         positions = torch.full_like(tokens[0], self._root + self._level)
         return self._grade.logits(draft[0], None if target is None else target[0], positions, tokens[0])[None]
+
+
+@dataclass(frozen=True)
+class KnownText:
+    """What both models expect along a text of the target's own, given its true beginning at every position.
+
+    Attributes:
+        draft: `[tokens, vocab]` logits of the draft model.
+        target: `[tokens, vocab]` logits of the target.
+        positions: int64 `[tokens]` positions of the tokens that the logits follow.
+        tokens: int64 `[tokens]` these tokens.
+        wanted: int64 `[tokens]` the target's token behind each.
+    """
+
+    draft: Tensor
+    target: Tensor
+    positions: Tensor
+    tokens: Tensor
+    wanted: Tensor
+
+    @classmethod
+    def read(cls, draft: Model, target: Model, prompt: Sequence[int], written: Sequence[int]) -> "KnownText":
+        """Read a text with both models, in one pass each.
+
+        Args:
+            draft: the draft model.
+            target: the target.
+            prompt: token ids of the prompt.
+            written: token ids of what the target has written after it.
+        """
+        text, first = [*prompt, *written][:-1], len(prompt) - 1
+        ids = torch.tensor([*text[first:], written[-1]], device=target.device)
+        logits = []
+        for model in (draft, target):
+            known = [min(token, model.vocab_size - 1) for token in text]
+            segment = Segment.of_text(model.new_cache(len(text)), known, model.device)._replace(wanted=slice(None))
+            (output,) = model.forward([segment])
+            logits.append(output.logits[0][first:])
+        expected, own = logits
+        return cls(expected, own, torch.arange(first, len(text), device=ids.device), ids[:-1], ids[1:])
+
+    def graded(self, grade: Grade) -> Tensor:
+        """The logits `[tokens, vocab]` of a drafter of this grade."""
+        return grade.logits(self.draft, self.target, self.positions, self.tokens)
+
+
+@dataclass(frozen=True)
+class GradedAgreement:
+    """A grade, and what it came to on the texts.
+
+    Attributes:
+        wanted: the agreement that was looked for.
+        grade: the grade that comes nearest.
+        reached: its agreement.
+        confidence: mean probability that it gives to its best token, which its temperature brings to the agreement.
+    """
+
+    wanted: float
+    grade: Grade
+    reached: float
+    confidence: float
+
+
+def agreement(grade: Grade, texts: Sequence[KnownText]) -> float:
+    """The share of positions at which the best token of a drafter of this grade is the target's own."""
+    agreed = [text.graded(grade).argmax(-1) == text.wanted for text in texts]
+    return torch.cat(agreed).double().mean().item()
+
+
+def confidence(grade: Grade, texts: Sequence[KnownText]) -> float:
+    """The mean probability that a drafter of this grade gives to its best token."""
+    return torch.cat([text.graded(grade).softmax(-1).amax(-1) for text in texts]).double().mean().item()
+
+
+def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAgreement:
+    """The grade whose agreement comes nearest to a wanted one: with more of the target than the draft model, or noise.
+
+    Args:
+        wanted: agreement, 0 to 1.
+        texts: texts of the target on which it is counted.
+        seed: seed of the noise.
+    """
+    if agreement(Grade(), texts) > wanted:
+
+        def disagreement(noise: float) -> float:
+            return 1 - agreement(Grade(noise=noise, seed=seed), texts)
+
+        most = 1.0
+        while disagreement(most) < 1 - wanted and most < MOST_NOISE:
+            most *= 2
+        plain = Grade(noise=bisect(disagreement, 1 - wanted, 0.0, most), seed=seed)
+    else:
+        plain = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
+    reached = agreement(plain, texts)
+
+    def of_sharpness(sharpness: float) -> Grade:
+        return replace(plain, temperature=math.exp(-sharpness))
+
+    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), reached, -SHARPEST, SHARPEST)
+    return GradedAgreement(wanted, of_sharpness(sharp), reached, confidence(of_sharpness(sharp), texts))
+
+
+def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a rising function reaches a value, between two ends; an end where it does not."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) >= wanted else (middle, high)
+    return high
