@@ -5,9 +5,9 @@ import pytest
 from drafttree.errors import ConfigError
 from drafttree.policies import Chain, Fixed, Talon
 from drafttree.verifiers import Traversal
-from drafttree_lab.replay import experiment
-from drafttree_lab.replay.experiment import Sizes, check_model, find_results, plan
+from drafttree_lab.replay import plan as planning
 from drafttree_lab.replay.paper import Paper
+from drafttree_lab.replay.plan import Sizes, check_model, find_results, plan
 
 METHODS = {
     "AR": {},
@@ -35,7 +35,7 @@ def planned(monkeypatch):
             "methods": METHODS,
             "results": {"1": TABLE | {"axis": BUDGET} | changes},
         }
-        monkeypatch.setattr(experiment, "read_paper", lambda name: Paper.model_validate(paper))
+        monkeypatch.setattr(planning, "read_paper", lambda name: Paper.model_validate(paper))
         return plan("toy", "1", {"small": "their/draft"}, {"large": "no drafter stands for l"}, sizes)
 
     return make

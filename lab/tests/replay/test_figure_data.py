@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree_lab.replay.figure_data import LAST_RANK, figure_data
+from drafttree_lab.replay.results import LAST_RANK, figure_data
 from lab_helpers.replay_cells import counted, measured
 
 TREE = [counted([2, 0], ranks=[[1, 3], []]), counted([1, 1], ranks=[[12], [1]])]

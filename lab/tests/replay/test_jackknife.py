@@ -5,8 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from drafttree_lab.replay.holm import holm
-from drafttree_lab.replay.jackknife import Jackknife
+from drafttree_lab.replay.intervals import Jackknife, holm
 
 
 def texts(*values):

@@ -6,11 +6,9 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.policies import Chain, Talon
-from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.paper import Axis, Published
-from drafttree_lab.replay.pass_costs import CostSource, PassCosts
-from drafttree_lab.replay.replay_method import ReplayMethod
-from drafttree_lab.replay.summary import summarise
+from drafttree_lab.replay.plan import Block, CostSource, PassCosts, ReplayMethod, Setting
+from drafttree_lab.replay.results import summarise
 from lab_helpers.replay_cells import counted, measured, plain
 
 AUTOREGRESSIVE, TREE = plain(2), counted([3, 3])

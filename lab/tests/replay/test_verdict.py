@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from drafttree_lab.replay.jackknife import Jackknife
+from drafttree_lab.replay.intervals import Jackknife
+from drafttree_lab.replay.judge import Judgement, correct, count_outcomes, judge
 from drafttree_lab.replay.paper import Comparison, Order, Trend
-from drafttree_lab.replay.verdict import Judgement, correct, count_outcomes, judge
 
 ABOUT = {"id": "x", "text": "it is so", "line": 1, "metric": "tau"}
 PROMPTS = 12

@@ -9,10 +9,9 @@ from typing import get_args
 import pytest
 
 from drafttree.errors import ConfigError, InputError
-from drafttree_lab.replay.measured import Value
+from drafttree_lab.replay.judge import Outcome, Value
 from drafttree_lab.replay.paper import UNITS, Metric
-from drafttree_lab.replay.results_folder import read_results
-from drafttree_lab.replay.verdict import Outcome
+from drafttree_lab.replay.results import read_results
 from drafttree_lab.report.notation import decimals, number, printed, result_name
 from drafttree_lab.report.page import OUTCOMES, make_grids, place_strip, render, write_report
 from lab_helpers.kept_results import FIGURES, HOSTILE, entry, judgement, kept, renamed, summary, verdict

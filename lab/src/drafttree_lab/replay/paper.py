@@ -211,122 +211,113 @@ class Published(_Strict):
         return self
 
 
-class Comparison(_Strict):
-    """A claim that one method is ahead of another, over all sets of the result.
+class _Claim(_Strict):
+    """What a paper says.
 
     Attributes:
         id: short, for a person to name it by.
         text: what the paper says, in our words.
         line: the line of the paper's text.
+        main: whether it is one of the paper's main claims.
+    """
+
+    id: str
+    text: str
+    line: int
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The methods that are measured for it, each as `method` or `method@value`."""
+        return []
+
+
+class _Measurable(_Claim):
+    """A claim that is judged.
+
+    Attributes:
         metric: what is compared.
+        temperature: None for all of the result.
+    """
+
+    metric: Metric
+    temperature: float | None = None
+
+
+class Comparison(_Measurable):
+    """A claim that one method is ahead of another, over all sets of the result.
+
+    Attributes:
         left: method, or `method@value` for a value of the axis or a set of prompts.
         right: the right side of the comparison.
         right_metric: what is taken of the right side; None for the same metric.
         sign: whether left is greater or less.
-        temperature: None for all of the result.
         hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
         others: methods in place of the left one at other values of that number, by value.
-        main: whether it is one of the paper's main claims.
     """
 
     kind: Literal["comparison"] = "comparison"
-    id: str
-    text: str
-    line: int
-    metric: Metric
     left: str
     right: str
     right_metric: Metric | None = None
     sign: Literal[">", "<"]
-    temperature: float | None = None
     hangs_on: str | None = None
     others: dict[str, str] = {}
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it compares."""
         return [self.left, self.right, *self.others.values()]
 
 
-class Bound(_Strict):
+class Bound(_Measurable):
     """A claim that a metric of a method is above or below a number."""
 
     kind: Literal["bound"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     method: str
     sign: Literal[">", "<"]
     bound: float = Field(gt=0)
-    temperature: float | None = None
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it is about."""
         return [self.method]
 
 
-class Order(_Strict):
+class Order(_Measurable):
     """A claim that methods come in an order, the highest first; it is judged by Kendall's tau.
 
     It cannot be a main claim: these are corrected for their number, which takes a p-value.
     """
 
     kind: Literal["order"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     methods: list[str]
-    temperature: float | None = None
-    main: Literal[False] = False
+    main: Literal[False] = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
     def names(self) -> list[str]:
-        """What it puts in order."""
         return self.methods
 
 
-class Trend(_Strict):
+class Trend(_Measurable):
     """A claim that a metric of a method rises or falls along the axis, from its first value to its last.
 
     With `over`, a second method, it is the ratio of `method` to that one which rises or falls.
     """
 
     kind: Literal["trend"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     method: str
     over: str | None = None
     sign: Literal[">", "<"]
-    temperature: float | None = None
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it follows along the axis."""
         return [self.method, self.over] if self.over else [self.method]
 
 
-class NotComparable(_Strict):
+class NotComparable(_Claim):
     """A claim that cannot be judged here, and why."""
 
     kind: Literal["not_comparable"]
-    id: str
-    text: str
-    line: int
     reason: str
-    main: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Nothing is measured for it."""
-        return []
 
 
 def _kind(claim: Any) -> str:

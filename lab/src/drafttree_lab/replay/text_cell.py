@@ -6,7 +6,7 @@ from typing import Protocol
 
 from drafttree.engine.metrics import Metrics
 from drafttree_lab.experiment.methods import loops
-from drafttree_lab.replay.jackknife import Fraction
+from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import Metric
 
 TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
@@ -156,3 +156,9 @@ class TextTimes:
                 return 1e3 * self.first, 1
             case _:  # "tpot"
                 return 1e3 * (self.seconds - self.first), max(self.tokens - 1, 1)
+
+
+WayTimes = dict[str, TextTimes]
+"""The times of every way of a block, by name, on one prompt."""
+Fractions = dict[str, Fraction]
+"""What every way of a block measured on one prompt, by name, in a result of another kind than decoding."""

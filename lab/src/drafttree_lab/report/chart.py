@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from drafttree_lab.replay.paper import UNITS
-from drafttree_lab.replay.summary import Entry, ResultSummary
+from drafttree_lab.replay.results import Entry, ResultSummary
 from drafttree_lab.report.notation import COLORS, anchor, model_name
 
 INK = "#123456"

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import drafttree
 from drafttree.core.errors import InputError
-from drafttree_lab.replay.main_claims import count_main_claims
+from drafttree_lab.replay.judge import LEAST_PROMPTS, Judgement, Verdict, count_main_claims, count_outcomes
 from drafttree_lab.replay.paper import UNITS, Paper, Published, read_paper
-from drafttree_lab.replay.results_folder import KeptResult
-from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.replay.verdict import LEAST_PROMPTS, Judgement, Verdict, count_outcomes
+from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, missing, template
 
 KINDS: Mapping[str, str] = {"by_counts": "by the paper's costs", "by_time": "on this machine"}

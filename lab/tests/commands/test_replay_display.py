@@ -1,12 +1,9 @@
 """What the terminal shows of a replay."""
 
-from drafttree_lab.display.replay import cell, show_list, show_replay
-from drafttree_lab.replay.experiment import Experiment, Sizes, plan
-from drafttree_lab.replay.measured import Value
-from drafttree_lab.replay.replay import Replay
-from drafttree_lab.replay.roles import find_roles
-from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.replay.verdict import Judgement, Verdict
+from drafttree_lab.commands.replay import cell, show_list, show_replay
+from drafttree_lab.replay.judge import Judgement, Value, Verdict
+from drafttree_lab.replay.plan import Experiment, Sizes, find_roles, plan
+from drafttree_lab.replay.results import Entry, ResultSummary
 
 
 def verdict(outcome, said="1.20 [1.10, 1.30]", **changes):
@@ -58,7 +55,7 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
         costs="costs of the paper's model: c = 0.1",
         notes=["it ended early"],
     )
-    show_replay(Replay([found]))
+    show_replay([found])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "talon/1  A table"
     assert lines[1:5] == [
@@ -77,13 +74,13 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
 
 
 def test_without_claims_none_are_counted(capsys):
-    show_replay(Replay([summary()]))
+    show_replay([summary()])
     assert capsys.readouterr().out.splitlines()[-3:] == ["claims: 0", "  by counts: none", "  by time: none"]
 
 
 def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):
     roles, sizes = find_roles(["talon"], "embedded", {}), Sizes(limit=2, max_new_tokens=3000)
-    planned: list[Experiment] = [plan("talon", name, roles.drafters, roles.missing, sizes) for name in ("fig1", "1")]
+    planned: list[Experiment] = [plan("talon", name, *roles, sizes) for name in ("fig1", "1")]
     show_list(planned, 2, 1)
     header, schematic, table = capsys.readouterr().out.splitlines()
     assert header.split() == ["result", "title", "runs", "minutes", "not", "replayed"]
