@@ -1,8 +1,10 @@
 """What the terminal shows of a replay."""
 
 from drafttree_lab.commands.replay import cell, show_list, show_replay
-from drafttree_lab.replay.judge import Judgement, Value, Verdict
-from drafttree_lab.replay.plan import Experiment, Sizes, find_roles, plan
+from drafttree_lab.replay.inputs import find_roles
+from drafttree_lab.replay.judge import Judgement, Verdict
+from drafttree_lab.replay.measured import Value
+from drafttree_lab.replay.plan import Experiment, Sizes, plan
 from drafttree_lab.replay.results import Entry, ResultSummary
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drafttree_lab.replay.judge import Judgement, Outcome, Value, Verdict
+from drafttree_lab.replay.judge import Judgement, Outcome, Verdict
+from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 

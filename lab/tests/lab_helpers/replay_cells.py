@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.judge import Measured
+from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.plan import Experiment, Task
 from drafttree_lab.replay.text_cell import TextCounts, TextTimes, WayTimes
 

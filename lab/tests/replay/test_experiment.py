@@ -6,8 +6,9 @@ from drafttree.errors import ConfigError
 from drafttree.policies import Chain, Fixed, Talon
 from drafttree.verifiers import Traversal
 from drafttree_lab.replay import plan as planning
+from drafttree_lab.replay.inputs import check_model, find_results
 from drafttree_lab.replay.paper import Paper
-from drafttree_lab.replay.plan import Sizes, check_model, find_results, plan
+from drafttree_lab.replay.plan import Sizes, plan
 
 METHODS = {
     "AR": {},

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.judge import Measured
+from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.paper import Published
 from drafttree_lab.replay.results import summarise
 

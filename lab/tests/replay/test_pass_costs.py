@@ -6,7 +6,7 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.errors import ConfigError
-from drafttree_lab.replay.plan import CostSource, PassCosts
+from drafttree_lab.replay.costs import CostSource, PassCosts
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 
 

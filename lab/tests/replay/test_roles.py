@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree.errors import ConfigError
-from drafttree_lab.replay.plan import find_roles, parse_roles
+from drafttree_lab.replay.inputs import find_roles, parse_roles
 
 
 def test_on_the_embedded_target_roles_have_stand_ins():

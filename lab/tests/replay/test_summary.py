@@ -6,8 +6,9 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.policies import Chain, Talon
+from drafttree_lab.replay.costs import CostSource, PassCosts
 from drafttree_lab.replay.paper import Axis, Published
-from drafttree_lab.replay.plan import Block, CostSource, PassCosts, ReplayMethod, Setting
+from drafttree_lab.replay.plan import Block, ReplayMethod, Setting
 from drafttree_lab.replay.results import summarise
 from lab_helpers.replay_cells import counted, measured, plain
 

@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 from drafttree.errors import ConfigError, InputError
-from drafttree_lab.replay.judge import Outcome, Value
+from drafttree_lab.replay.judge import Outcome
+from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNITS, Metric
 from drafttree_lab.replay.results import read_results
 from drafttree_lab.report.notation import decimals, number, printed, result_name

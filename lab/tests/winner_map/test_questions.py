@@ -4,7 +4,7 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy
-from drafttree_lab.replay.plan import PassCosts
+from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.winner_map.published import Question, Ratio, answer, questions, verdict
 from winner_map.test_costs import counts
 

@@ -20,8 +20,9 @@ from drafttree.interfaces.console import make_console, make_table, progress
 from drafttree_lab.commands.replay_map import Roles, map_
 
 if TYPE_CHECKING:
+    from drafttree_lab.replay.inputs import PromptTexts
     from drafttree_lab.replay.judge import Verdict
-    from drafttree_lab.replay.plan import Experiment, PromptTexts, Sizes
+    from drafttree_lab.replay.plan import Experiment, Sizes
     from drafttree_lab.replay.results import Entry, ResultSummary
 
 FOLDER = Path("build/replay")
@@ -102,13 +103,15 @@ def run(
     if inflate:
         find_shape(inflate)
 
-    from drafttree_lab.replay.plan import NO_PROMPTS, CostSource, Sizes, parse_roles
+    from drafttree_lab.replay.costs import CostSource
+    from drafttree_lab.replay.inputs import parse_roles
+    from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
     from drafttree_lab.replay.results import ResultSummary, correct_main_claims, write_results
     from drafttree_lab.replay.run import ReplayTarget, run_replay
 
     costs = CostSource.parse(cost)
     given = parse_roles(roles or [])
-    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points, model)
+    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, chat, points, model)
     planned, texts = _plan(what, target, given, sizes, data)
     load = ReplayTarget(target, dtype, device, inflate)
     ids = load.encode(texts, max_new_tokens, chat=chat)
@@ -149,9 +152,10 @@ def list_(
 
     Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
-    from drafttree_lab.replay.plan import ALL, Sizes, parse_roles
+    from drafttree_lab.replay.inputs import ALL, parse_roles
+    from drafttree_lab.replay.plan import Sizes
 
-    sizes = Sizes(limit, max_new_tokens, repeats=repeats, points=points, model=model)
+    sizes = Sizes(limit, max_new_tokens, points=points, model=model)
     planned, _ = _plan(what or [ALL], target, parse_roles(roles or []), sizes, data)
     show_list(planned, limit, repeats)
 
@@ -180,7 +184,8 @@ replay.command(name="map")(map_)
 def _plan(
     what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
 ) -> tuple[list["Experiment"], "PromptTexts"]:
-    from drafttree_lab.replay.plan import check_model, find_results, find_roles, plan_all, read_prompt_texts
+    from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
+    from drafttree_lab.replay.plan import plan_all
 
     results = find_results(what)
     papers = list(dict.fromkeys(paper for paper, _ in results))

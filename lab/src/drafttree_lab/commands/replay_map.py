@@ -43,7 +43,7 @@ def map_(
     machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
     """
     from drafttree.evaluation.run_store import NothingFinished
-    from drafttree_lab.replay.plan import find_roles, parse_roles
+    from drafttree_lab.replay.inputs import find_roles, parse_roles
     from drafttree_lab.replay.run import ReplayTarget
     from drafttree_lab.report.map_figure import check_output, write_figure
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map

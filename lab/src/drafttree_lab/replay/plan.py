@@ -1,21 +1,16 @@
-"""What is run for tables and figures: who drafts, the ways that run by turns, the prompts, the costs, and the tasks."""
+"""What is run for tables and figures: the ways that run by turns on the same prompts, and the tasks in their order."""
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from importlib.resources import as_file, files
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from drafttree.core.cost_curve import Costs
-from drafttree.core.errors import ConfigError, InputError, unknown
 from drafttree.evaluation.method import Method
-from drafttree.evaluation.prompts import Example, spread_examples
 from drafttree.loading import find_verifier, make_policy
-from drafttree_lab.replay.intervals import Fraction
+from drafttree_lab.replay.costs import PassCosts
+from drafttree_lab.replay.inputs import Place, PromptTexts
 from drafttree_lab.replay.paper import (
     AUTOREGRESSIVE,
     OF_TEXTS,
@@ -25,25 +20,12 @@ from drafttree_lab.replay.paper import (
     Metric,
     Paper,
     PaperMethod,
-    PromptSet,
     Result,
-    paper_names,
     read_paper,
 )
-from drafttree_lab.replay.text_cell import TextCounts
 
-ALL, EMBEDDED = "all", "embedded"
-PUBLISHED, MEASURED = "published", "measured"
 NO_PROMPTS = ""
 """The set of results that need no prompts."""
-DEFAULT_LENGTH = 128
-"""Tokens of a text where the option is not given: the papers' 500 to 1500 take hours on a processor."""
-ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
-GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
-COUNTED: frozenset[Metric] = frozenset({"tokens_per_second", "tpot"})
-"""Timed metrics that follow from counts where the costs of passes are known."""
-Place = tuple[str, str]
-"""The name of a paper and of one of its sets."""
 Digests = Mapping[Place, Sequence[str]]
 """Digests of the prompts of the papers' sets."""
 Key = tuple[str | int | float, ...]
@@ -57,7 +39,6 @@ class Sizes:
         limit: prompts of each set.
         max_new_tokens: new tokens of a text, at most.
         prompt_tokens: tokens of a prompt, at most; None for the paper's.
-        repeats: turns of every prompt.
         chat: whether prompts are chats, which are not cut.
         points: values of an axis at most, the first and the last among them; None for all.
         model: a target of the papers, whose published numbers and costs are compared; None for that
@@ -65,66 +46,11 @@ class Sizes:
     """
 
     limit: int = 10
-    max_new_tokens: int = DEFAULT_LENGTH
+    max_new_tokens: int = 128
     prompt_tokens: int | None = None
-    repeats: int = 1
     chat: bool = False
     points: int | None = None
     model: str | None = None
-
-
-@dataclass(frozen=True)
-class PassCosts:
-    """What the passes of a method cost, in passes of the target over one token.
-
-    Attributes:
-        draft: c, the cost of a draft pass.
-        target: v(n), the cost of a target pass by its nodes.
-        round: h, the cost of a round beside its passes.
-    """
-
-    draft: float
-    target: Costs
-    round: float = 0.0
-
-    def total(self, counts: TextCounts) -> float:
-        """The cost of a text: the denominator of R = tau / (v + c delta + h), times its rounds."""
-        rounds = self.round * len(counts.nodes)
-        return sum(map(self.target.at, counts.nodes)) + self.draft * sum(counts.passes) + rounds
-
-    def fraction(self, metric: Metric, counts: TextCounts) -> Fraction:
-        """Numerator and denominator of a metric of `COUNTED`, in passes instead of seconds."""
-        tokens, cost = sum(counts.committed), self.total(counts)
-        return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
-
-
-@dataclass(frozen=True)
-class CostSource:
-    """Where the costs come from by which counts are judged.
-
-    Attributes:
-        name: as the option has it.
-        given: costs that hold for all methods that draft, where they are given.
-    """
-
-    name: str
-    given: PassCosts | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "CostSource":
-        """From "published", "measured" or "c=0.08,v=1.2".
-
-        Raises:
-            ConfigError: it is none of these.
-        """
-        if text in (PUBLISHED, MEASURED):
-            return cls(text)
-        if found := GIVEN.fullmatch(text.replace(" ", "")):
-            return cls(text, PassCosts(float(found["c"]), Costs((1,), (float(found["v"]),))))
-        raise ConfigError(f'--cost is {text!r}; give "published", "measured" or such as "c=0.08,v=1.2"')
-
-
-BY_PAPER = CostSource(PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -253,21 +179,6 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class PromptTexts:
-    """The prompts of the papers' sets.
-
-    Attributes:
-        texts: the texts.
-        missing: why there are none.
-        notes: what the texts lack, where not all of the set ships.
-    """
-
-    texts: Mapping[Place, Sequence[Example]]
-    missing: Mapping[Place, str]
-    notes: Mapping[Place, str]
-
-
-@dataclass(frozen=True)
 class Task:
     """What is run at once: one prompt of a block of an experiment, in one repeat.
 
@@ -307,111 +218,6 @@ class Task:
 def short_digest(value: object) -> str:
     """A digest of plain data."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
-
-
-def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Papers and results by name: "talon/1", "talon" for all of a paper, "all" for all.
-
-    Raises:
-        ConfigError: there is no such paper or result.
-    """
-    found: dict[tuple[str, str], None] = {}
-    for name in names:
-        paper, slash, result = name.partition("/")
-        papers = paper_names() if name == ALL else [paper]
-        for each in papers:
-            known = read_paper(each).results
-            if slash and result not in known:
-                raise unknown(f"table or figure of {paper}", result, known)
-            found |= dict.fromkeys((each, one) for one in ([result] if slash else known))
-    return list(found)
-
-
-def check_model(papers: Sequence[str], model: str | None) -> None:
-    """Whether one of some papers has a target of this name.
-
-    Raises:
-        ConfigError: none has.
-    """
-    known = [name for paper in papers for name in read_paper(paper).models]
-    if model is not None and model not in known:
-        raise unknown("model", model, known)
-
-
-def parse_roles(entries: Sequence[str]) -> dict[str, str]:
-    """Drafters by role from entries of the form ROLE=DRAFTER.
-
-    Raises:
-        ConfigError: one is not of that form.
-    """
-    found = {}
-    for entry in entries:
-        role, _, drafter = entry.partition("=")
-        if not role.strip() or not drafter.strip():
-            raise ConfigError(f"--as {entry!r} is not of the form ROLE=DRAFTER, such as SD=double7/vicuna-68m")
-        found[role.strip()] = drafter.strip()
-    return found
-
-
-def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Who drafts: the drafters of the roles of some papers, and roles without one, with the reason.
-
-    Args:
-        papers: their names.
-        target: the target; on the embedded one roles that are not given have stand-ins.
-        given: drafters by role.
-
-    Raises:
-        ConfigError: no paper has such a role.
-    """
-    roles = {name: role for paper in papers for name, role in read_paper(paper).roles.items()}
-    if wrong := next((name for name in given if name not in roles), None):
-        raise unknown("role", wrong, roles)
-    found = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
-    found |= given
-    missing = {
-        name: f"no drafter stands for {role.paper}; name one with --as {name}=DRAFTER"
-        for name, role in roles.items()
-        if name not in found
-    }
-    return found, missing
-
-
-def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) -> PromptTexts:
-    """The prompts of the sets of some papers, as many of each, evenly spaced.
-
-    Args:
-        papers: their names.
-        folder: the folder with the files that the papers' sets name; None for those that ship.
-        limit: prompts of each set.
-
-    Raises:
-        InputError: there is no such folder, or a file is bad; the message has its name and the number of the line.
-    """
-    if folder and not folder.is_dir():
-        raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
-    sets: dict[Place, PromptSet] = {
-        (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
-    }
-    texts, missing, notes = {}, {}, {}
-    with nullcontext(folder) if folder else as_file(files("drafttree_lab.replay") / "data") as base:
-        for place, each in sets.items():
-            paths = (Path(base) / f"{each.file}{ending}" for ending in ENDINGS)
-            path = next((path for path in paths if path.is_file()), None)
-            if folder and not path:
-                missing[place] = f"{each.file} is not in {folder}"
-            elif not path or (each.withheld and not folder):
-                why = f" ({each.withheld})" if each.withheld else ""
-                missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
-            else:
-                texts[place] = spread_examples([path], limit, category=each.category, excerpt=None)
-                part = f"only prompts of {each.part} ship; give a folder that has all with --data"
-                lacks = [part] if each.part else []
-                if (found := len(texts[place])) < limit:
-                    lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
-                if lacks and not folder:
-                    notes[place] = "; ".join(lacks)
-    return PromptTexts(texts, missing, notes)
 
 
 def plan_all(

@@ -21,9 +21,11 @@ from pydantic import TypeAdapter
 from drafttree.core.errors import InputError
 from drafttree.evaluation.prompts import read_text
 from drafttree.evaluation.run_store import RUNS
-from drafttree_lab.replay.judge import SPEEDS, Measured, Value, Verdict, correct_verdicts
+from drafttree_lab.replay.costs import MEASURED
+from drafttree_lab.replay.judge import Verdict, correct_verdicts
+from drafttree_lab.replay.measured import SPEEDS, Measured, Value
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric, Published, paper_names, read_paper
-from drafttree_lab.replay.plan import MEASURED, Block, Experiment
+from drafttree_lab.replay.plan import Block, Experiment
 
 FOLDER = "results"
 FORMAT = 2

@@ -27,20 +27,11 @@ from drafttree_lab.experiment.acceptance import bench_acceptance
 from drafttree_lab.experiment.memory import MemorySetting, measure_in_process
 from drafttree_lab.micro.expansion import bench_expansion
 from drafttree_lab.replay.assisted import AssistedGeneration
-from drafttree_lab.replay.judge import Measured
+from drafttree_lab.replay.costs import BY_PAPER, CostSource
+from drafttree_lab.replay.inputs import Place, PromptTexts
+from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.paper import AUTOREGRESSIVE
-from drafttree_lab.replay.plan import (
-    BY_PAPER,
-    CostSource,
-    Experiment,
-    Key,
-    Place,
-    PromptTexts,
-    ReplayMethod,
-    Task,
-    short_digest,
-    tasks,
-)
+from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Task, short_digest, tasks
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes, Written
 

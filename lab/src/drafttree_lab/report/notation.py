@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from drafttree.core.errors import ConfigError
-from drafttree_lab.replay.judge import Value
+from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
 
 if TYPE_CHECKING:

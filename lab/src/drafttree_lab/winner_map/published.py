@@ -8,9 +8,9 @@ from statistics import fmean
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy, policy_spec
+from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.intervals import Jackknife
 from drafttree_lab.replay.paper import AVERAGE, Result, read_paper
-from drafttree_lab.replay.plan import PassCosts
 from drafttree_lab.replay.text_cell import TextCounts
 
 PLAIN, AUTO = "plain", "auto"
