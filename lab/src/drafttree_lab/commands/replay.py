@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,7 +117,8 @@ def run(
     load = ReplayTarget(target, dtype, device, inflate)
     ids = load.encode(texts, max_new_tokens, chat=chat)
     ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
-    load.check(given.values())
+    for drafter in given.values():  # one that cannot be used is told before anything is run
+        load.load_drafter(drafter)
     store = load.open_store(out, minutes, seed=seed, chat=chat)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
@@ -132,7 +134,7 @@ def run(
     try:
         write_results(out, found, command)
     finally:  # a full disk keeps nobody from seeing them
-        plain: dict[str, object] = {"results": [each.to_json() for each in corrected]}
+        plain: dict[str, object] = {"results": [asdict(each) for each in corrected]}
         ResultOptions(out, minutes, json_).finish(store, plain, lambda: show_replay(corrected))
 
 
@@ -172,7 +174,7 @@ def report(
     It has every table, figure and verdict. A file that ends in .md has a table of the claims alone. No model is loaded.
     """
     from drafttree_lab.replay.results import read_results
-    from drafttree_lab.report import write_report
+    from drafttree_lab.report.page import write_report
 
     write_report(read_results(folder), output)
     print(f"written: {output}", file=sys.stderr)

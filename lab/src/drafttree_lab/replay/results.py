@@ -8,7 +8,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
@@ -109,10 +109,6 @@ class ResultSummary:
     notes: list[str]
     done: int
     tasks: int
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

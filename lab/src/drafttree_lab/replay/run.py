@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -215,7 +215,7 @@ class Runner:
 
 
 class ReplayTarget:
-    """A target that is loaded once, or once per drafter where it is inflated.
+    """A target that is loaded once, or once per drafter where it is inflated; `load_drafter` gives it with a drafter.
 
     Args:
         name: as for `drafttree.load`.
@@ -226,7 +226,7 @@ class ReplayTarget:
 
     def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
         self._name, self._dtype, self._device, self._shape = name, dtype, device, shape
-        self._decoders = cache(self._load)
+        self.load_drafter = cache(self._load_drafter)
 
     @cached_property
     def plain(self) -> Decoder:
@@ -241,25 +241,8 @@ class ReplayTarget:
             ModelError: its drafter cannot be loaded or does not fit the target; the message names it.
         """
         if method.assisted:
-            return AssistedGeneration(self._decoders(method.drafter))
+            return AssistedGeneration(self.load_drafter(method.drafter))
         return self._make_decoder(method, method.lossy_window)
-
-    def load_drafter(self, drafter: str) -> Decoder:
-        """The target with a drafter.
-
-        Raises:
-            ModelError: it cannot be loaded or does not fit the target; the message names it.
-        """
-        return self._decoders(drafter)
-
-    def check(self, drafters: Iterable[str]) -> None:
-        """Load drafters, so that one that cannot be used is told before anything is run.
-
-        Raises:
-            ModelError: one cannot be loaded or does not fit the target; the message names it.
-        """
-        for drafter in drafters:
-            self.load_drafter(drafter)
 
     def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
         """What a task of another kind than decoding measures after a prompt.
@@ -303,14 +286,14 @@ class ReplayTarget:
         return RunStore(folder, command, partial=True, minutes=minutes)
 
     def _make_decoder(self, method: Method, lossy_window: int | None = None) -> Decoder:
-        base = self._decoders(method.drafter)
+        base = self.load_drafter(method.drafter)
         drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
         if lossy_window:
             module = transformers_model(base).module
             base = load(module, "none", tokenizer=base.tokenizer, lossy_window=lossy_window)
         return make_decoders(base, [method], drafters)[method.spec]
 
-    def _load(self, drafter: str | None) -> Decoder:
+    def _load_drafter(self, drafter: str | None) -> Decoder:
         if self._shape:
             return load_inflated(self._name, drafter or "none", self._shape, self._dtype, self._device)
         if drafter is None:
