@@ -9,9 +9,9 @@ from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
 from drafttree_lab.experiment.acceptance import bench_acceptance
 from drafttree_lab.experiment.memory import MemoryUse
-from drafttree_lab.replay import run
+from drafttree_lab.replay import other_kinds
+from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.plan import Block, Setting, Task
-from drafttree_lab.replay.run import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel
 
@@ -52,13 +52,13 @@ def test_accepted_tokens_are_those_of_the_bench(experiment):
 
 def test_growth_is_told_in_milliseconds(experiment, monkeypatch):
     asked = []
-    bench = run.bench_expansion
+    bench = other_kinds.bench_expansion
 
     def short(policies, **options):
         asked.append(options)
         return bench(policies, repeats=2, **options)
 
-    monkeypatch.setattr(run, "bench_expansion", short)
+    monkeypatch.setattr(other_kinds, "bench_expansion", short)
     ways = {name: WAYS[name] for name in ("AR", "chain")}
     found = measure_expansion(task(experiment, ways, "vocab=30,alpha=0.7", "expansion"))
     assert asked == [{"vocabs": [30], "alphas": [0.7]}]
@@ -73,7 +73,7 @@ def test_memory_is_told_in_mebibytes_each_method_in_its_own_process(experiment, 
         asked.append((setting.target, setting.options["max_new_tokens"], spec))
         return MemoryUse(loaded=0, peak=2**21, device_loaded=0, device_peak=0, tokens=24)
 
-    monkeypatch.setattr(run, "measure_in_process", measure)
+    monkeypatch.setattr(other_kinds, "measure_in_process", measure)
     ways = {name: WAYS[name] for name in ("AR", "chain")}
     found = measure_memory(task(experiment, ways, kind="memory"), [1, 2], "their/model", "float32", "cpu", 0)
     assert found == {"AR": (2.0, 1.0), "chain": (2.0, 1.0)}
