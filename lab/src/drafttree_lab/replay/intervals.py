@@ -72,7 +72,7 @@ class Jackknife:
             values.append((weights @ above) / (weights @ below))
         return torch.stack(values).mean(0)
 
-    def estimate(self, values: Tensor, level: float = LEVEL) -> Estimate:
+    def estimate(self, values: Tensor) -> Estimate:
         """The estimate that `mean` gives, or that was computed of what it gives; all values are positive.
 
         The degrees of freedom are Satterthwaite's, as the sets' variances differ.
@@ -89,7 +89,7 @@ class Jackknife:
             return Estimate(value, value, value, 1.0 if abs(centre) < 1e-12 else 0.0)
         freedom = variance**2 / sum(own**2 / (self._sizes[name] - 1) for name, own in variances.items())
         error = math.sqrt(variance)
-        reach = float(t.ppf(1 - level / 2, freedom)) * error
+        reach = float(t.ppf(1 - LEVEL / 2, freedom)) * error
         p = 2 * float(t.sf(abs(centre) / error, freedom))
         return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p)
 
