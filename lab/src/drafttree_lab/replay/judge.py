@@ -29,7 +29,6 @@ class Judgement:
     """An outcome, with what was measured.
 
     Attributes:
-        outcome: the outcome.
         said: what was measured, or why nothing was.
         estimate: a ratio, or Kendall's tau; None without one.
         low: lower end of its 95 % interval.
@@ -53,13 +52,9 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Both judgements on a claim.
+    """Both judgements on a claim, which is told as the paper's file has it.
 
     Attributes:
-        id: the id of the claim.
-        text: what the paper says.
-        line: the line of the paper's text.
-        main: whether it is one of the paper's main claims.
         by_counts: by counted tokens and passes, at the paper's costs where the claim is on speed; None where only a
             clock can tell.
         by_time: by the time on this machine; None where counts alone decide.

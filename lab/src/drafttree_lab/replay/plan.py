@@ -130,8 +130,6 @@ class Experiment:
     Attributes:
         paper: its name.
         name: the name of the result, "1" or "fig3".
-        result: the result as the paper's file has it.
-        blocks: blocks that are run.
         missing: methods that cannot be run, with the reason.
         model: the target of the paper whose published numbers are compared.
         costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
@@ -183,11 +181,8 @@ class Task:
     """What is run at once: one prompt of a block of an experiment, in one repeat.
 
     Attributes:
-        experiment: it belongs to.
-        block: it belongs to.
         prompt: number of the prompt in its set.
         digest: the digest of its token ids.
-        repeat: number of the repeat.
         earlier: digests of the prompts before it in its set, which policies that learn between texts have seen.
     """
 

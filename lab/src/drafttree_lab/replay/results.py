@@ -76,22 +76,18 @@ class ResultSummary:
     """A table or figure, replayed.
 
     Attributes:
-        id: paper and name.
-        title: the title.
+        id: paper and name, "talon/fig3".
         line: the line of the paper's text.
-        verdicts: verdicts on its claims.
         not_looping: the verdicts on texts that do not end in a loop, which any drafter predicts; empty where none or
             all do.
         looping: share of the texts that end in a loop.
-        entries: all numbers.
         missing: methods that were not run, with the reason.
         reach: by method, the most nodes of a tree and the budget, where the budget was never reached.
         costs: the costs of passes by which counts are judged, in words.
         figure: how it is drawn; None for a table.
         points: what a figure needs besides the entries, as `figure_data` gives it.
         notes: what else a reader has to know, a sentence each.
-        done: tasks that are finished.
-        tasks: tasks of all.
+        done: finished ones of its tasks.
     """
 
     id: str
@@ -116,7 +112,6 @@ class KeptResult:
     """A result as it stood after a command.
 
     Attributes:
-        summary: the summary of the result.
         command: the command that ran it last.
         environment: versions, machine and time, by name.
         format: `FORMAT` when it was written.

@@ -31,10 +31,9 @@ class Written(Protocol):
 
 @dataclass(frozen=True)
 class TextCounts:
-    """The counts of one text; lists have a number for every round.
+    """The counts of one text; all but its tokens have a number for every round.
 
     Attributes:
-        tokens: tokens of the text.
         committed: tokens.
         accepted: drafted tokens among them.
         nodes: scored, the root included.
@@ -102,13 +101,11 @@ def _first(ranks: Iterable[int]) -> Fraction:
 
 @dataclass(frozen=True)
 class TextTimes:
-    """The seconds of one text.
+    """The seconds of one text, with its tokens and rounds.
 
     Attributes:
-        tokens: tokens of the text.
-        rounds: rounds of the text.
-        seconds: the prompt included.
-        prefill: the prefill of reading the prompt.
+        seconds: of all, the prompt included.
+        prefill: seconds of reading the prompt.
         first: seconds to the first token.
         target_pass: mean seconds of a target pass.
         draft_pass: mean seconds of a draft pass.
