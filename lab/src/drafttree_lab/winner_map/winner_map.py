@@ -20,7 +20,7 @@ from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.inputs import PromptTexts, read_prompt_texts
 from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import paper_names, read_paper
-from drafttree_lab.replay.plan import Key, short_digest
+from drafttree_lab.replay.plan import short_digest
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.graded import GradedAgreement, GradedDrafter, KnownText, find_grade
 from drafttree_lab.winner_map.published import (
@@ -192,7 +192,8 @@ class TextRuns:
 
     def plain(self, prompt: Ids) -> TextCounts:
         """The target's own greedy text."""
-        return self.store.run(_plain_key(prompt), TextCounts, lambda: self._write(self._plain, prompt))
+        key = ("plain", short_digest(list(prompt)))
+        return self.store.run(key, TextCounts, lambda: self._write(self._plain, prompt))
 
     def grade(self, wanted: float) -> GradedAgreement:
         """The grade of an agreement, found on the texts of the prompts."""
@@ -201,7 +202,7 @@ class TextRuns:
 
     def counts(self, grade: GradedAgreement, policy: str, prompt: Ids) -> TextCounts:
         """The text of a prompt by a graded drafter and a policy."""
-        key = self._counts_key(grade.wanted, policy, prompt)
+        key = ("counts", grade.wanted, policy, self._digests, short_digest(list(prompt)))
         return self.store.run(key, TextCounts, lambda: self._write(self._graded(grade, policy), prompt))
 
     def auto_counts(self, grade: GradedAgreement, costs: GridCosts) -> list[TextCounts]:
@@ -211,25 +212,8 @@ class TextRuns:
             decoder = self._graded(grade, AUTO).with_costs(costs.curve)
             return [self._write(decoder, prompt) for prompt in self.prompts]
 
-        return self.store.run(self._auto_key(grade.wanted, costs), list[TextCounts], write)
-
-    def found_plain(self, prompt: Ids) -> TextCounts | None:
-        """The target's own text where it is kept."""
-        return self.store.find(_plain_key(prompt), TextCounts)
-
-    def found_grade(self, wanted: float) -> GradedAgreement | None:
-        """The grade of an agreement where it is kept."""
-        return self.store.find(("grade", wanted, self._digests), GradedAgreement)
-
-    def found(self, agreement: float, policy: str) -> list[TextCounts] | None:
-        """The texts of all prompts by a drafter and a policy; None where some are not kept."""
-        keys = [self._counts_key(agreement, policy, prompt) for prompt in self.prompts]
-        texts = [self.store.find(key, TextCounts) for key in keys]
-        return texts if texts and None not in texts else None
-
-    def found_auto(self, agreement: float, costs: GridCosts) -> list[TextCounts] | None:
-        """The texts by `auto`; None where they are not kept."""
-        return self.store.find(self._auto_key(agreement, costs), list[TextCounts])
+        key = (AUTO, grade.wanted, costs.draft, costs.slope, self._digests)
+        return self.store.run(key, list[TextCounts], write)
 
     @cached_property
     def _known(self) -> list[KnownText]:
@@ -248,16 +232,6 @@ class TextRuns:
     @cached_property
     def _digests(self) -> str:
         return short_digest(self.prompts)
-
-    def _counts_key(self, agreement: float, policy: str, prompt: Ids) -> Key:
-        return ("counts", agreement, policy, self._digests, short_digest(list(prompt)))
-
-    def _auto_key(self, agreement: float, costs: GridCosts) -> Key:
-        return (AUTO, agreement, costs.draft, costs.slope, self._digests)
-
-
-def _plain_key(prompt: Ids) -> Key:
-    return ("plain", short_digest(list(prompt)))
 
 
 def read_map_prompts(limit: int) -> PromptTexts:
@@ -323,37 +297,32 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
         runs: runs texts after the chosen prompts.
         progress: called after every text, and after the texts of `auto` at one point.
     """
-    with runs.store.interruptible():
-        for agreement in AGREEMENTS:
-            grade = runs.grade(agreement)
-            for policy in policies():
-                for prompt in runs.prompts:
-                    runs.counts(grade, policy, prompt)
-                    progress(f"{agreement:g} {policy.partition(':')[0]}")
-            for costs in cost_grid():
-                runs.auto_counts(grade, costs)
-                progress(f"{agreement:g} auto")
-    return summarise(runs)
-
-
-def summarise(runs: TextRuns) -> WinnerMap:
-    """What the kept texts amount to."""
+    plain: list[TextCounts] = []
+    grades: dict[float, GradedAgreement] = {}
     texts: dict[float, dict[str, list[TextCounts]]] = {}
-    for agreement in AGREEMENTS:
-        kept = {policy: found for policy in policies() if (found := runs.found(agreement, policy)) is not None}
-        if len(kept) == len(policies()):
-            texts[agreement] = kept
-    grades = {each: grade for each in AGREEMENTS if (grade := runs.found_grade(each))}
-    plain = [own for prompt in runs.prompts if (own := runs.found_plain(prompt))]
-    drafted = (kept for by_policy in texts.values() for kept in by_policy.values())
+    auto: dict[tuple[float, GridCosts], list[TextCounts]] = {}
+    with runs.store.interruptible():
+        plain = [runs.plain(prompt) for prompt in runs.prompts]
+        for agreement in AGREEMENTS:
+            grade = grades[agreement] = runs.grade(agreement)
+            counted: dict[str, list[TextCounts]] = {policy: [] for policy in policies()}
+            for policy, own in counted.items():
+                for prompt in runs.prompts:
+                    own.append(runs.counts(grade, policy, prompt))
+                    progress(f"{agreement:g} {policy.partition(':')[0]}")
+            texts[agreement] = counted
+            for costs in cost_grid():
+                auto[agreement, costs] = runs.auto_counts(grade, costs)
+                progress(f"{agreement:g} auto")
     pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
         place(pair, {grades[each].reached: tau(texts[each][pair.policy]) for each in texts})
         for pair in published_pairs()
         if texts
     ]
+    drafted = (kept for by_policy in texts.values() for kept in by_policy.values())
     return WinnerMap(
         grades=list(grades.values()),
-        points=[_point(runs, each, costs, texts[each]) for costs in cost_grid() for each in texts],
+        points=[_point(each, costs, texts[each], auto.get((each, costs))) for costs in cost_grid() for each in texts],
         pairs=pairs,
         answers=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
@@ -369,10 +338,11 @@ def tau(texts: Iterable[TextCounts]) -> float:
     return sum(tokens) / sum(rounds)
 
 
-def _point(runs: TextRuns, agreement: float, costs: GridCosts, texts: Mapping[str, Sequence[TextCounts]]) -> MapPoint:
+def _point(
+    agreement: float, costs: GridCosts, texts: Mapping[str, Sequence[TextCounts]], auto: Sequence[TextCounts] | None
+) -> MapPoint:
     entrants = {PLAIN: Entrant(PLAIN, 1.0)}
     for name, settings in families().items():
-        best = max((Entrant(spec, costs.speedup(texts[spec])) for spec in settings), key=lambda each: each.speedup)
-        entrants[name] = best
-    auto = runs.found_auto(agreement, costs)
+        found = (Entrant(spec, costs.speedup(texts[spec])) for spec in settings)
+        entrants[name] = max(found, key=lambda each: each.speedup)
     return MapPoint(agreement, costs, entrants, costs.speedup(auto) if auto else None)
