@@ -259,12 +259,12 @@ def test_every_outcome_is_explained():
 
 
 def test_ratios_lie_on_a_logarithmic_scale_from_two_thirds_to_three_halves():
-    assert place_strip(judgement(estimate=1.0, low=2 / 3, high=1.5), is_ratio=True) == (0.0, 50.0, 100.0)
-    assert place_strip(judgement(estimate=1.5**0.5, low=0.01, high=9.0), is_ratio=True) == (0.0, 75.0, 100.0)
+    assert place_strip(judgement(estimate=1.0, low=2 / 3, high=1.5)) == (0.0, 50.0, 100.0)
+    assert place_strip(judgement(estimate=1.5**0.5, low=0.01, high=9.0)) == (0.0, 75.0, 100.0)
 
 
 def test_kendalls_tau_lies_on_a_scale_from_minus_one_to_one():
-    assert place_strip(judgement(estimate=0.5, low=-0.2, high=1.0), is_ratio=False) == (40.0, 75.0, 100.0)
+    assert place_strip(judgement(estimate=0.5, low=-0.2, high=1.0, p=None)) == (40.0, 75.0, 100.0)
 
 
 @pytest.mark.parametrize(("estimate", "side"), [(0.3, "-"), (1.1, ""), (2.5, "+")])
@@ -276,4 +276,4 @@ def test_an_estimate_beyond_the_scale_is_pointed_at(estimate, side):
 
 
 def test_a_judgement_without_an_interval_has_no_scale():
-    assert place_strip(judgement(estimate=None, low=None, high=None), is_ratio=True) is None
+    assert place_strip(judgement(estimate=None, low=None, high=None)) is None

@@ -37,7 +37,6 @@ class Section:
         grids: a table for every metric that was measured or published.
         chart: inline SVG; empty for a table.
         axis: the name of what it varies; empty for nothing.
-        orders: ids of claims that are judged by Kendall's tau, not by a ratio.
         published: every number that the paper prints, of all its models.
     """
 
@@ -45,7 +44,6 @@ class Section:
     grids: list["Grid"]
     chart: str
     axis: str
-    orders: set[str]
     published: list[Published]
 
     @property
@@ -107,11 +105,10 @@ def render(results: Sequence[KeptResult]) -> str:
         paper = papers.setdefault(name, read_paper(name))
         result = paper.results.get(own)
         axis = result.axis.name if result and result.axis else ""
-        orders = {claim.id for claim in result.claims if claim.kind == "order"} if result else set()
         published = result.published if result else []
-        section = Section(kept, make_grids(kept.summary), draw(kept.summary, axis), axis, orders, published)
+        section = Section(kept, make_grids(kept.summary), draw(kept.summary, axis), axis, published)
         sections.setdefault(name, []).append(section)
-    claims = [(each, verdict) for own in sections.values() for each in own for verdict in each.kept.summary.verdicts]
+    claims = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
     return page.render(
         papers=papers,
         sections=sections,
@@ -163,7 +160,7 @@ def make_grids(summary: ResultSummary) -> list[Grid]:
     return grids
 
 
-def place_strip(judgement: Judgement, is_ratio: bool) -> tuple[float, float, float] | None:
+def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
     """Where the low end, the estimate and the high end lie on a scale from 0 to 100; None without an interval.
 
     The middle says that there is no difference, as in the forest plots of a meta-analysis. Ratios lie on a logarithmic
@@ -173,7 +170,7 @@ def place_strip(judgement: Judgement, is_ratio: bool) -> tuple[float, float, flo
     for value in (judgement.low, judgement.estimate, judgement.high):
         if value is None or not math.isfinite(value):
             return None
-        if is_ratio:
+        if judgement.p is not None:  # which only Kendall's tau is without
             value = math.log(value, WIDEST) if value > 0 else -1.0
         ends.append(round(50 + 50 * min(max(value, -1.0), 1.0), 2))
     low, middle, high = ends
