@@ -9,9 +9,8 @@ from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
 from drafttree_lab.bench.acceptance import measure_acceptance as bench_acceptance
 from drafttree_lab.replay import other_kinds
-from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
-from drafttree_lab.replay.task import Task
+from drafttree_lab.replay.plan import Block, Setting, Task
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel
 

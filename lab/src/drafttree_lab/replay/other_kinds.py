@@ -8,7 +8,8 @@ from drafttree.measure.method import Method
 from drafttree_lab.bench import acceptance
 from drafttree_lab.bench.memory import measure_memory as measure_method
 from drafttree_lab.bench.micro import time_growth
-from drafttree_lab.replay.task import Fractions, Task
+from drafttree_lab.replay.plan import Task
+from drafttree_lab.replay.text_cell import Fractions
 
 CONTEXTS = 4
 """Contexts of a text on which verifiers are compared."""
