@@ -23,5 +23,5 @@ def test_a_lab_that_cannot_be_imported_is_said(monkeypatch, capsys):
 
 
 def test_with_the_lab_they_are_commands_like_others():
-    assert "overhead" in run("bench", "--help").output
+    assert "methods" in run("bench", "--help").output
     assert "--minutes" in run("replay", "--help").output

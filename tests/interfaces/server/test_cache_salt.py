@@ -5,8 +5,8 @@ from fastapi.testclient import TestClient
 
 import drafttree
 from drafttree.engine.batching import Engine
+from drafttree.engine.prefixes import BLOCK
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.serving import PREFIX_BLOCK as BLOCK
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.held_server import COMPLETIONS
 

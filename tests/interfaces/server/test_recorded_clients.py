@@ -398,7 +398,7 @@ def test_aiders_function_is_called_as_it_insists():
     schema = {"type": "object", "required": ["edits"], "properties": {"edits": edits | {"maxItems": 1, "minItems": 1}}}
     choice = {"type": "function", "function": {"name": "replace_lines"}}
     body = {"model": "toy", "temperature": 0, "tools": [function("replace_lines", schema)], "tool_choice": choice}
-    with TestClient(create_app(knowing("Hi.", "qwen3"), ServerSettings("toy"))) as client:
+    with TestClient(create_app(knowing("<think>\nHm.\n</think>\n\nHi.", "qwen3"), ServerSettings("toy"))) as client:
         reply = client.post("/v1/chat/completions", json={**body, "messages": HELLO, "max_tokens": 200})
     (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["edits"][0]["path"] == "a"

@@ -57,7 +57,8 @@ class Replays(TyperGroup):
 replay = typer.Typer(
     cls=Replays,
     context_settings={"ignore_unknown_options": True},
-    help="Replay the papers' tables and figures: drafttree replay all --minutes 40; drafttree replay talon/1.",
+    help="Replay the papers' tables and figures.",
+    epilog="For example: drafttree replay all --minutes 40; drafttree replay talon/1.",
     rich_markup_mode=None,
     add_completion=False,
 )

@@ -155,8 +155,9 @@ class Engine:
             observer: is called for each round of the text, before its chunk is available.
             group: texts of the same group share the batch with others as one text would, so that many of them delay no
                 others. None makes a group of its own.
-            cache_salt: prefixes are shared among requests whose salts are equal, and with no others; None is a salt
-                too. Where the salt is the group itself, nothing of its texts is kept for later ones.
+            cache_salt: prefixes are shared among requests whose salts are equal, in blocks of 16 tokens, and with no
+                others; without a salt among those without, by single tokens. Where the salt is the group itself,
+                nothing of its texts is kept for later ones.
             max_unread: maximum number of unread chunks. At that number the text pauses, gives its place to others, and
                 continues when half of the chunks are read or its whole is waited for. It must be read, waited for or
                 cancelled before the engine can drain. None for no limit.

@@ -22,8 +22,6 @@ from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
 
-PREFIX_BLOCK = 16
-"""Tokens in which prefixes are shared; see `PrefixCache.block`."""
 LARGE_BODIES = 2
 """Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
 
@@ -127,7 +125,6 @@ class ServingContext:
         check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
-        decoder.prefixes.block = PREFIX_BLOCK
         self.engine = Engine(
             decoder,
             max_batch=settings.max_batch,
