@@ -394,14 +394,14 @@ def test_aider_goes_on_with_what_we_said():
 
 
 def test_aiders_function_is_called_as_it_insists():
-    edits = {"type": "array", "items": {"type": "object", "required": ["path"], "properties": {"path": {"const": "a"}}}}
-    schema = {"type": "object", "required": ["edits"], "properties": {"edits": edits | {"maxItems": 1, "minItems": 1}}}
+    schema = {"type": "object", "required": ["path"], "properties": {"path": {"const": "a"}}}
     choice = {"type": "function", "function": {"name": "replace_lines"}}
     body = {"model": "toy", "temperature": 0, "tools": [function("replace_lines", schema)], "tool_choice": choice}
-    with TestClient(create_app(knowing("Hi.", "qwen3"), ServerSettings("toy"))) as client:
+    wrong = '<tool_call>\n{"name": "replace_lines", "arguments": {"path": "b"}}\n</tool_call>'
+    with TestClient(create_app(knowing(wrong, "qwen3"), ServerSettings("toy"))) as client:
         reply = client.post("/v1/chat/completions", json={**body, "messages": HELLO, "max_tokens": 200})
     (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"])["edits"][0]["path"] == "a"
+    assert json.loads(call["function"]["arguments"]) == {"path": "a"}
 
 
 def test_llama_indexs_choice_without_tools_is_refused_as_openai_does():
