@@ -136,11 +136,11 @@ class MarkedPairs:
 
     def _allows(self, key: str, value: Any) -> bool:
         """Whether the schema of the argument may allow a value."""
-        parameters = self._schemas.follow_refs(self._parameters)
-        schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
+            parameters = self._schemas.follow_refs(self._parameters)
+            schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
             return not self._schemas.disjoint(schema, {"const": value})
-        except ConfigError:  # it refers to itself too often to be compared
+        except ConfigError:  # it refers to itself too often to be compared, or to nothing
             return True
 
 
