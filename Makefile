@@ -41,9 +41,9 @@ gpu-tests: .venv/.developing
 	$(BIN)/python -m pytest -m cuda
 
 gpu-%: .venv/.developing
-	timeout --foreground --signal=INT 480 $(BIN)/drafttree bench law --inflate $* --device cuda \
+	timeout --foreground --signal=INT 480 $(BIN)/drafttree bench methods --inflate $* --device cuda \
 		--drafter mixed:embedded-eagle3 --policies "chain:depth=5;talon:budget=16,width=4;talon:budget=60" \
-		--limit 4 --repeats 2 --no-peers --out build/gpu/$* || test $$? -eq 124
+		--limit 4 --repeats 2 --passes 1,2,4,8,16,32,64,128 --out build/gpu/$* || test $$? -eq 124
 
 # Table 1 of TALON and of both versions of DynaTree on CUDA: the embedded target, then one at the cost of 8 B parameters.
 # Four minutes at most each: what was run is kept in build/gpu-replay, and the next make gpu-replay goes on from there.
@@ -111,8 +111,7 @@ check: .venv/.developing
 	$(BIN)/lint-imports
 
 bench: .venv/.installed .venv/.native
-	$(BIN)/drafttree bench policies
-	$(BIN)/drafttree bench overhead
+	$(BIN)/drafttree bench methods --count-work
 
 # The site, in build/site: nothing is downloaded but the packages that build it. Where there is a Chromium, its pages are
 # opened as files: search works, and no page asks another host.

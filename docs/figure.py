@@ -1,6 +1,6 @@
 """Draw images/speed.svg: tokens per second over plain decoding, from the table of performance.md, for the README.
 
-`drafttree bench law` with the arguments given below that table measures the numbers again.
+`drafttree bench methods` with the arguments given below that table measures the numbers again.
 """
 
 import re

@@ -10,7 +10,7 @@ import urllib.request
 
 from locust import HttpUser, events, task
 
-from drafttree.evaluation.prompt_sets import shipped_prompts
+from drafttree.measure.prompt_sets import shipped_prompts
 
 TOKENS = 64
 PATIENCE = 120

@@ -1,4 +1,4 @@
-"""Write the tables of fields in server.md from the request models of the server."""
+"""Write the tables of fields in server-reference.md from the request models of the server."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts
 from drafttree.interfaces.server.service import DetokenizeRequest, TokenizeRequest
 
-DOCUMENT = Path(__file__).parent / "server.md"
+DOCUMENT = Path(__file__).parent / "server-reference.md"
 BEGIN, END = "<!-- fields -->\n", "<!-- /fields -->\n"
 KINDS = {
     "All routes that generate text": SamplingFields,

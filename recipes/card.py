@@ -28,7 +28,7 @@ normaliser, no prefix space). The chat template writes `User: ...` and `Assistan
 
 ## Measured
 
-`drafttree bench policies` prints the mean accepted tokens of the pair.
+`drafttree bench methods` prints the mean accepted tokens of the pair.
 
 {scores}
 

@@ -7,7 +7,7 @@ from testing.toy import Table, ToyModel
 
 TARGET = Table(8, order=2, seed=3, scale=1.0)
 DRAFT = TARGET.blurred(0.7)
-COMMAND = {"command": "drafttree bench policies", "seed": "0"}
+COMMAND = {"command": "drafttree bench methods", "seed": "0"}
 PROMPTS = [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
 
 

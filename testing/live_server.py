@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from drafttree.interfaces.server.lifecycle import Connection
 
 Kind = TypeVar("Kind", bound=BaseModel)
-OWN = {"lossless", "lossy", "quantization"}
+OWN = {"lossless", "lossy", "quantization", "timings"}
 """Fields of a whole reply and of a chunk that are not OpenAI's."""
 
 

@@ -56,7 +56,7 @@ def test_a_command_has_the_options_that_are_shown(line):
     parse(line)
 
 
-@pytest.mark.parametrize("line", ["bench law --nope", "bench nope", "generate x --temp 3", "tune --minutes x"])
+@pytest.mark.parametrize("line", ["bench methods --nope", "bench nope", "generate x --temp 3", "tune --minutes x"])
 def test_a_command_that_is_misspelt_is_found(line):
     with pytest.raises(USAGE_ERROR):
         parse(line)

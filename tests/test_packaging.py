@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-DATA = ROOT / "src/drafttree/evaluation/data"
+DATA = ROOT / "src/drafttree/measure/data"
 
 
 def test_all_licences_are_named_and_go_with_the_package():

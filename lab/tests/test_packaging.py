@@ -4,7 +4,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from drafttree.evaluation.prompts import read_examples
+from drafttree.measure.prompts import read_examples
 from drafttree_lab.replay.paper import paper_names, read_paper
 
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
     from drafttree.core import DraftTree, Layer, Sampling, Verdict
     from drafttree.core.errors import DraftTreeError
-    from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics, SpeedupLaw
+    from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics
     from drafttree.loading.load import load
+    from drafttree.measure.law import SpeedupLaw
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,7 @@ __all__ = [
     "verifiers",
 ]
 
-_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load")]
+_HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loading.load", "measure.law")]
 
 
 def __getattr__(name: str) -> Any:

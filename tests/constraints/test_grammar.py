@@ -23,7 +23,7 @@ from drafttree import Decoder
 from drafttree.constraints import grammar
 from drafttree.errors import ConfigError
 from drafttree.evaluation.certify import certify
-from drafttree.evaluation.reference import transformers_generate
+from drafttree.measure.reference import transformers_generate
 from drafttree.policies import Chain, DynaTree, Eagle, Talon, Template
 from drafttree.verifiers import RRS, LossyTypical, PointMass, RRSw, Traversal
 from testing.grammars import accepts

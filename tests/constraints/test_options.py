@@ -15,7 +15,7 @@ from drafttree import Decoder
 from drafttree.constraints.options import PROCESSOR_FACTORIES, ProcessorContext, ProcessorOptions, make_processors
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation.reference import transformers_generate
+from drafttree.measure.reference import transformers_generate
 from drafttree.models import TargetModel
 from drafttree.policies import Eagle, Talon
 from testing import tiny

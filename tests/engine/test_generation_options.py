@@ -19,7 +19,7 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.generation_options import RequestOptions, model_defaults
 from drafttree.errors import ConfigError, DraftTreeError
 from drafttree.evaluation.certify import certify
-from drafttree.evaluation.reference import transformers_generate
+from drafttree.measure.reference import transformers_generate
 from drafttree.models import TargetModel
 from drafttree.policies import Talon
 from helpers.stock_generate import StopAt

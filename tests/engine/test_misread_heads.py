@@ -12,8 +12,8 @@ import drafttree
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine.batching import Engine
-from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.measure.prompt_sets import shipped_prompts
 
 HEADS = ("eagle3", "mtp", "block", "hydra", "medusa")
 PROMPTS = shipped_prompts()[:4]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from drafttree import DraftTree
 from drafttree.core import Proposal, SeededRandomness
+from drafttree.core.tree import GrowthObserver, Rule
 from drafttree.drafters.session import draft_expand
 from drafttree.engine import grow
 from drafttree.engine.tree_growth import DraftRows
@@ -549,6 +550,67 @@ def test_limits_that_leave_out_nothing_changes_nothing():
         draft_all(Talon(width=3, budget=14), *worlds, max_levels=9, limits=gate)[0] for gate in (Open(), None)
     )
     assert list(map(paths_of, gated)) == list(map(paths_of, free))
+
+
+class Watcher(GrowthObserver):
+    """Notes what growth tells.
+
+    Attributes:
+        tokens: of the nodes that joined, the root first.
+        expanded: nodes whose children were chosen.
+        rules: why the other nodes were not expanded.
+    """
+
+    def __init__(self) -> None:
+        self.tokens, self.expanded, self.rules = [ROOT], [], {}
+
+    def guided(self, logits, seen):
+        """Told by who guides, which is not growth."""
+
+    def kept(self, frontier, layer, keep):
+        assert len(frontier) == len(keep) == len(layer.logprobs)
+        self.expanded += frontier
+
+    def joined(self, tokens, mask):
+        self.tokens += tokens[mask].tolist()
+
+    def ended(self, nodes, rule):
+        assert not self.rules.keys() & {*nodes}
+        self.rules |= dict.fromkeys(nodes, rule)
+
+
+WATCHED = {"free": {}, "limited": {"limits": OnlyTheBest()}, "drawn": {"proposal": Proposal.WITHOUT_REPLACEMENT}}
+
+
+@pytest.mark.parametrize("options", WATCHED.values(), ids=WATCHED)
+@every_policy
+def test_an_observer_is_told_of_every_node_that_it_is_expanded_or_why_not(name, options):
+    policy, worlds = small(name), [ToyPair(seed, 12) for seed in range(4)]
+    randomness = [SeededRandomness(seed, 12, torch.device("cpu")).at(7) for seed in range(4)]
+    options = {"max_levels": 5, "randomness": randomness, **options}
+    watchers = [Watcher(), Watcher(), None, Watcher()]
+    free, _ = draft_all(policy, *worlds, **options)
+    trees, _ = draft_all(policy, *worlds, **options, observers=watchers)
+    assert [(tree.tokens, tree.parents) for tree in trees] == [(tree.tokens, tree.parents) for tree in free]
+    for tree, watcher in zip(trees, watchers, strict=True):
+        if watcher:
+            assert sorted([*watcher.expanded, *watcher.rules]) == list(range(len(watcher.tokens)))
+            assert {*tree.tokens} <= {*watcher.tokens}
+            if tree.size == len(watcher.tokens):
+                assert [*tree.tokens] == watcher.tokens
+
+
+def test_an_observer_is_told_the_rule_that_ends_a_path():
+    def rules(policy, **options):
+        draft(policy, ToyPair(3, 6, 0.3), observers=[watcher := Watcher()], **options)
+        return {*watcher.rules.values()}
+
+    assert rules(Fixed(depth=2, breadth=2, threshold=0.0)) == {Rule.DEPTH}
+    assert rules(Fixed(depth=9, breadth=2, threshold=0.0), max_levels=2) == {Rule.DEPTH}
+    assert rules(Fixed(depth=9, breadth=3, threshold=0.0, budget=9)) == {Rule.BUDGET}
+    assert rules(Fixed(depth=9, breadth=2, threshold=0.3, budget=60)) == {Rule.EXPAND}
+    assert rules(OptTree(threshold=10, budget=4)) == {Rule.STOP}
+    assert rules(Fixed(depth=2, breadth=2, threshold=0.0), limits=OnlyTheBest()) == {Rule.EXPAND, Rule.DEPTH}
 
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_trees.json").read_text())

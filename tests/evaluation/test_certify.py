@@ -4,8 +4,9 @@ import torch
 import drafttree
 from drafttree.engine import Request
 from drafttree.errors import ConfigError, ContextError
-from drafttree.evaluation.certify import certify, fit
-from drafttree.evaluation.reference import find_difference, released, transformers_generate
+from drafttree.evaluation.certify import certify
+from drafttree.measure.prompt_encoding import fit
+from drafttree.measure.reference import find_difference, released, transformers_generate
 from drafttree.models import NAME
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]

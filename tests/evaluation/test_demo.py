@@ -7,8 +7,8 @@ from drafttree.core.machine_memory import MachineMemory
 from drafttree.errors import ConfigError
 from drafttree.evaluation import demo
 from drafttree.evaluation.demo import DRAFTED, PLAIN, DemoTarget, judge, load_demo
-from drafttree.evaluation.reference import Difference
-from drafttree.evaluation.shapes import Shape
+from drafttree.measure.reference import Difference
+from drafttree.measure.shapes import Shape
 from drafttree.models.native import kernels
 from testing.given_times import give_times
 

@@ -51,6 +51,16 @@ def test_a_worker_gives_the_records_that_are_written_without_ray(jobs):
     assert [record["line"] for record in found] == [22, 23, 24, 25]
 
 
+def test_a_worker_answers_requests_in_openais_form(tmp_path):
+    body = {"model": "mine", "prompt": WORDS[0], "max_tokens": 2}
+    (tmp_path / "in.jsonl").write_text(
+        json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body})
+    )
+    worker = Worker(lambda: drafttree.load(dtype="float32"), {}, 2, ["mine"])
+    (record,) = worker(blocks(read_jobs(tmp_path / "in.jsonl", "a command")))["record"]
+    assert json.loads(record)["response"]["body"]["usage"]["completion_tokens"] == 2
+
+
 def test_a_worker_loads_once_for_all_blocks(jobs):
     loads = []
     worker = Worker(lambda: loads.append(1) or drafttree.load(dtype="float32"), {"max_new_tokens": 2}, max_batch=2)

@@ -18,7 +18,7 @@ from drafttree.drafters import (
     MixedDrafter,
     PromptLookupDrafter,
 )
-from drafttree.errors import ConfigError, ModelError, TokenizerMismatch
+from drafttree.errors import ConfigError, ContextError, ModelError, TokenizerMismatch
 from drafttree.loading import (
     choose_drafter,
     find_device,
@@ -36,6 +36,21 @@ from testing import tiny
 from testing.tokenizers import words
 
 CPU = torch.device("cpu")
+
+
+def test_a_limit_of_the_context_holds_for_prompts_and_texts():
+    decoder = drafttree.load(drafter="none", max_model_len=20)
+    assert len(decoder.generate([5] * 12, max_new_tokens=8, ignore_eos=True).tokens) == 8
+    assert "exceed the model's context of 20" in told(ContextError, decoder.generate, [5] * 12, max_new_tokens=9)
+    assert "leaves no room" in told(ContextError, decoder.generate, [5] * 20)
+    decoder.target.module.lm_head.register_forward_hook(lambda *_: None)
+    decoder.generate([5], max_new_tokens=1)  # looks at the model anew
+    assert "context of 20" in told(ContextError, decoder.generate, [5] * 12, max_new_tokens=9)
+
+
+@pytest.mark.parametrize(("tokens", "message"), [(1, "at least 2"), ("9", "at least 2"), (4096, "context is 2048")])
+def test_a_context_that_the_model_does_not_have_is_refused(tokens, message):
+    assert message in told(ConfigError, drafttree.load, drafter="none", max_model_len=tokens)
 
 
 def resized(vocab: int, seed: int = 0) -> PreTrainedModel:

@@ -9,8 +9,8 @@ from transformers import GPT2Config, StableLmConfig
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
-from drafttree.evaluation.reference import find_difference, transformers_generate, transformers_model
 from drafttree.loading.inspect import inspect
+from drafttree.measure.reference import find_difference, transformers_generate, transformers_model
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native.native_backend import NativeBackend
 from helpers.refusals import told

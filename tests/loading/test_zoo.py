@@ -10,8 +10,8 @@ import drafttree
 from drafttree import Metrics
 from drafttree.drafters.formats.checkpoints import read_tensors
 from drafttree.errors import ModelError
-from drafttree.evaluation.prompt_sets import shipped_prompts
 from drafttree.loading import load_tokenizer, zoo
+from drafttree.measure.prompt_sets import shipped_prompts
 
 LIMIT = 36 * 10**6
 TEXTS = [

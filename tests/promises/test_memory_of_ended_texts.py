@@ -9,6 +9,7 @@ import pytest
 
 from drafttree import Decoder, Engine
 from drafttree.models import TreeCache
+from drafttree.verifiers import VERIFIERS
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, TARGET, small
 from testing.toy import ToyDrafter, ToyModel
@@ -82,6 +83,12 @@ def fail(decoder: Decoder) -> object:
     return "failed"
 
 
+def fail_in_list(decoder: Decoder) -> object:
+    with suppress(ArithmeticError):
+        return decoder.generate([PROMPT] * 3, max_new_tokens=12, max_batch=2, logits_processor=[fails])
+    return "failed"
+
+
 def submit(decoder: Decoder) -> object:
     return in_engine(decoder)
 
@@ -111,7 +118,9 @@ def in_engine(decoder: Decoder, then: Callable = lambda handle: None, **options)
 
 
 @pytest.mark.parametrize("policy", ["talon", "auto", "chain"])
-@pytest.mark.parametrize("write", [generate, generate_list, stream, leave_stream, fail, submit, cancel, fail_in_engine])
+@pytest.mark.parametrize(
+    "write", [generate, generate_list, stream, leave_stream, fail, fail_in_list, submit, cancel, fail_in_engine]
+)
 def test_nothing_keeps_the_rows_of_a_text(write, policy):
     target, drafter = Watched(), WatchedDrafter()
     decoder = toy_decoder(target, drafter, small(policy))
@@ -119,6 +128,17 @@ def test_nothing_keeps_the_rows_of_a_text(write, policy):
     assert kept is not None
     assert len(target.caches) >= 1
     assert (target.kept, sum(session() is not None for session in drafter.sessions)) == (0, 0)
+
+
+@pytest.mark.parametrize("verifier", [None, "traversal"])
+def test_nothing_keeps_the_random_numbers_of_a_text(verifier):
+    decoder = toy_decoder(Watched(), WatchedDrafter(), small("chain"), verifier and VERIFIERS[verifier])
+    request = decoder.new_request(PROMPT, max_new_tokens=12, temperature=1.0)
+    numbers = weakref.ref(request.randomness)
+    while not request.finish_reason:
+        decoder.step(request)
+    del request
+    assert numbers() is None
 
 
 def test_what_is_kept_for_reuse_is_bounded_and_goes_with_the_decoder():

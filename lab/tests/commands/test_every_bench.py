@@ -8,10 +8,8 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree_lab.commands import bench, bench_serve
-from drafttree_lab.experiment import lookup, memory
-from drafttree_lab.experiment.memory import MemoryUse
-from drafttree_lab.micro import expansion, products
+from drafttree_lab.bench import memory, micro, serve
+from drafttree_lab.commands import bench
 from testing.command_line import run
 from testing.held_server import held_server
 
@@ -20,25 +18,14 @@ TEXTS = [*SHORT, "--max-new-tokens", 4]
 ONCE = [*TEXTS, "--repeats", 1]
 CHAIN = ["--policies", "chain"]
 DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temperatures", "1"]
+MICRO = ["--vocab", "30", "--nodes", "2", "--hidden", 8, "--repeats", 1, "--trees", 1]
 BENCHES = {
     "acceptance": [*SHORT, "--drafter", "embedded-draft", *DRAWN],
-    "auto": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4, "--sizes", "own"],
-    "batch": [*ONCE, "--batches", "1,2", "--budgets", "2", "--no-transformers"],
-    "calibration": ["--drafters", "lookup", "--sets", "books", "--limit", 1, "--max-new-tokens", 4],
-    "drafters": [*TEXTS, *CHAIN, "--drafters", "lookup"],
-    "exact-text": [*ONCE, *CHAIN, "--dtype", "bfloat16"],
-    "expansion": ["--vocab", "30", "--alpha", "0.7", "--repeats", 1, *CHAIN],
-    "forced": ["--drafter", "embedded-eagle3", "--max-new-tokens", 12, "--repeats", 1],
-    "law": [*ONCE, *CHAIN, "--no-peers"],
-    "lookup": [*ONCE, *CHAIN],
+    "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
+    "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
+    "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
-    "overhead": [*ONCE, *CHAIN],
-    "peers": [*ONCE, "--peers", "transformers", "--dtypes", "float32", "--methods", "lookup", "--passes", "1,2"],
-    "policies": [*ONCE, *CHAIN],
-    "products": ["--repeats", 1, "--inflate", "none"],
-    "quantize": SHORT,
     "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
-    "verifiers": ["--nodes", "2", "--vocab", "30", "--hidden", 8, "--repeats", 1, "--verifiers", "coupled"],
 }
 
 
@@ -46,13 +33,11 @@ BENCHES = {
 def small(monkeypatch):
     """Costs and memory that need not be measured, small sizes, and one server where two would be started."""
     monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
-    monkeypatch.setattr(memory, "measure_in_process", lambda *_: MemoryUse(10_000_000, 30_000_000, 0, 0, 4))
-    monkeypatch.setattr(lookup, "CONTEXTS", (64, 128))
-    monkeypatch.setattr(expansion, "WARM_UP", 1)
-    for name, value in {"INPUTS": 64, "OUTPUTS": 96, "LAYERS": 2, "ROWS": (1, 3), "CONTEXT": 4}.items():
-        monkeypatch.setattr(products, name, value)
+    use = {"loaded": 10_000_000, "peak": 30_000_000, "device_loaded": 0, "device_peak": 0, "tokens": 4}
+    monkeypatch.setattr(memory, "measure_memory", lambda *_: use)
+    monkeypatch.setattr(micro, "WARM_UP", 1)
     with held_server() as held:
-        monkeypatch.setattr(bench_serve, "_served", lambda arguments: nullcontext(held.address))
+        monkeypatch.setattr(serve, "_served", lambda arguments: nullcontext(held.address))
         yield
 
 
@@ -64,7 +49,7 @@ def numbers(value):
 
 
 def test_no_bench_is_missing():
-    assert {command.name for command in bench.app.registered_commands} == set(BENCHES)
+    assert {command.name for command in bench.app.registered_commands if not command.hidden} == set(BENCHES)
 
 
 @pytest.mark.usefixtures("quick", "small")

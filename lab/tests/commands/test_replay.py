@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, RunStore
-from drafttree_lab.replay import replay_target
+from drafttree.measure.run_store import RUNS, RunStore
+from drafttree_lab.replay import run as replay_run
 from testing.command_line import complaint, run
 
 TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only"]
@@ -14,7 +14,7 @@ TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only"]
 @pytest.fixture
 def quick_target(embedded, monkeypatch):
     """The embedded target, loaded once."""
-    monkeypatch.setattr(replay_target, "load", lambda *_, **__: embedded.plain())
+    monkeypatch.setattr(replay_run, "load", lambda *_, **__: embedded.plain())
 
 
 @pytest.mark.usefixtures("quick_target")
@@ -79,10 +79,26 @@ def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
 
 
 def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
-    monkeypatch.setattr(replay_target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(replay_run, "load", lambda *_, **__: pytest.fail("a model is loaded"))
     assert run("replay", "list").stdout.count("\n") > 50
     shown = run("replay", "list", "talon/1", "traversal/2").stdout.splitlines()
     assert [line.split()[0] for line in shown] == ["result", "talon/1", "traversal/2"]
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_the_name_of_the_command_may_be_left_out_whatever_stands_first(tmp_path):
+    tables = []
+    for number, command in enumerate((["run", "talon/fig7", *TINY], [*TINY, "talon/fig7"], ["talon/fig7", *TINY])):
+        shown = run("replay", *command, "--points", 1, "--out", tmp_path / str(number), "--json")
+        tables.append(json.loads(shown.stdout)["results"])
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_the_help_names_the_commands_and_how_to_run_everything():
+    shown = run("replay", "--help").stdout
+    assert "drafttree replay all --minutes 40" in shown
+    assert all(f"\n  {name} " in shown for name in ("run", "list", "report", "map"))
+    assert "--counts-only" in run("replay", "run", "--help").stdout
 
 
 def test_the_list_says_what_does_not_ship_and_why():
@@ -114,12 +130,15 @@ def test_a_result_on_a_part_of_a_set_says_so(tmp_path):
         (["talon", "--cost", "free"], "--cost is 'free'"),
         (["talon", "--inflate", "9t"], "unknown shape '9t'"),
         (["talon", "--data", "nowhere"], "--data 'nowhere' is no folder"),
-        (["report"], "report takes one folder, not 0"),
+        ([], "Missing argument 'what'"),
+        (["report", "one", "two"], "unexpected extra argument(s) (two)"),
+        (["list", "--minutes", "2"], "No such option: --minutes"),
+        (["--limit", "0", "talon"], "--limit"),
         (["report", "nowhere"], "nowhere: no results of a replay in it"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr(replay_target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(replay_run, "load", lambda *_, **__: pytest.fail("a model is loaded"))
     assert said in complaint(capsys, "replay", *arguments)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -134,6 +135,61 @@ async def large_numbers(address: str) -> Answers:
     return await post_all(address, [b'{"prompt": "x", "max_tokens": %s}' % (b"9" * 5000), number])
 
 
+def listed(path: str, item: bytes, count: int) -> tuple[str, bytes]:
+    """A route, and a body for it whose list has many equal items."""
+    field = {COMPLETIONS: b"prompt", "/v1/responses": b"input"}.get(path, b"messages")
+    return path, b'{"%s": [%s]}' % (field, b",".join([item] * count))
+
+
+async def large_bodies(address: str) -> Answers:
+    """Ten bodies at once, near the limit of bytes, whose objects would take seconds to make or to refuse."""
+    text = json.dumps("a" * 3_800_000).encode()
+    bodies = [
+        listed(CHAT, b"{}", 1_300_000),
+        listed("/v1/messages", b"[]", 1_300_000),
+        listed("/v1/responses", b'{"role":1}', 350_000),
+        listed(COMPLETIONS, b"7", 2_000_000),
+        listed(COMPLETIONS, b"[1]", 970_000),
+        (CHAT, b'{"messages": %s}' % (b"[" * 2_000_000)),
+        (CHAT, b"{%s}" % b",".join(b'"k%d": 0' % place for place in range(320_000))),
+        (CHAT, b'{"messages": [{"role": "user", "content": %s}]}' % text.replace(b"aaaaaa", b"\\ud800")),
+        (COMPLETIONS, b'{"prompt": "x", "max_tokens": %s}' % (b"9" * 3_800_000)),
+        (CHAT, b'{"messages": [{"role": "user", "content": "x"}], "tools": [%s]}' % b",".join([b"{}"] * 1_200_000)),
+    ]
+    return Counter(await asyncio.gather(*(post(address, path, body) for path, body in bodies)))
+
+
+class HealthProbe(Thread):
+    """Asks for `/health` all the while, in a thread of its own.
+
+    Args:
+        address: of the server.
+
+    Attributes:
+        seconds: what each answer took.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address, self._over = address, Event()
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._address, timeout=60) as client:
+            while not self._over.wait(0.02):
+                begun = time.perf_counter()
+                assert client.get("/health").status_code == 200
+                self.seconds.append(time.perf_counter() - begun)
+
+    def __enter__(self) -> "HealthProbe":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
 @dataclass(frozen=True)
 class Attack:
     """What hostile clients do to a server.
@@ -159,6 +215,7 @@ ATTACKS = [
     Attack("another Host", foreign_host, ("421",)),
     Attack("64 requests that do not arrive", half_requests, ("closed",)),
     Attack("a request with n=128", many_texts, ("200",)),
+    Attack("10 bodies of millions of items", large_bodies, ("400", "413")),
     Attack("numbers of 400 and 5,000 digits", large_numbers, ("400",)),
 ]
 

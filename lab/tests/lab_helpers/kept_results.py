@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drafttree_lab.replay.judge import Judgement, Outcome, Verdict
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import paper_names, read_paper
-from drafttree_lab.replay.results_folder import KeptResult
-from drafttree_lab.replay.summary import Entry, ResultSummary
-from drafttree_lab.replay.verdict import Judgement, Outcome, Verdict
+from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 
 HOSTILE = '<script>alert("1")</script> & $\\frac'
 """A name that is no HTML, no XML and no formula."""

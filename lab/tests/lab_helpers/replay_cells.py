@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.experiment import Experiment
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.measured import Measured
-from drafttree_lab.replay.task import Task, WayTimes
-from drafttree_lab.replay.text_cell import TextCounts, TextTimes
+from drafttree_lab.replay.plan import Experiment, Task
+from drafttree_lab.replay.text_cell import TextCounts, TextTimes, WayTimes
 
 
 def counted(accepted: Sequence[int], *, looping: bool = False, ranks: Sequence[list[int]] | None = None) -> TextCounts:

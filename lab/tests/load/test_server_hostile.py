@@ -10,22 +10,24 @@ from contextlib import suppress
 import pytest
 
 from drafttree.engine.batching.engine import IDLE_SECONDS
-from lab_helpers.hostile import ATTACKS, UNREAD, Attack, PlainStreams, constrained, memory_of, post_all
+from lab_helpers.hostile import ATTACKS, UNREAD, Attack, HealthProbe, PlainStreams, constrained, memory_of, post_all
 from testing.held_server import ask
 from testing.live_server import serve_process
 
-TIMES, MORE = 2, 2.0
+TIMES, MORE = 2, 0.5
 """A plain stream takes so many times as long as without the attack and so many seconds more, at most."""
+HEALTH = 0.1
+"""Seconds that `/health` may take more than without the attack."""
 STAYS = 50e6
 """Bytes that may stay behind an attack."""
 GRACE = 10.0
 """Seconds from SIGTERM to the end."""
-ROW = "{:40} {:32} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9}"
+ROW = "{:40} {:32} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9}"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def heading():
-    print("\n" + ROW.format("", "", "alone", "beside", "limit", "before", "behind", "SIGTERM"))
+    print("\n" + ROW.format("", "", "alone", "beside", "limit", "health", "before", "behind", "SIGTERM"))
 
 
 @pytest.mark.slow
@@ -46,20 +48,24 @@ async def measure(attack: Attack, process, address: str) -> None:
     streams = PlainStreams(address)
     await post_all(address, [constrained(regex="[a-z]{4}")])  # starts what compiles grammars
     await streams.read(1)
-    alone = statistics.median(await streams.read(3))
+    with HealthProbe(address) as quiet:
+        alone = statistics.median(await streams.read(3))
     before = await settled_memory(process.pid)
-    async with streams.reading() as seconds:
-        answers = await attack.act(address)
+    with HealthProbe(address) as health:
+        async with streams.reading() as seconds:
+            answers = await attack.act(address)
     beside, behind = max(seconds), await settled_memory(process.pid)
     ended = await seconds_to_end(attack, process, address)
 
     told = ", ".join(f"{count} x {answer}" for answer, count in answers.items())
     limit = TIMES * alone + MORE
     times = [f"{seconds:.1f} s" for seconds in (alone, beside, limit)]
+    healthy, slowest = max(quiet.seconds), max(health.seconds)
     memory = [f"{size / 1e6:.0f} MB" for size in (before, behind)]
-    print(ROW.format(attack.name, told, *times, *memory, f"{ended:.1f} s"))
+    print(ROW.format(attack.name, told, *times, f"{1000 * slowest:.0f} ms", *memory, f"{ended:.1f} s"))
     assert all(answer.startswith(attack.expected) for answer in answers)
     assert beside <= limit
+    assert slowest <= healthy + HEALTH
     assert behind - before <= STAYS
     assert process.returncode == 0
     assert ended <= GRACE

@@ -3,7 +3,7 @@
 import pytest
 
 from drafttree.errors import ModelError
-from drafttree.evaluation.reference import find_difference, transformers_generate, transformers_model
+from drafttree.measure.reference import find_difference, transformers_generate, transformers_model
 from drafttree_lab.peers import llama_cpp as llama_cpp_peer
 from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.peers.llama_cpp import LlamaCpp
@@ -89,9 +89,9 @@ def test_llama_cpp_writes_texts_together_as_alone(embedded, opened, monkeypatch)
     monkeypatch.setattr(
         program._library, "llama_sampler_sample", lambda *rest: sampled.append(sample(*rest)) or sampled[-1]
     )
-    run = program.generate_together(prompts, 8)
-    assert [text.tokens for text in run.texts] == [8] * 3
-    assert all(len(text.gaps) == 7 and text.first_token > 0 for text in run.texts)
+    texts, times = program.generate_together(prompts, 8)
+    assert [len(text) for text in texts] == [8] * 3
+    assert all(len(own) == 8 and own == sorted(own) and own[0] > 0 for own in times)
     together, sampled = sorted(sampled), []
     alone = [token for prompt in prompts for token in program.generate(prompt, 8).tokens]
     assert together == sorted(alone)

@@ -3,9 +3,8 @@
 import pytest
 
 from drafttree.policies import Chain, Talon
-from drafttree_lab.replay.experiment import Block, Experiment, Setting
 from drafttree_lab.replay.paper import Result
-from drafttree_lab.replay.replay_method import ReplayMethod
+from drafttree_lab.replay.plan import Block, Experiment, ReplayMethod, Setting
 from testing.command_line_fixtures import embedded
 from testing.costs import toy_decoder
 from testing.small_trees import DRAFT, TARGET

@@ -3,8 +3,8 @@
 import pytest
 
 from drafttree.errors import ConfigError
-from drafttree.evaluation.method import Method
-from drafttree.evaluation.method_decoders import make_decoders
+from drafttree.measure.method import Method
+from drafttree.measure.method_decoders import make_decoders
 from drafttree_lab.replay.assisted import AssistedGeneration
 
 OPTIONS = {"max_new_tokens": 24, "seed": 0, "ignore_eos": True}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafttree_lab.replay.jackknife import Jackknife
-from drafttree_lab.replay.verdict import LEAST_PROMPTS
+from drafttree_lab.replay.intervals import Jackknife
+from drafttree_lab.replay.judge import LEAST_PROMPTS
 
 REPLAYS = 600
 TRUTH = 1.2

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from drafttree_lab.replay import main_claims
-from drafttree_lab.replay.main_claims import correct_main_claims, count_main_claims
-from drafttree_lab.replay.summary import summarise
-from drafttree_lab.replay.verdict import Judgement, Verdict
+from drafttree_lab.replay import judge
+from drafttree_lab.replay.judge import Judgement, Verdict, count_main_claims
+from drafttree_lab.replay.results import correct_main_claims, summarise
 from lab_helpers.replay_cells import measured
 
 
@@ -35,7 +34,7 @@ def test_there_are_sixteen():
 
 
 def test_claims_of_all_results_are_corrected_together_and_others_are_not(summary, monkeypatch):
-    monkeypatch.setattr(main_claims, "count_main_claims", lambda: 4)
+    monkeypatch.setattr(judge, "count_main_claims", lambda: 4)
     results = [summary("one/1", 0.012, 0.04), summary("two/1", 0.02, 0.04)]
     # Holm for four: 4 * 0.012 = 0.048, 3 * 0.02 = 0.06
     assert outcomes(correct_main_claims(results)) == [["reproduced", "reproduced"], ["undecided", "reproduced"]]
@@ -45,7 +44,7 @@ def test_claims_of_all_results_are_corrected_together_and_others_are_not(summary
 
 
 def test_times_and_counts_are_corrected_apart(summary, monkeypatch):
-    monkeypatch.setattr(main_claims, "count_main_claims", lambda: 2)
+    monkeypatch.setattr(judge, "count_main_claims", lambda: 2)
     (one,) = [summary("one/1", 0.02, 0.04)]
     (first, other) = one.verdicts
     timed = replace(one, verdicts=[replace(first, by_time=replace(first.by_counts, p=0.03)), other])

@@ -6,10 +6,9 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.policies import Chain
-from drafttree_lab.replay.experiment import Block, Setting
+from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.paper import Bound, Comparison, Trend
-from drafttree_lab.replay.pass_costs import PassCosts
-from drafttree_lab.replay.replay_method import ReplayMethod
+from drafttree_lab.replay.plan import Block, ReplayMethod, Setting
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 
 AUTOREGRESSIVE = plain(4)

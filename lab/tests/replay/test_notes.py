@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from drafttree.evaluation.run_store import RunStore
+from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.paper import Published
-from drafttree_lab.replay.summary import summarise
+from drafttree_lab.replay.results import summarise
 
 
 def summary(experiment, folder, **options):

@@ -4,15 +4,13 @@ from dataclasses import replace
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.evaluation.method import Method
+from drafttree.measure.method import Method
 from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
-from drafttree_lab.experiment.acceptance import bench_acceptance
-from drafttree_lab.experiment.memory import MemoryUse
+from drafttree_lab.bench.acceptance import measure_acceptance as bench_acceptance
 from drafttree_lab.replay import other_kinds
-from drafttree_lab.replay.experiment import Block, Setting
 from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
-from drafttree_lab.replay.task import Task
+from drafttree_lab.replay.plan import Block, Setting, Task
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel
 
@@ -41,7 +39,7 @@ def test_accepted_tokens_are_those_of_the_bench(experiment):
     decoder, options = make_decoder(WAYS["token"]), {"temperatures": [1.0], "rounds": CONTEXTS, "seed": 5}
     shapes = {"fixed:depth=3,breadth=2": POLICY, "chain:depth=2": Chain(depth=2)}
     result = bench_acceptance(decoder, [prompt], shapes=[*shapes.values()], verifiers=["rrsw", "traversal"], **options)
-    fixed, chain = (row.tokens for row in result.rows)
+    fixed, chain = (row["tokens"] for row in result["rows"])
     assert found == {
         "AR": (1.0, 1.0),
         "token": (fixed["rrsw"].mean, 1.0),
@@ -53,13 +51,13 @@ def test_accepted_tokens_are_those_of_the_bench(experiment):
 
 def test_growth_is_told_in_milliseconds(experiment, monkeypatch):
     asked = []
-    bench = other_kinds.bench_expansion
+    bench = other_kinds.time_growth
 
     def short(policies, **options):
         asked.append(options)
         return bench(policies, repeats=2, **options)
 
-    monkeypatch.setattr(other_kinds, "bench_expansion", short)
+    monkeypatch.setattr(other_kinds, "time_growth", short)
     ways = {name: WAYS[name] for name in ("AR", "chain")}
     found = measure_expansion(task(experiment, ways, "vocab=30,alpha=0.7", "expansion"))
     assert asked == [{"vocabs": [30], "alphas": [0.7]}]
@@ -70,11 +68,11 @@ def test_growth_is_told_in_milliseconds(experiment, monkeypatch):
 def test_memory_is_told_in_mebibytes_each_method_in_its_own_process(experiment, monkeypatch):
     asked = []
 
-    def measure(setting, spec):
-        asked.append((setting.target, setting.options["max_new_tokens"], spec))
-        return MemoryUse(loaded=0, peak=2**21, device_loaded=0, device_peak=0, tokens=24)
+    def measure(spec, task):
+        asked.append((task["target"], task["options"]["max_new_tokens"], spec))
+        return {"loaded": 0, "peak": 2**21, "device_loaded": 0, "device_peak": 0, "tokens": 24}
 
-    monkeypatch.setattr(other_kinds, "measure_in_process", measure)
+    monkeypatch.setattr(other_kinds, "measure_method", measure)
     ways = {name: WAYS[name] for name in ("AR", "chain")}
     found = measure_memory(task(experiment, ways, kind="memory"), [1, 2], "their/model", "float32", "cpu", 0)
     assert found == {"AR": (2.0, 1.0), "chain": (2.0, 1.0)}

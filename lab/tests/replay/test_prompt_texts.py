@@ -7,8 +7,8 @@ import re
 import pytest
 
 from drafttree.errors import InputError
+from drafttree_lab.replay.inputs import read_prompt_texts
 from drafttree_lab.replay.paper import paper_names, read_paper
-from drafttree_lab.replay.prompt_texts import read_prompt_texts
 
 SETS = {(paper, name): each for paper in paper_names() for name, each in read_paper(paper).sets.items()}
 

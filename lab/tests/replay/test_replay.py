@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from drafttree.errors import ModelError
-from drafttree.evaluation import json_lines
-from drafttree.evaluation.json_lines import UnwritableError
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.measure import json_lines
+from drafttree.measure.json_lines import UnwritableError
+from drafttree.measure.run_store import RUNS, RunStore
 from drafttree.policies import Chain, DynaTree
 from drafttree.verifiers import RRSw
-from drafttree_lab.replay.experiment import Block
-from drafttree_lab.replay.replay import run_replay
-from drafttree_lab.replay.replay_method import ReplayMethod
+from drafttree_lab.replay.plan import Block, ReplayMethod
+from drafttree_lab.replay.run import run_replay
 from testing.costs import toy_decoder
 from testing.small_trees import TARGET
 from testing.toy import ToyModel, greedy_text
@@ -36,7 +35,7 @@ def counts(folder):
 
 
 def test_every_way_is_counted_and_timed_on_every_prompt(experiment, prompts, make_decoder, tmp_path):
-    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path))
     assert (found.done, found.tasks) == (10, 10)
     taus = {(entry.method, entry.set): entry.measured for entry in found.entries if entry.metric == "tau"}
     assert set(taus) == {(method, name) for method in ("chain", "tree") for name in ("a", "b")}
@@ -45,7 +44,7 @@ def test_every_way_is_counted_and_timed_on_every_prompt(experiment, prompts, mak
 
 
 def test_tau_is_that_of_the_texts_rounds(experiment, prompts, make_decoder, tmp_path):
-    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path))
     made = make_decoder(ReplayMethod("toy", Chain(depth=3)))
     texts = [made.generate(ids, max_new_tokens=24, temperature=0.0, seed=0).metrics for ids in prompts["toy", "a"]]
     wanted = sum(text.tokens for text in texts) / sum(len(text.rounds) for text in texts)
@@ -54,7 +53,7 @@ def test_tau_is_that_of_the_texts_rounds(experiment, prompts, make_decoder, tmp_
 
 
 def test_a_claim_has_a_verdict_over_all_sets(experiment, prompts, make_decoder, tmp_path):
-    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path)).results
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, store(tmp_path))
     (verdict,) = found.verdicts
     assert verdict.by_counts.prompts == 10
     assert verdict.by_counts.low <= verdict.by_counts.estimate <= verdict.by_counts.high
@@ -96,11 +95,9 @@ def test_a_replay_cut_short_goes_on_to_the_same_counts(experiment, prompts, make
 def test_counts_only_times_nothing_and_shares_counts_among_results(experiment, prompts, make_decoder, tmp_path):
     other = replace(experiment, name="2")
     found = run_replay([experiment, other], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
-    assert [each.done for each in found.results] == [10, 10]
+    assert [each.done for each in found] == [10, 10]
     assert len((tmp_path / RUNS).read_text().splitlines()) == 3 * 10
-    assert not [
-        entry for each in found.results for entry in each.entries if entry.metric == "speedup" and entry.measured
-    ]
+    assert not [entry for each in found for entry in each.entries if entry.metric == "speedup" and entry.measured]
 
 
 def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path):
@@ -111,7 +108,7 @@ def test_another_text_ends_the_table(experiment, prompts, make_decoder, tmp_path
 
     for _ in range(2):  # a second command finds the same in what is kept
         kept = store(tmp_path)
-        (found,) = run_replay([experiment], prompts, make, no_measure, kept).results
+        (found,) = run_replay([experiment], prompts, make, no_measure, kept)
         assert found.notes[0].startswith("chain wrote another text than AR after prompt 0 of a")
         assert (found.done, found.tasks) == (1, 10)
 
@@ -124,7 +121,7 @@ def test_a_method_that_fails_ends_its_table_alone(experiment, prompts, make_deco
 
     ways = {**experiment.blocks[0].ways, "chain": ReplayMethod("broken", Chain())}
     broken = replace(experiment, name="2", blocks=[replace(experiment.blocks[0], ways=ways)])
-    ended, whole = run_replay([broken, experiment], prompts, make, no_measure, store(tmp_path), timed=False).results
+    ended, whole = run_replay([broken, experiment], prompts, make, no_measure, store(tmp_path), timed=False)
     assert (ended.done, ended.notes) == (0, ["the drafter 'broken' is none"])
     assert (whole.done, whole.notes) == (10, [])
 
@@ -153,14 +150,14 @@ def test_a_law_preserving_verifier_may_write_another_text(experiment, prompts, m
     ways = {"AR": ReplayMethod(None, Chain()), "sampled": ReplayMethod("toy", Chain(depth=3), RRSw)}
     settings = [replace(block.setting, temperature=1.0) for block in experiment.blocks]
     sampled = replace(experiment, blocks=[Block(setting, None, ways) for setting in settings])
-    (found,) = run_replay([sampled], prompts, make_decoder, no_measure, store(tmp_path)).results
+    (found,) = run_replay([sampled], prompts, make_decoder, no_measure, store(tmp_path))
     assert not found.notes
     assert found.done == found.tasks
 
 
 def test_when_the_minutes_are_over_nothing_begins(experiment, prompts, make_decoder, tmp_path):
     kept = store(tmp_path, minutes=1e-9)
-    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, kept).results
+    (found,) = run_replay([experiment], prompts, make_decoder, no_measure, kept)
     assert kept.out_of_time
     assert found.done == 0
     assert found.verdicts[0].by_counts.outcome == "not run"
@@ -184,7 +181,7 @@ def test_other_kinds_are_measured_once_per_prompt_and_judged(experiment, prompts
 
     for _ in range(2):
         kept = store(tmp_path)
-        (found,) = run_replay([replace(experiment, result=result)], prompts, make_decoder, measure, kept).results
+        (found,) = run_replay([replace(experiment, result=result)], prompts, make_decoder, measure, kept)
     assert len(asked) == len(set(asked)) == 10
     assert (found.done, found.verdicts[0].by_counts.outcome) == (10, "reproduced")
     own = next(each.measured for each in found.entries if (each.method, each.set) == ("tree", "a"))
@@ -198,13 +195,13 @@ def test_memory_and_growth_are_measured_on_one_prompt(experiment, prompts, make_
         return dict.fromkeys(task.block.ways, (100.0, 1.0))
 
     planned = [replace(experiment, result=result)]
-    (found,) = run_replay(planned, prompts, make_decoder, measure, store(tmp_path)).results
+    (found,) = run_replay(planned, prompts, make_decoder, measure, store(tmp_path))
     assert (found.done, found.tasks) == (2, 2)
 
 
 def test_methods_that_are_missing_are_told(experiment, prompts, make_decoder, tmp_path):
     absent = replace(experiment, missing={"tree": "no drafter stands for it"})
-    (found,) = run_replay([absent], prompts, make_decoder, no_measure, store(tmp_path), timed=False).results
+    (found,) = run_replay([absent], prompts, make_decoder, no_measure, store(tmp_path), timed=False)
     assert (found.verdicts[0].by_counts.outcome, found.verdicts[0].by_counts.said) == (
         "not run",
         "no drafter stands for it",
@@ -264,7 +261,7 @@ def test_the_text_of_another_target_need_not_be_the_same(experiment, prompts, ma
 
     ways = {"AR": ReplayMethod(None, Chain()), "window": ReplayMethod(None, Chain(), lossy_window=4)}
     one = replace(experiment, blocks=[replace(experiment.blocks[0], ways=ways)])
-    (found,) = run_replay([one], prompts, make, no_measure, store(tmp_path), timed=False).results
+    (found,) = run_replay([one], prompts, make, no_measure, store(tmp_path), timed=False)
     assert (found.done, found.notes) == (5, [])
 
 

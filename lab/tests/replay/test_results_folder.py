@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from drafttree.errors import InputError
-from drafttree_lab.replay.results_folder import FOLDER, read_results, write_results
-from drafttree_lab.replay.summary import summarise
+from drafttree_lab.replay.results import FOLDER, read_results, summarise, write_results
 from lab_helpers.replay_cells import counted, measured
 
 

@@ -3,19 +3,19 @@
 import pytest
 
 from drafttree.errors import ConfigError
-from drafttree_lab.replay.roles import find_roles, parse_roles
+from drafttree_lab.replay.inputs import find_roles, parse_roles
 
 
 def test_on_the_embedded_target_roles_have_stand_ins():
-    found = find_roles(["talon"], "embedded", {})
-    assert found.drafters["EAGLE-3"] == "embedded-eagle3"
-    assert not set(found.missing) & set(found.drafters)
+    drafters, missing = find_roles(["talon"], "embedded", {})
+    assert drafters["EAGLE-3"] == "embedded-eagle3"
+    assert not set(missing) & set(drafters)
 
 
 def test_on_another_target_only_given_roles_are_filled():
-    found = find_roles(["talon"], "their/model", {"SD": "their/draft"})
-    assert found.drafters == {"SD": "their/draft"}
-    assert "name one with --as EAGLE-3=DRAFTER" in found.missing["EAGLE-3"]
+    drafters, missing = find_roles(["talon"], "their/model", {"SD": "their/draft"})
+    assert drafters == {"SD": "their/draft"}
+    assert "name one with --as EAGLE-3=DRAFTER" in missing["EAGLE-3"]
 
 
 def test_an_unknown_role_suggests_the_nearest():

@@ -1,6 +1,6 @@
 """The Markdown table of claims, from results made by hand."""
 
-from drafttree_lab.report import write_report
+from drafttree_lab.report.page import write_report
 from lab_helpers.kept_results import judgement, kept, summary, verdict
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from drafttree_lab.report import write_report
+from drafttree_lab.report.page import write_report
 from lab_helpers.kept_results import FIGURES, entry, every_result, judgement, kept, summary, verdict
 from testing.browser import CHROMIUM, BrowserPage
 

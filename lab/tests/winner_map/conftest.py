@@ -4,9 +4,9 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.winner_map.agreement import KnownText
-from drafttree_lab.winner_map.text_runs import TextRuns
+from drafttree.measure.run_store import RunStore
+from drafttree_lab.winner_map.graded import KnownText
+from drafttree_lab.winner_map.winner_map import TextRuns
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel, greedy_text
 

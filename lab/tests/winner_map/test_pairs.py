@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafttree_lab.winner_map.pairs import PublishedPair, place, published_costs, published_pairs
+from drafttree_lab.winner_map.published import PublishedPair, place, published_costs, published_pairs
 
 
 def pair(tau):

@@ -4,9 +4,9 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy
-from drafttree_lab.replay.pass_costs import PassCosts
-from drafttree_lab.winner_map.questions import Question, Ratio, answer, questions, verdict
-from winner_map.test_cost_grid import counts
+from drafttree_lab.replay.costs import PassCosts
+from drafttree_lab.winner_map.published import Question, Ratio, answer, questions, verdict
+from winner_map.test_grid_costs import counts
 
 FAST = [counts([4, 4], [9, 9], [2, 2]), counts([3, 5], [9, 9], [2, 2]), counts([4, 4], [9, 9], [2, 2])]
 SLOW = [counts([2] * 4, [5] * 4, [2] * 4), counts([2] * 4, [5] * 4, [2] * 4), counts([1, 3] * 2, [5] * 4, [2] * 4)]

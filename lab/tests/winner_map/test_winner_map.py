@@ -2,11 +2,10 @@
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS, RunStore
+from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.winner_map import winner_map
-from drafttree_lab.winner_map.cost_grid import GridCosts, cost_grid
-from drafttree_lab.winner_map.families import PLAIN, families
-from drafttree_lab.winner_map.winner_map import count_steps, policies, run_map
+from drafttree_lab.winner_map.published import PLAIN, families
+from drafttree_lab.winner_map.winner_map import GridCosts, cost_grid, count_steps, policies, run_map
 from testing.small_trees import TARGET
 from testing.toy import greedy_text
 from winner_map.conftest import LENGTH, PROMPTS
@@ -33,7 +32,7 @@ def test_points_follow_from_the_kept_counts(make_runs):
         for name, settings in families().items():
             speeds = {}
             for policy in settings:
-                texts = runs.found(point.agreement, policy)
+                texts = [runs.counts(runs.grade(point.agreement), policy, prompt) for prompt in PROMPTS]
                 rounds = [each for text in texts for each in zip(text.nodes, text.passes, strict=True)]
                 spent = sum(1 + point.costs.slope * (n - 1) + point.costs.draft * passes for n, passes in rounds)
                 speeds[policy] = sum(len(text.tokens) for text in texts) / spent
@@ -51,7 +50,7 @@ def test_every_text_is_plain_decodings(make_runs):
     expected = [greedy_text(TARGET, prompt, LENGTH) for prompt in PROMPTS]
     assert [runs.plain(prompt).tokens for prompt in PROMPTS] == expected
     for costs in winner_map.cost_grid():
-        texts = runs.found_auto(0.5, costs)
+        texts = runs.auto_counts(runs.grade(0.5), costs)
         assert [text.tokens for text in texts] == expected
 
 

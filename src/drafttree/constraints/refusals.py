@@ -1,7 +1,8 @@
 """What requests may ask for that changes no text, what is lowered to what there is, and what is refused, and why.
 
 One table for every face of drafttree: transformers' `generate`, the server's APIs, and Dynamo's frontend. The server
-makes fields of its requests from it (`interfaces/server/fields.py`). `docs/options.md` and `docs/server.md` show it.
+makes fields of its requests from it (`interfaces/server/fields.py`). `docs/options.md` and
+`docs/server-reference.md` show it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -5,9 +5,7 @@ the device.
 """
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from functools import lru_cache
 
 from drafttree.core.lazy import Tensor, torch
@@ -140,7 +138,7 @@ class SeededRandomness(Randomness):
         # Shared by all rounds of the text.
         self._gumbel: dict[int, Tensor] = {}
         self._streams: dict[tuple[str, int], tuple[int, Tensor]] = {}
-        self._accepts, self._bonus = self._numbers("accept", 0), self._numbers("bonus", 0)
+        self._asked: dict[str, tuple[int, list[float]]] = {}  # runs asked in this round, and what is left of them
 
     def at(self, position: int) -> "SeededRandomness":
         if self._gumbel and min(self._gumbel) <= position - self._span:
@@ -148,8 +146,7 @@ class SeededRandomness(Randomness):
                 del self._gumbel[passed]
         made = object.__new__(type(self))  # what `copy` does, which takes four times as long
         vars(made).update(vars(self))
-        made._position = position
-        made._accepts, made._bonus = self._numbers("accept", position), self._numbers("bonus", position)
+        made._position, made._asked = position, {}
         return made
 
     def gumbel(self, depth: int) -> Tensor:
@@ -161,10 +158,10 @@ class SeededRandomness(Randomness):
         return self._gumbel[position].clone()  # later rounds use the row, too
 
     def accept(self, probability: Tensor | float) -> bool:
-        return next(self._accepts) < float(probability)
+        return self._next("accept") < float(probability)
 
     def draw(self, distribution: Tensor) -> int:
-        return int(draw(distribution, distribution.new_full((), next(self._bonus), dtype=torch.float64)))
+        return int(draw(distribution, distribution.new_full((), self._next("bonus"), dtype=torch.float64)))
 
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
@@ -175,10 +172,13 @@ class SeededRandomness(Randomness):
         shares = row[first + torch.arange(most, device=row.device)]
         return draw_children(probs, counts, shares, proposal)
 
-    def _numbers(self, name: str, position: int) -> Iterator[float]:
-        """The numbers of a stream at a position one after the other, on the host."""
-        for run in itertools.count():
-            yield from self._stream(f"{name}/{run}", position, RUN, "cpu").tolist()
+    def _next(self, name: str) -> float:
+        """The next number of a stream at the round's position, on the host."""
+        runs, left = self._asked.get(name, (0, []))
+        if not left:
+            left = self._stream(f"{name}/{runs}", self._position, RUN, "cpu").tolist()[::-1]
+            self._asked[name] = runs + 1, left
+        return left.pop()
 
     def _stream(self, name: str, position: int, size: int, device: "torch.device | str") -> Tensor:
         """Float64 `[size]`: the first numbers of a stream at a position."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from drafttree.core.lazy import Array, Tensor, np
 
@@ -29,6 +29,29 @@ class Proposal(StrEnum):
     """Drawn from the draft independently of each other; siblings may be equal."""
     TOP_K_PLUS_SAMPLE = "top-k-plus-sample"
     """All but the last are the draft's best tokens; the last is drawn from the rest."""
+
+
+class Rule(StrEnum):
+    """What kept a token out of a tree, or ended a path."""
+
+    KEEP = "keep"
+    """The policy did not keep the candidate; at a leaf, none of its children."""
+    BUDGET = "budget"
+    """The policy kept it, but the tree was full."""
+    RERANK = "rerank"
+    """It joined the tree, and other nodes were better in the end."""
+    EXPAND = "expand"
+    """The policy, or the controller, did not expand the node."""
+    STOP = "stop"
+    """The policy ended the tree here."""
+    DEPTH = "depth"
+    """The tree had all its levels: those of the policy, of the drafter, or what is left of the text."""
+    WIDTH = "width"
+    """The token was not among the candidates that the policy looks at."""
+    DRAW = "draw"
+    """The token was not drawn, in a tree whose children are drawn."""
+    NONE = ""
+    """No rule is concerned."""
 
 
 FORCED = -1
@@ -169,6 +192,42 @@ class DraftTree:
         )
 
 
+class GrowthObserver(Protocol):
+    """Is told why candidates of one tree become nodes or do not, as that is decided."""
+
+    def guided(self, logits: Tensor, seen: Tensor) -> None:
+        """Take the drafter's distributions of a new level; the drafter may use their memory again.
+
+        Args:
+            logits: `[frontier, columns]` the drafter's logits.
+            seen: the same as the policy sees them, with what the verifier shows of its randomness.
+        """
+        ...
+
+    def kept(self, frontier: Sequence[int], layer: "Layer", keep: Array) -> None:
+        """Take what the policy keeps of a level, before the budget cuts it.
+
+        Args:
+            frontier: the nodes that are expanded.
+            layer: their candidates.
+            keep: bool `[frontier, candidates]`.
+        """
+        ...
+
+    def joined(self, tokens: Array, mask: Array) -> None:
+        """Take what joins the tree, in this order.
+
+        Args:
+            tokens: `[frontier, candidates]` token ids of the candidates or, in a tree that is drawn, of drawn children.
+            mask: bool of the same shape: which of them join.
+        """
+        ...
+
+    def ended(self, nodes: Sequence[int], rule: Rule) -> None:
+        """Take which nodes of the newest level are not expanded, and why."""
+        ...
+
+
 class GrowingTree:
     """The tree of one text while it grows, in lists: it has some sixty nodes. All else is as in `DraftTree`.
 
@@ -176,6 +235,7 @@ class GrowingTree:
         root: token id.
         limit: no node is deeper.
         state: what the policy has learned of the text.
+        observer: sees it grow, None where nobody does.
 
     Attributes:
         frontier: the nodes that are expanded next.
@@ -185,9 +245,15 @@ class GrowingTree:
     """
 
     def __init__(
-        self, root: int, limit: int, state: Any = None, proposal: Proposal = Proposal.TOP_K, source: int = 0
+        self,
+        root: int,
+        limit: int,
+        state: Any = None,
+        proposal: Proposal = Proposal.TOP_K,
+        source: int = 0,
+        observer: GrowthObserver | None = None,
     ) -> None:
-        self.limit, self.state, self.source = limit, state, source
+        self.limit, self.state, self.source, self.observer = limit, state, source, observer
         self.tokens, self.parents, self.path_logprobs, self.scores = [root], [-1], [0.0], [math.inf]
         self.draft_probs = dict[int, Tensor]()
         self.frontier, self.first, self.above, self.row = [0], 0, list[int](), 0

@@ -5,7 +5,6 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Generation
 from drafttree.engine.metrics import EngineMetrics, Metrics
 from drafttree.engine.request import Request
-from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.engine.tree_growth import grow
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "Handle",
     "Metrics",
     "Request",
-    "SpeedupLaw",
     "grow",
 ]

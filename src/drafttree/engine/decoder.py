@@ -423,7 +423,9 @@ class Decoder:
         limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         if not sampling.greedy and options.get("seed") is None:
-            sampling = replace(sampling, seed=self._new_seed())
+            seed = random_seed()
+            seed = of_first_process(seed) if compatibility.is_sharded(self.target) else seed
+            sampling = replace(sampling, seed=seed)
         verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
         repeats, seed = compatibility.is_text_of_seed(type(verifier)), verifier.sampling.seed
         if alone and options.get("reuse_prefix"):
@@ -458,9 +460,6 @@ class Decoder:
             reuse_prefix=options.get("reuse_prefix", reuses),
             metrics=Metrics(draft_weight_bytes=self.drafter.nbytes if self.drafter else 0),
         )
-
-    def _new_seed(self) -> int:
-        return of_first_process(random_seed()) if compatibility.is_sharded(self.target) else random_seed()
 
     def _context(self, request: Request) -> TextContext:
         """What a request's policy may know when its text begins."""

@@ -153,7 +153,8 @@ class Generation:
     prompt_top_logprobs: list[dict[int, float]] | None = None
 
     def __repr__(self) -> str:
-        return f"Generation({_beginning(self.text)!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
+        begin = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        return f"Generation({begin!r}, {self.finish_reason}, seed={self.seed}, {self.metrics!r})"
 
     @property
     def lossless(self) -> bool:
@@ -169,10 +170,6 @@ class Generation:
     def seconds(self) -> float:
         """Wall time, the prompt included."""
         return self.metrics.seconds
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ContextError
 from drafttree.core.machine_memory import machine_memory
+from drafttree.engine.compatibility import is_sharded
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.models import Model
 from drafttree.models.tensor_parallel import of_first_process
@@ -28,7 +29,7 @@ def kept_tokens(target: Model) -> int:
     """How many tokens of a target's texts are kept by default."""
     rows = rows_in_memory(target, KEPT_GPU_SHARE if target.device.type == "cuda" else KEPT_SHARE)
     found = LEAST_KEPT if math.isinf(rows) else max(int(rows), LEAST_KEPT)
-    return of_first_process(found) if getattr(target, "tensor_parallel_size", 1) > 1 else found
+    return of_first_process(found) if is_sharded(target) else found
 
 
 def rows_in_memory(target: Model, share: float) -> float:
@@ -42,10 +43,15 @@ def rows_in_memory(target: Model, share: float) -> float:
         memory = torch.cuda.mem_get_info(target.device)[0]
     else:
         memory = machine.total if (machine := machine_memory()) else math.inf
+    row = row_nbytes(target)
+    return share * memory // row if row and memory < math.inf else math.inf
+
+
+def row_nbytes(target: Model) -> int:
+    """The bytes of a row of a target's KV cache; 0 where they are not known."""
     layout = getattr(target.new_cache(1), "layout", None)
     width = getattr(target, "dtype", torch.float32).itemsize
-    row = width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
-    return share * memory // row if row and memory < math.inf else math.inf
+    return width * sum(heads * size * slots for heads, size, slots in layout.buffers) if layout is not None else 0
 
 
 class KVMemory:

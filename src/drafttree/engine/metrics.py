@@ -100,6 +100,7 @@ class Metrics:
         draft_weight_bytes: memory of the drafter's own weights, without those it shares with the target.
         draft_cache_bytes: memory of the drafter's state for the text; for several texts, the largest.
         is_mixed: whether the drafter mixes lookup with a model.
+        queue_seconds: wall time that an engine let it wait before its prompt was read; of several, all together.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -111,6 +112,7 @@ class Metrics:
     draft_weight_bytes: int = 0
     draft_cache_bytes: int = 0
     is_mixed: bool = False
+    queue_seconds: float = 0.0
 
     def __repr__(self) -> str:
         speed = f"{self.mean_accepted_tokens:.2f} tokens per target pass, {self.tokens_per_second:.1f} tokens/s"
@@ -122,6 +124,7 @@ class Metrics:
         whole = cls()
         for part in parts:
             whole.rounds += part.rounds
+            whole.queue_seconds += part.queue_seconds
             whole.prefill_passes += part.prefill_passes
             whole.prefill_seconds += part.prefill_seconds
             whole.reused_tokens += part.reused_tokens
@@ -138,7 +141,7 @@ class Metrics:
         self.seconds += seconds
         if not self.first_token_seconds:
             self.first_token_seconds.append(seconds)
-            self.prefill_seconds = seconds - turn.seconds
+            self.prefill_seconds = seconds - self.queue_seconds - turn.seconds
 
     @property
     def tokens(self) -> int:
@@ -151,9 +154,14 @@ class Metrics:
         return ratio(self.tokens, self.seconds)
 
     @property
+    def decoding_seconds(self) -> float:
+        """Wall time without that of waiting and of reading prompts."""
+        return self.seconds - self.queue_seconds - self.prefill_seconds
+
+    @property
     def decoding_tokens_per_second(self) -> float:
-        """Committed tokens per second, without the time of reading prompts."""
-        return ratio(self.tokens, self.seconds - self.prefill_seconds)
+        """Committed tokens per second of `decoding_seconds`."""
+        return ratio(self.tokens, self.decoding_seconds)
 
     @property
     def time_to_first_token(self) -> float:

@@ -21,7 +21,7 @@ they read with. So models that have them read every prompt anew. So do targets w
 
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,12 +42,14 @@ class ReadText:
     """A text whose rows another one that begins with the same tokens may copy.
 
     Attributes:
+        salt: the requests that may copy them have an equal `Request.cache_salt`.
         ids: the tokens whose rows there are, as bytes.
         cache: the target's rows.
         draft: gives what its drafter's session knows of at most so many first tokens, for `Session.resume`; None where
             that is nothing.
     """
 
+    salt: Hashable | None
     ids: bytes
     cache: TreeCache
     draft: Callable[[int], object] | None
@@ -80,11 +82,12 @@ class PrefixCache:
     Attributes:
         max_tokens: as given, or found.
         tokens: tokens kept, of all texts together.
+        block: tokens that are shared or not as a whole. A hit then tells who may guess others' texts no single token.
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0
+        self.tokens, self.block = 0, 1
         self._observer: KeptTextsObserver | None = None
         self._texts: list[ReadText] = []
         self._lock = threading.RLock()
@@ -129,14 +132,15 @@ class PrefixCache:
             running: requests that have begun and share what they read.
         """
         ids, cache = array("i", request.tokens).tobytes(), request.cache
-        running = [each for each in running if cache.can_resume(each.cache)]
+        salt = request.cache_salt
+        running = [each for each in running if each.cache_salt == salt and cache.can_resume(each.cache)]
         with self._lock:
             for stale in [text for text in self._texts if text.cache.layout is not cache.layout]:
                 self._forget(stale)  # its rows are of other weights
-            texts = [text for text in reversed(self._texts) if cache.can_resume(text.cache)]
+            texts = [text for text in reversed(self._texts) if text.salt == salt and cache.can_resume(text.cache)]
             texts += [_running_text(each, reads_hidden=reads_hidden) for each in running]
             useful = [each for each in running if each.drafting.session or not reads_hidden]
-            if _is_being_read(ids, [each for each in useful if each.unread], texts):
+            if self._is_being_read(ids, [each for each in useful if each.unread], texts):
                 return
             request.ids = ids
             while texts:
@@ -144,6 +148,7 @@ class PrefixCache:
                 rows = min(shared, len(request.tokens) - 1)
                 if reads_hidden:
                     rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
+                rows -= rows % self.block
                 if rows <= 0:
                     return
                 if taken := _take(request, text, rows, reads_hidden=reads_hidden):
@@ -157,7 +162,8 @@ class PrefixCache:
 
     def keep(self, request: Request) -> None:
         """Keep a text that has begun and wants it; one that it begins with and that has nothing more is forgotten."""
-        if not (request.reuse_prefix and request.metrics.rounds):
+        salt = request.cache_salt
+        if not (request.reuse_prefix and request.metrics.rounds) or (salt is not None and salt is request.group):
             return
         known = len(request.tokens) - 1
         with self._lock:
@@ -169,8 +175,9 @@ class PrefixCache:
                 session.read_rest()
             draft = session.keep(cache.length) if session else None
             tokens = request.tokens[: cache.length]
-            text = ReadText(array("i", tokens).tobytes(), cache, None if draft is None else lambda _: draft)
-            shorter = [each for each in self._texts if text.ids.startswith(each.ids) and (text.draft or not each.draft)]
+            text = ReadText(salt, array("i", tokens).tobytes(), cache, None if draft is None else lambda _: draft)
+            of_salt = [each for each in self._texts if each.salt == salt]
+            shorter = [each for each in of_salt if text.ids.startswith(each.ids) and (text.draft or not each.draft)]
             self._texts.append(text)
             self.tokens += cache.length
             if self._observer:
@@ -190,6 +197,13 @@ class PrefixCache:
             raise
         self.keep(request)
 
+    def _is_being_read(self, ids: bytes, reading: list[Request], texts: list[ReadText]) -> bool:
+        """Whether requests are reading so much more of a prompt than is known of it that waiting pays."""
+        wanted = max((_shared(each.ids, ids) for each in reading), default=0)
+        wanted -= wanted % self.block
+        enough = ids[: (wanted - LEAST_GAIN + 1) * WIDTH]
+        return wanted >= LEAST_GAIN and not any(text.ids.startswith(enough) for text in texts)
+
     def _forget(self, text: ReadText) -> None:
         self._texts.remove(text)
         self.tokens -= text.cache.length
@@ -206,14 +220,7 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
             session = drafting.catch_up() if reads_hidden else drafting.session
             return session and session.keep(tokens)
 
-    return ReadText(request.ids[: request.cache.length * WIDTH], request.cache, draft)
-
-
-def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText]) -> bool:
-    """Whether requests are reading so much more of a prompt than is known of it that waiting pays."""
-    wanted = max((_shared(each.ids, ids) for each in reading), default=0)
-    enough = ids[: (wanted - LEAST_GAIN + 1) * WIDTH]
-    return wanted >= LEAST_GAIN and not any(text.ids.startswith(enough) for text in texts)
+    return ReadText(request.cache_salt, request.ids[: request.cache.length * WIDTH], request.cache, draft)
 
 
 def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:

@@ -31,8 +31,10 @@ def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
         InputError: it holds half a surrogate pair.
         ContextError: names the length and the limit.
     """
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError("the prompt holds half a surrogate pair, which is not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("the prompt holds half a surrogate pair, which is not text") from None
     if context is None or len(text) < context or (longest := longest_token(tokenizer)) is None:
         return
     limit = longest * (context - 1)

@@ -13,7 +13,7 @@ from transformers import StoppingCriteriaList
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core.errors import UnfinishedTextError
 from drafttree.core.randomness import Randomness
-from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.tree import DraftTree, GrowthObserver, Verdict
 from drafttree.engine.detokenizer import Detokenizer
 from drafttree.engine.drafting.controller import Kind
 from drafttree.engine.generation import Chunk, Fidelity, Generation, Logprobs, Reader, RowRecorder
@@ -101,8 +101,11 @@ class Request:
         cache: the target's keys and values of all tokens but the last; there is none until `RoundLoop.open`.
         root_output: the target's output for the first root, where the pass over the prompt has given it.
         reuse_prefix: whether it goes on from a beginning in the decoder's prefix cache, and is kept there.
+        cache_salt: beginnings of texts are shared by requests of equal salt alone; where it is the group, they are
+            shared within it, and nothing is kept.
         ids: the tokens it began with, as bytes, for others that begin alike; none before, and where it shares nothing.
         observer: sees its rounds, None where nobody does.
+        growth_observer: sees its trees grow, None where nobody does.
         metrics: metrics of this text.
         drafted: per committed token, whether the drafter proposed it.
         finish_reason: "stop" (an EOS token, stop string or stopping criterion), "length", "interrupted", or None
@@ -131,8 +134,10 @@ class Request:
     recorder: RowRecorder | None = None
     prompt_logprobs: Logprobs | None = None
     reuse_prefix: bool = False
+    cache_salt: Hashable | None = None
     ids: bytes = b""
     observer: RoundObserver | None = None
+    growth_observer: GrowthObserver | None = None
     metrics: Metrics = field(default_factory=Metrics)
     drafted: list[bool] = field(default_factory=list)
     finish_reason: str | None = None
@@ -258,6 +263,11 @@ class Request:
         self.reader.chunk(self.chunk(known))
         if self.finish_reason:
             self.reader.end(self.generation())
+
+    def begin(self) -> None:
+        """Note how long an engine has let it wait, until it runs for the first time."""
+        if not self.metrics.rounds:
+            self.metrics.queue_seconds = time.perf_counter() - self._latest
 
     def record(self, turn: Round) -> None:
         """Count a round of an engine, with the time since the last one or since the request came."""

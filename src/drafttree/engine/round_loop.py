@@ -113,11 +113,6 @@ class RoundLoop:
         self.trees = TreeDrafter(target, drafter, prefixes)
         self._hidden_layers = drafter.hidden_layers if drafter else ()
 
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether the drafter reads the target's hidden states."""
-        return bool(self._hidden_layers)
-
     def open(self, request: Request) -> None:
         """Give a request an empty KV cache and a session of the drafter, for the tokens that it has."""
         request.cache = self.target.new_cache(request.capacity)
@@ -169,7 +164,7 @@ class RoundLoop:
         if request.reuse_prefix:
             if self.prefixes.max_tokens is None:
                 self.prefixes.max_tokens = kept_tokens(self.target)
-            reads_hidden = self.reads_hidden and drafting.session is not None
+            reads_hidden = bool(self._hidden_layers) and drafting.session is not None
             self.prefixes.restore(request, reads_hidden=reads_hidden, running=running)
             if request.waits:
                 return

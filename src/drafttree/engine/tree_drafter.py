@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.functional import pad
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
-from drafttree.core.tree import FORCED, DraftTree, Proposal
+from drafttree.core.tree import FORCED, DraftTree, GrowthObserver, Proposal
 from drafttree.drafters.base import Drafter, Session, sources_of
 from drafttree.drafters.session import Frontier, draft_chain, draft_expand, draft_root
 from drafttree.engine.prefixes import PrefixCache
@@ -47,6 +48,7 @@ class LogitsAdjustment:
         temperature: divides the drafter's logits.
         constrain: keeps drafted tokens to what the text may be; None for a text without constraints.
         take_first: is given the drafter's own logits `[1, vocab]` of the first level; None where nobody wants them.
+        observer: sees the tree grow, None where nobody does.
     """
 
     verifier: Verifier
@@ -54,11 +56,12 @@ class LogitsAdjustment:
     temperature: float = 1.0
     constrain: Constrain | None = None
     take_first: Callable[[Tensor], None] | None = None
+    observer: GrowthObserver | None = None
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether logits stay as they are at every depth."""
-        return not (self.constrain or self.verifier.guides) and self.temperature == 1
+        """Whether logits stay as they are at every depth, and nobody sees them."""
+        return not (self.constrain or self.verifier.guides or self.observer) and self.temperature == 1
 
     def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
         """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust.
@@ -74,7 +77,10 @@ class LogitsAdjustment:
             logits = self.constrain(paths, logits)
         if self.temperature != 1:
             logits = logits / self.temperature
-        return self.verifier.guide(logits, depth, self.randomness)
+        guided = self.verifier.guide(logits, depth, self.randomness)
+        if self.observer:
+            self.observer.guided(logits, guided)
+        return guided
 
 
 class AdjustedDraft:
@@ -270,6 +276,7 @@ class TreeDrafter:
                 request.drafting.temperature,
                 self._constrain(request),
                 request.drafting.takes_claim(len(request.tokens), vocab) if is_head else None,
+                request.growth_observer,
             )
             for request, own in zip(group.requests, randomness, strict=True)
         ]
@@ -285,6 +292,7 @@ class TreeDrafter:
             limits=limits,
             source=group.source,
             ends=ends,
+            observers=map(attrgetter("growth_observer"), group.requests),
         )
 
     def log_failure(self, error: Exception) -> None:

@@ -13,7 +13,8 @@ a verifier may rely on the distribution it is told the children came from.
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
-from drafttree.core.tree import DraftTree, GrowingTree, Layer, Proposal
+from drafttree.core.tree import DraftTree, GrowingTree, GrowthObserver, Layer, Proposal, Rule
 from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
 from drafttree.models.native.kernels import native_candidates
@@ -99,6 +100,7 @@ def grow(
     limits: Limits | None = None,
     source: int = 0,
     ends: Callable[[Exception], bool] = lambda error: False,
+    observers: Iterable[GrowthObserver | None] | None = None,
 ) -> list[DraftTree]:
     """Draft the trees of one round.
 
@@ -118,6 +120,7 @@ def grow(
         limits: leaves out nodes that the policy would expand, or draw; a policy that re-ranks then cuts nothing itself.
         source: which model of the drafter drafts.
         ends: whether the trees end where the drafter has raised this, or memory ran out; else it is raised.
+        observers: per text, who sees its tree grow; None where nobody does.
 
     Returns:
         The trees to verify, at most `policy.budget` nodes each.
@@ -126,8 +129,10 @@ def grow(
         ConfigError: the policy answers with something else than masks.
     """
     trees = [
-        GrowingTree(root, limit, state, proposal, source)
-        for root, limit, state in zip(roots, max_levels, states, strict=True)
+        GrowingTree(root, limit, state, proposal, source, observer)
+        for root, limit, state, observer in zip(
+            roots, max_levels, states, observers or repeat(None, len(roots)), strict=True
+        )
     ]
     growth = Growth(policy, trees, proposal, randomness, vocab, limits)
     limit = max(max_levels)
@@ -221,13 +226,17 @@ class Growth:
                 expands = _joined(found).reshape(-1)[at].tolist()
         self._level = paths, labels
         row = begin = 0
-        for tree in self._growing:
+        for tree, mask in zip(self._growing, masks, strict=True):
             width, first = len(tree.frontier), len(tree.tokens)
             end = bisect_left(above, row + width, begin)
             part = slice(begin, end)
             tree.add(ids[part], parents[part], values[part], scores[part])
             tree.first, tree.above, tree.row = first, above[part], row
             tree.frontier = [node for node, wanted in enumerate(expands[part], first) if wanted]
+            if tree.observer:
+                tree.observer.joined(tokens[row : row + width], mask)
+                others = [node for node, wanted in enumerate(expands[part], first) if not wanted]
+                tree.observer.ended(others, Rule.EXPAND)
             row, begin = row + width, end
 
     def _layers(self, logprobs: Array, depth: int) -> tuple[Array, list[Layer]]:
@@ -249,6 +258,10 @@ class Growth:
         keep = self._ask("keep", layer)
         if keep is not layer.possible:
             keep = keep & layer.possible
+        if self._draws:
+            keep = keep & (layer.logprobs >= MIN_LOGPROB)
+        if tree.observer:
+            tree.observer.kept(tree.frontier, layer, keep)
         room = self._policy.budget - len(tree.tokens)
         if self._may_exceed or self._draws or keep.size <= room or np.count_nonzero(keep) <= room:
             return keep
@@ -271,8 +284,7 @@ class Growth:
             Token ids and log-probabilities `[nodes, children]` in draw order, and how many each node of a text has
             `[frontier, 1]`; those beyond mean nothing.
         """
-        depth, pairs = layers[0].depth, zip(masks, layers, strict=True)
-        wanted = [(mask & (layer.logprobs >= MIN_LOGPROB)).sum(1).tolist() for mask, layer in pairs]
+        depth, wanted = layers[0].depth, [mask.sum(1).tolist() for mask in masks]
         if self._limits and (most := self._limits.children(self._trees, depth)) is not None:
             wanted = [[*map(min, own, limit)] for own, limit in zip(wanted, filter(None, most), strict=True)]
         for own, tree in zip(wanted, self._growing, strict=True):
@@ -318,9 +330,13 @@ class Growth:
         for tree in self._growing:
             ends = tree.limit <= depth or (not self._may_exceed and len(tree.tokens) >= self._policy.budget)
             if tree.frontier and (ends or self._stops(tree)):
+                if tree.observer:
+                    tree.observer.ended(tree.frontier, self._end(tree) if ends else Rule.STOP)
                 tree.frontier = []
         if self._limits:
             for tree, frontier in zip(self._trees, self._limits.expand(self._trees, depth), strict=True):
+                if tree.observer:
+                    tree.observer.ended([node for node in tree.frontier if node not in frontier], Rule.EXPAND)
                 tree.frontier = [*frontier]
         nodes, chosen, begin = list[int](), list[int](), 0
         for tree in self._growing:
@@ -334,6 +350,11 @@ class Growth:
             self._labels = labels[chosen]
             self._labels.setflags(write=False)
         return bool(chosen)
+
+    def _end(self, tree: GrowingTree) -> Rule:
+        """What ends a tree that its policy has not stopped."""
+        is_full = not self._may_exceed and len(tree.tokens) >= self._policy.budget
+        return Rule.BUDGET if is_full else Rule.DEPTH
 
     def _stops(self, tree: GrowingTree) -> bool:
         """Whether the policy ends a tree here."""
@@ -368,6 +389,9 @@ class Growth:
 
     def trees(self) -> list[DraftTree]:
         """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
+        for tree in self._trees:
+            if tree.observer:
+                tree.observer.ended(tree.frontier, self._end(tree))
         trees = [tree.tree() for tree in self._trees]
         return [tree.best(self._policy.budget) for tree in trees] if self._may_exceed and not self._limits else trees
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from drafttree.core.errors import ConfigError, ContextError, InputError
+from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
-from drafttree.evaluation.method import PLAIN
 from drafttree.evaluation.pair_sweep import COUPLED
-from drafttree.evaluation.reference import Difference, find_difference, transformers_generate
-from drafttree.evaluation.run_store import NothingFinished, RunStore
 from drafttree.loading import PolicyLike, parse_policies
+from drafttree.measure.method import PLAIN
+from drafttree.measure.prompt_encoding import fit
+from drafttree.measure.reference import Difference, find_difference, transformers_generate
+from drafttree.measure.run_store import NothingFinished, RunStore
 
 
 @dataclass(frozen=True)
@@ -182,23 +183,3 @@ class _Run:
 
     def compare(self, prompt: list[int], expected: list[int], text: list[int]) -> Difference | None:
         return find_difference(self.decoder, prompt, expected, text, **self.options)
-
-
-def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> tuple[list[int], bool]:
-    """A prompt's token ids, the last ones only where they would not fit into the context; and whether they were cut.
-
-    Raises:
-        ContextError: there is no room for any prompt.
-        InputError: a text without a tokenizer.
-    """
-    if isinstance(prompt, str):
-        if decoder.tokenizer is None:
-            raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
-        prompt = decoder.tokenizer(prompt)["input_ids"]
-    ids = [int(token) for token in prompt]
-    if decoder.target.context is None:
-        return ids, False
-    room = decoder.target.context - max_new_tokens
-    if room < 1:
-        raise ContextError(f"max_new_tokens={max_new_tokens} fills the model's context of {decoder.target.context}")
-    return ids[-room:], len(ids) > room

@@ -8,10 +8,9 @@ from drafttree.core.randomness import random_seed
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
-from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.by_turns import by_turns
-from drafttree.evaluation.doubt import doubt, law_terms
-from drafttree.evaluation.reference import Difference, ReferenceRun, find_difference, transformers_generate
+from drafttree.measure.driver import by_turns
+from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, law_terms
+from drafttree.measure.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
 WARM_UP = 16

@@ -11,12 +11,11 @@ from drafttree.core.machine_memory import machine_memory
 from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
-from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.doubt import doubt
-from drafttree.evaluation.inflation import load_inflated
-from drafttree.evaluation.reference import Difference, find_difference
-from drafttree.evaluation.shapes import SHAPES
 from drafttree.loading.placement import find_device
+from drafttree.measure.inflation import load_inflated
+from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt
+from drafttree.measure.reference import Difference, find_difference
+from drafttree.measure.shapes import SHAPES
 
 PLAIN, DRAFTED = "plain decoding", "drafttree"
 """The two ways of the demo."""

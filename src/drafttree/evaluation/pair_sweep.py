@@ -20,10 +20,10 @@ from drafttree.evaluation.pair_trials import (
     precision_trials,
     text_trials,
 )
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.text_law import TextLaw
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
+from drafttree.measure.run_store import RunStore
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Verifier
 

@@ -3,7 +3,8 @@
 A line is a JSON object with "prompt" (text or token ids) or "messages", perhaps an "id", and options of
 `Decoder.generate`, or a string alone, which is a prompt. A record has the line's number, "id" and prompt, its text, why
 it ends and whether it is lossless; of a line that fails, the error. "input" is a digest of the line and of the
-command, by which a record is known again.
+command, by which a record is known again. A line may also be a request in the form of OpenAI's batches (see
+`drafttree.interfaces.batch_requests`); its record then has their form besides.
 """
 
 import hashlib
@@ -12,18 +13,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import InputError
-from drafttree.evaluation.json_lines import append_line, whole_lines
-from drafttree.evaluation.prompts import read_text
+from drafttree.measure.json_lines import append_line, whole_lines
+from drafttree.measure.prompts import read_text
 
 if TYPE_CHECKING:
-    from drafttree.engine import Decoder, Engine, Generation, Handle
+    from drafttree.engine import Decoder, Generation
+    from drafttree.interfaces.batch_requests import RequestLines
 
 LINES_AHEAD = 4
 """Lines for each text at once that are submitted before the first of them has ended; a long one then holds up none."""
@@ -69,8 +72,8 @@ class BatchReport:
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Count the record of a line if it is an error."""
-        if "error" in record:
-            self.failures.append({"line": record["line"], **record["error"]})
+        if error := _error_of(record):
+            self.failures.append({"line": record["line"], **error})
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON."""
@@ -92,6 +95,14 @@ def read_jobs(source: Path, command: object) -> list[Job]:
     if not jobs:
         raise InputError(f"{source}: no lines in it")
     return jobs
+
+
+def is_request(job: Job) -> bool:
+    """Whether a line has the form of OpenAI's batches."""
+    try:
+        return _is_request(_entry(job.text))
+    except InputError:
+        return False
 
 
 def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -140,85 +151,124 @@ def run_batch(
         for record in made:
             append_line(target, record)
             report.note(record)
-            report.tokens += len(record.get("tokens", ()))
+            report.tokens += _tokens_of(record)
             report.seconds = time.perf_counter() - begun
             progress(f"line {record['line']}")
     return report
 
 
 def write_texts(
-    decoder: "Decoder", jobs: Sequence[Job], options: Mapping[str, Any], max_batch: int = MAX_BATCH
+    decoder: "Decoder",
+    jobs: Sequence[Job],
+    options: Mapping[str, Any],
+    max_batch: int = MAX_BATCH,
+    names: Sequence[str] = (),
 ) -> Records:
     """The records of lines in their order, many texts at once; those of a failed line have an "error".
 
     Args:
         decoder: writes the texts.
         jobs: the lines, as `read_jobs` gives them.
-        options: options of `Decoder.generate`, where a line does not have its own.
+        options: options of `Decoder.generate`, where a line does not have its own; requests say all by themselves.
         max_batch: texts at once, at most.
+        names: the names by which requests call the model, none for the target's own.
 
     Raises:
         ConfigError: `max_batch` is no whole number of at least 1.
     """
-    from drafttree.engine import Engine
-
-    with Engine(decoder, max_batch=max_batch, max_token_gap=math.inf) as engine:
-        yield from engine_records(engine, jobs, options, LINES_AHEAD * max_batch)
+    with closing(LineWriter(decoder, options, max_batch, names)) as writer:
+        yield from writer.records(jobs, LINES_AHEAD * max_batch)
 
 
-def engine_records(engine: "Engine", jobs: Sequence[Job], options: Mapping[str, Any], ahead: int) -> Records:
-    """The records of lines in their order, by an engine that goes on to be used.
+class LineWriter:
+    """Writes the texts of lines, many at once. For its arguments and errors see `write_texts`."""
 
-    Args:
-        engine: writes the texts.
-        jobs: the lines, as `read_jobs` gives them.
-        options: options of `Decoder.generate`, where a line does not have its own.
-        ahead: lines that are submitted before the record of the first is given out.
-    """
-    submitted: deque[_Line] = deque()
-    for job in jobs:
-        submitted.append(_submit(engine, job, options))
-        if len(submitted) > ahead:
-            yield _record_of(submitted.popleft())
-    yield from map(_record_of, submitted)
+    def __init__(
+        self, decoder: "Decoder", options: Mapping[str, Any], max_batch: int, names: Sequence[str] = ()
+    ) -> None:
+        from drafttree.engine import Engine
+
+        self._decoder, self._options, self._max_batch, self._names = decoder, options, max_batch, names
+        self._engine = Engine(decoder, max_batch=max_batch, max_token_gap=math.inf)
+        self._ends = ExitStack()
+        self._ends.callback(self._engine.close)
+
+    def records(self, jobs: Sequence[Job], ahead: int) -> Records:
+        """The records of lines in their order.
+
+        Args:
+            jobs: the lines, as `read_jobs` gives them.
+            ahead: lines that are submitted before the record of the first is given out.
+        """
+        submitted: deque[Callable[[], dict[str, Any]]] = deque()
+        for job in jobs:
+            submitted.append(self._submit(job))
+            if len(submitted) > ahead:
+                yield submitted.popleft()()
+        yield from (record() for record in submitted)
+
+    def close(self) -> None:
+        """End all texts."""
+        self._ends.close()
+
+    @cached_property
+    def _requests(self) -> "RequestLines":
+        from drafttree.interfaces.batch_requests import RequestLines
+
+        found = RequestLines(self._decoder, self._names, self._max_batch)
+        self._ends.callback(found.close)
+        return found
+
+    def _submit(self, job: Job) -> Callable[[], dict[str, Any]]:
+        """Begin the text of a line; what is returned waits for its record."""
+        head: dict[str, Any] = {"line": job.line, "input": job.digest}
+        try:
+            entry = _entry(job.text)
+            if _is_request(entry):
+                head |= {"id": f"batch_req_{job.digest}", "custom_id": entry.get("custom_id"), "response": None}
+                return partial(_record_of, head, self._requests.submit(entry))
+            if "id" in entry:
+                head["id"] = entry.pop("id")
+            head |= {name: entry[name] for name in ("prompt", "messages") if name in entry}
+            prompt = _prompt(entry)
+            if refused := OBJECTS.intersection(entry):
+                raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")
+            chosen: dict[str, Any] = {**self._options, **entry}
+            handle = self._engine.submit(prompt, **chosen)
+            return partial(_record_of, head, lambda: _record(handle.result()))
+        except Exception as error:  # whatever it is, the other lines have nothing to do with it
+            return partial(_record_of, head, error)
 
 
-class _Line(NamedTuple):
-    """A line whose text is being written, or why it cannot be.
-
-    Attributes:
-        head: what its record begins with.
-        text: the text of the line.
-    """
-
-    head: dict[str, Any]
-    text: "Handle | Exception"
-
-
-def _submit(engine: "Engine", job: Job, options: Mapping[str, Any]) -> _Line:
-    head: dict[str, Any] = {"line": job.line, "input": job.digest}
-    try:
-        entry = _entry(job.text)
-        if "id" in entry:
-            head["id"] = entry.pop("id")
-        head |= {name: entry[name] for name in ("prompt", "messages") if name in entry}
-        prompt = _prompt(entry)
-        if refused := OBJECTS.intersection(entry):
-            raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")
-        chosen: dict[str, Any] = {**options, **entry}
-        return _Line(head, engine.submit(prompt, **chosen))
-    except Exception as error:  # whatever it is, the other lines have nothing to do with it
-        return _Line(head, error)
-
-
-def _record_of(line: _Line) -> dict[str, Any]:
+def _record_of(head: dict[str, Any], text: "Callable[[], dict[str, Any]] | Exception") -> dict[str, Any]:
     """The record of a line, when its text has ended."""
     try:
-        if isinstance(line.text, Exception):
-            raise line.text
-        return line.head | _record(line.text.result())
+        if isinstance(text, Exception):
+            raise text
+        return head | text()
     except Exception as error:  # as above
-        return line.head | {"error": {"type": type(error).__name__, "message": " ".join(str(error).split())}}
+        kind = "code" if "custom_id" in head else "type"
+        return head | {"error": {kind: type(error).__name__, "message": " ".join(str(error).split())}}
+
+
+def _is_request(entry: Mapping[str, Any]) -> bool:
+    """Whether the object of a line has the form of OpenAI's batches."""
+    return "custom_id" in entry or "body" in entry
+
+
+def _error_of(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The type and the message of the error of a record, which a reply has in its body; None for none."""
+    error = record.get("error") or _body_of(record).get("error")
+    return error and {"type": error.get("code") or error["type"], "message": error["message"]}
+
+
+def _tokens_of(record: Mapping[str, Any]) -> int:
+    usage = _body_of(record).get("usage") or {}
+    return len(record.get("tokens", ())) + usage.get("completion_tokens", usage.get("output_tokens", 0))
+
+
+def _body_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (record.get("response") or {}).get("body", {})
 
 
 def _entry(text: str) -> dict[str, Any]:

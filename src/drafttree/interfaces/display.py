@@ -9,14 +9,14 @@ from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Fidelity, Generation
-from drafttree.engine.speedup_law import SpeedupLaw
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.compare import Comparison
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
-from drafttree.evaluation.reference import TOLERANCE_ULPS, Difference
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
+from drafttree.measure.law import SpeedupLaw
+from drafttree.measure.reference import TOLERANCE_ULPS, Difference
 
 DRAFTED = "green"
 WARNING = "bold red"

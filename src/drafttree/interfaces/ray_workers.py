@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drafttree.core import errors
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, DraftTreeError
-from drafttree.interfaces.batch import LINES_AHEAD, Job, Records, engine_records
+from drafttree.interfaces.batch import LINES_AHEAD, Job, LineWriter, Records
 
 if TYPE_CHECKING:
-    from drafttree.engine import Decoder, Engine
+    from drafttree.engine import Decoder
 
 
 REFUSAL = "refusal"
@@ -33,28 +33,27 @@ class Worker:
         load: makes the decoder, when the first lines come.
         options: options of `Decoder.generate`, where a line does not have its own.
         max_batch: texts at once, at most.
+        names: the names by which requests call the model, none for the target's own.
     """
 
-    def __init__(self, load: "Callable[[], Decoder]", options: Mapping[str, Any], max_batch: int) -> None:
-        self._load = load
-        self._options = options
-        self._max_batch = max_batch
+    def __init__(
+        self, load: "Callable[[], Decoder]", options: Mapping[str, Any], max_batch: int, names: Sequence[str] = ()
+    ) -> None:
+        self._load, self._arguments = load, (options, max_batch, names)
 
     @cached_property
-    def _engine(self) -> "Engine":
-        from drafttree.engine import Engine
-
-        return Engine(self._load(), max_batch=self._max_batch, max_token_gap=math.inf)
+    def _writer(self) -> LineWriter:
+        return LineWriter(self._load(), *self._arguments)
 
     def __call__(self, block: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
         """The records of a block of lines, as JSON; or one that tells why there is no decoder."""
         columns = (block[name] for name in Job._fields)
         jobs = [Job(int(line), str(text), str(digest)) for line, text, digest in zip(*columns, strict=True)]
         try:
-            engine = self._engine
+            writer = self._writer
         except DraftTreeError as error:  # Ray would wrap it, and add to its message
             return {"record": [json.dumps({REFUSAL: [type(error).__name__, str(error)]})]}
-        return {"record": [json.dumps(each) for each in engine_records(engine, jobs, self._options, len(jobs))]}
+        return {"record": [json.dumps(each) for each in writer.records(jobs, len(jobs))]}
 
 
 class WorkerShare(NamedTuple):
@@ -110,6 +109,7 @@ def write_texts_by_ray(
     max_batch: int = MAX_BATCH,
     workers: int | None = None,
     *,
+    names: Sequence[str] = (),
     use_gpus: bool = True,
 ) -> Records:
     """As `drafttree.interfaces.batch.write_texts`, by the cluster that RAY_ADDRESS names, or else by this machine.
@@ -120,6 +120,7 @@ def write_texts_by_ray(
         options: options of `Decoder.generate`, where a line does not have its own; they are pickled.
         max_batch: texts at once in a worker, at most.
         workers: the number of workers; None for one per GPU, or one in all where there are none.
+        names: the names by which requests call the model, none for the target's own.
         use_gpus: whether workers compute on GPUs where there are some.
 
     Raises:
@@ -133,7 +134,7 @@ def write_texts_by_ray(
         _connect(ray)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         share = share_cluster(nodes, workers, use_gpus=use_gpus)
-        arguments = load, dict(options), max_batch
+        arguments = load, dict(options), max_batch, tuple(names)
         for row in _dataset(ray, jobs, arguments, share).iter_rows():
             yield checked(json.loads(row["record"]))
     except ray.exceptions.RayError as error:
@@ -181,7 +182,7 @@ def _dataset(ray: Any, jobs: Sequence[Job], arguments: tuple[Any, ...], share: W
     settings.execution_options.preserve_order = True
     settings.enable_progress_bars = False
     settings.execution_no_progress_timeout_s = -1  # long texts are no reason to give up
-    blocks = math.ceil(len(jobs) / block_size(len(jobs), share.workers, arguments[-1]))
+    blocks = math.ceil(len(jobs) / block_size(len(jobs), share.workers, arguments[2]))
     lines = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=blocks)
     return lines.map_batches(
         Worker,

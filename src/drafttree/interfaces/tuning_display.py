@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from drafttree.evaluation.tune import EngineFlags, Tuning
+from drafttree.evaluation.tune import Tuning
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.interfaces.display import law_table
 
@@ -15,9 +15,7 @@ NONE = "-"
 """For a ratio that the times do not tell."""
 
 
-def show_tuning(
-    tuning: Tuning, lines: list[str], command: str, minutes: float, out: Path | None, flags: EngineFlags | None
-) -> None:
+def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, out: Path | None) -> None:
     """The race, the law's terms of its winner, the recommendation and how to use it; notes on standard error."""
     console = make_console()
     if tuning.best:
@@ -34,8 +32,6 @@ def show_tuning(
         console.print(Text(f"    {line}"), soft_wrap=True)
     if command:
         console.print("", Text(f"on the command line: {command}"), sep="\n", soft_wrap=True)
-    if flags:
-        _show_flags(flags)
 
 
 def _race(tuning: Tuning):
@@ -93,10 +89,3 @@ def _recommendation(tuning: Tuning) -> str:
     if tuning.speculates:
         return f"Speculate: {how}: {figures}."
     return f"Do not speculate: the best way, {how}, is not faster by more than its interval: {figures}."
-
-
-def _show_flags(flags: EngineFlags) -> None:
-    if flags.text:
-        make_console().print("", Text(flags.text), sep="\n", soft_wrap=True)
-    for note in flags.notes:
-        make_console(stderr=True).print(Text(f"{flags.engine}: {note}", style="dim"), soft_wrap=True)

@@ -40,6 +40,7 @@ def load(
     sinks: int = SINKS,
     quantize: str | None = None,
     quantize_drafter: str | None = None,
+    max_model_len: int | None = None,
     low_memory: bool = False,
     tensor_parallel_size: int = 1,
 ) -> Decoder:
@@ -82,6 +83,8 @@ def load(
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
             less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`).
         quantize_drafter: "int8" does the same to a drafter that is a language model. The text stays the target's.
+        max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
+            KV cache. Default: the target's own context.
         low_memory: does nothing any more, and will go.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
             program under torchrun; see docs/large-scale.md.
@@ -94,7 +97,8 @@ def load(
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype, device or quantisation does not exist, a loaded model is to
-            be quantised, or an option is not available for a sharded target.
+            be quantised, `max_model_len` is above the target's context, or an option is not available for a sharded
+            target.
         InputError: a file of a tuned policy cannot be used.
         ModelError: a model or head cannot be loaded or quantised, does not fit the target or the tuned policy, or
             cannot be verified in a tree; or `exact_text` or `lossy_window` cannot hold for it.
@@ -127,6 +131,8 @@ def load(
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)
     try:
+        if max_model_len is not None:
+            wrapped.limit_context(max_model_len)
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
         drafting = find_or_choose(drafter, target, wrapped, tokenizer, quantize_drafter)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from drafttree.core.counts import check_count
+from drafttree.core.errors import ConfigError
 from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.fused.int8_linear import quantization
@@ -37,6 +39,7 @@ class TargetModel:
         dtype: dtype of the weights that are not quantised.
         quantization: how the others are quantised, None if there are none.
         tensor_parallel_size: number of processes that its weights are sharded over; 1 if they are whole.
+        own_context: tokens of prompt and text that the model itself has room for, None for any number.
         unseen: the hook or replaced `forward` of the module that may have a state which decides texts and cannot be
             compared, so that no rows are reused by default; None if there is none.
 
@@ -46,6 +49,7 @@ class TargetModel:
 
     def __init__(self, module: PreTrainedModel, select: Callable[[PreTrainedModel], Backend] = ModuleBackend) -> None:
         self.module = module
+        self._max_context: int | None = None
         self._training = [part for part in module.modules() if part.training]
         module.eval()
         try:
@@ -107,6 +111,19 @@ class TargetModel:
         """Whether several requests share a pass; the first time a module is asked, it is tried out."""
         return self.backend.shares_passes
 
+    def limit_context(self, tokens: int) -> None:
+        """Take prompts and texts of at most so many tokens together, from here on.
+
+        Raises:
+            ConfigError: it is no whole number of at least 2, or more than the model has room for.
+        """
+        check_count("max_model_len", tokens, least=2)
+        if self.own_context is not None and tokens > self.own_context:
+            raise ConfigError(
+                f"max_model_len is {tokens}, but the model's context is {self.own_context}; give at most that"
+            )
+        self._max_context = self.context = tokens
+
     def new_cache(self, capacity: int) -> TreeCache:
         """Make an empty KV cache; every text begins with it, so changes of the module are looked for here.
 
@@ -125,7 +142,9 @@ class TargetModel:
     def _describe(self) -> None:
         module = self.module
         self.vocab_size: int = logits_width(module)
-        self.context = context_limit(module)
+        self.own_context = context_limit(module)
+        known = [each for each in (self.own_context, self._max_context) if each is not None]
+        self.context = min(known, default=None)
         self.rope_switch = rope_switch(module)
         self.device = input_device(module)
         self.dtype = module.dtype

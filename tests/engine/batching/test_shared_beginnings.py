@@ -92,6 +92,29 @@ def test_a_request_that_comes_later_copies_from_one_that_is_still_written():
     assert second.tokens == alone(decoder, [*SYSTEM, 3, 4], max_new_tokens=4, **GREEDY)
 
 
+@pytest.mark.parametrize("salts", [("a", "b"), (None, "a"), ((None, "a"), ("a", None))])
+def test_a_request_of_another_salt_neither_copies_from_one_that_is_written_nor_waits_for_it(salts):
+    decoder = make()
+    reads, prompt = Reads(decoder.target), [*SYSTEM, 1]
+    with Engine(decoder) as engine:
+        with engine._thread.changed:
+            handles = [
+                engine.submit(prompt, max_new_tokens=8, cache_salt=salt, **GREEDY) for salt in (*salts, salts[0])
+            ]
+        found = [handle.result(60) for handle in handles]
+        later = engine.submit(prompt, max_new_tokens=8, cache_salt=salts[1], **GREEDY).result(60)
+    assert [text.metrics.reused_tokens for text in found] == [0, 0, len(SYSTEM)]
+    assert found[0].metrics.prefill_passes == found[1].metrics.prefill_passes
+    assert later.metrics.reused_tokens == len(SYSTEM)
+    assert reads.tokens == 2 * len(SYSTEM)
+
+
+@pytest.mark.parametrize("salt", [[], {}, ([],)])
+def test_a_salt_that_cannot_be_hashed_is_refused(salt):
+    with Engine(make()) as engine, pytest.raises(ConfigError, match=r"cache_salt is .*; give what can be hashed"):
+        engine.submit([1], cache_salt=salt)
+
+
 def test_several_texts_of_one_prompt_read_it_once():
     decoder, prompt = make(), [*SYSTEM, 5]
     reads, seeds = Reads(decoder.target), range(4)

@@ -55,3 +55,14 @@ def test_an_idle_engine_gives_memory_back_once(monkeypatch):
             assert not called.wait(0.1)
             assert len(calls) == number
             engine.submit([1], max_new_tokens=2).result(20)
+
+
+def test_a_busy_engine_gives_memory_back_too(monkeypatch):
+    called = threading.Event()
+    monkeypatch.setattr("drafttree.engine.batching.engine.BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("drafttree.engine.batching.engine.release_unused_memory", called.set)
+    with Engine(toy_decoder(ToyModel(TARGET))) as engine:
+        text = engine.submit([1], max_new_tokens=10**6)
+        assert called.wait(20)
+        assert not text.done
+        text.cancel()

@@ -126,12 +126,25 @@ def test_a_trace_leaves_no_mark_on_the_next_text():
     assert [turn.nodes for turn in after] == [turn.nodes for turn in expected]
 
 
-def test_policy_and_verifier_are_the_requests_own_between_rounds():
-    tracer = Tracer(toys("talon"), PROMPT, **OPTIONS)
-    policy, verifier = tracer.request.policy, tracer.request.verifier
-    for _ in tracer.run():
-        assert tracer.request.policy is policy
-        assert tracer.request.verifier is verifier
+@pytest.mark.parametrize("drafter", ["embedded-eagle3", "embedded-draft", "mixed:embedded-eagle3"])
+def test_a_chain_that_a_drafter_drafts_in_one_call_is_traced_whole(drafter):
+    decoder = drafttree.load("embedded", drafter, "chain", dtype="float32")
+    expected = decoder.generate("The old man", max_new_tokens=16, temperature=0).metrics.rounds
+    rounds = trace_text(decoder, "The old man", max_new_tokens=16, temperature=0).rounds
+    assert [(turn.size, len(turn.path) - 1) for turn in rounds[:-1]] == [
+        (turn.nodes, turn.accepted) for turn in expected[:-1]
+    ]
+    assert max(len(turn.path) for turn in rounds) > 2
+
+
+def test_tokens_that_a_grammar_forces_are_nodes():
+    decoder = drafttree.load("embedded", "embedded-eagle3", "talon", dtype="float32")
+    made = drafttree.grammar.regex("the sea and the ship and the sea")
+    first = trace_text(decoder, "Once ", max_new_tokens=24, temperature=0, grammar=made).rounds[0]
+    assert first.widths == []
+    assert first.size > 2
+    assert {node.draft for node in first.nodes[1 : first.size]} == {1.0}
+    assert first.bonus.parent == first.path[-1]
 
 
 def test_ctrl_c_ends_a_trace_with_what_was_written():

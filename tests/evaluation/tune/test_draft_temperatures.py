@@ -4,10 +4,10 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.errors import ConfigError
-from drafttree.evaluation.estimate import RatioEstimate
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune import DRAFT_TEMPERATURES, command_options, python_lines, tune
-from drafttree.evaluation.tune.draft_temperatures import TemperatureGain
+from drafttree.evaluation.tune.recommendation import TemperatureGain
+from drafttree.measure.interval import Interval
+from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import RRS, LossyTypical
 
 PROMPTS = [list(range(1, 5 + extra)) for extra in range(9)]
@@ -35,7 +35,7 @@ def test_a_draft_temperature_that_pays_is_recommended_and_told(toy, toy_drafters
     assert gain.pays
     # by prompts of 6, 9 and 12 tokens, which the choice has not seen
     ours, theirs = [0.46, 0.49, 0.52], [0.56, 0.59, 0.62]
-    wanted = RatioEstimate.of(theirs, ours)
+    wanted = Interval.of_ratio_by_student(theirs, ours)
     assert (gain.ratio.mean, gain.ratio.low) == pytest.approx((wanted.mean, wanted.low))
     assert gain.sentence == (
         f"draft temperature 0.6: {wanted.mean:.2f} [{wanted.low:.2f}, {wanted.high:.2f}] times draft temperature 1.0, "
@@ -146,7 +146,7 @@ def test_a_draft_temperature_of_all_texts_and_1_are_refused(wrong, toy, toy_draf
 
 
 def test_ways_that_differ_are_named_and_a_single_text_has_no_interval():
-    gain = TemperatureGain(1.25, "a with talon", "b with auto", RatioEstimate(1.1), confirmed=False)
+    gain = TemperatureGain(1.25, "a with talon", "b with auto", Interval(1.1), confirmed=False)
     assert gain.sentence == (
         "a with talon at draft temperature 1.25: 1.10 on one text times b with auto at draft temperature 1.0, by turns"
         ", in the race alone; 1.0 is kept"

@@ -3,9 +3,9 @@
 import pytest
 
 from drafttree.errors import ConfigError, InputError, ModelError
-from drafttree.evaluation.run_store import RunStore
 from drafttree.evaluation.tune import GRID, tune, tuning
 from drafttree.loading import parse_policies
+from drafttree.measure.run_store import RunStore
 from drafttree.verifiers import RRS
 
 PROMPTS = [list(range(1, 5 + extra)) for extra in range(9)]

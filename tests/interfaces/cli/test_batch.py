@@ -1,10 +1,12 @@
 """`drafttree batch`: a text for every line of a file."""
 
 import json
+import time
 
 import pytest
 
 import drafttree
+from drafttree.interfaces.batch import read_jobs, write_texts
 from drafttree.interfaces.cli import decoders
 from testing.command_line import PROMPT, complaint, run
 
@@ -202,3 +204,93 @@ def test_a_file_that_was_begun_before_records_said_so_goes_on(lines, tmp_path):
     assert run(*command).exit_code == 0
     assert [record.get("lossless") for record in records(out)] == [None, True]
     assert records(out)[1]["text"] == second["text"]
+
+
+def request(custom_id, url="/v1/chat/completions", **body):
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "embedded", **body}}
+
+
+HELLO = [{"role": "user", "content": "Where is the ship?"}]
+NO_REQUESTS = {
+    "custom_id is 7": request(7, messages=HELLO),
+    "custom_id is None": {"method": "POST", "url": "/v1/completions", "body": {}},
+    "method is 'GET'": request("a", messages=HELLO) | {"method": "GET"},
+    "url is '/v1/embeddings'; give one of /v1/chat/completions": request("b", "/v1/embeddings", input="a"),
+    "body is no object": request("c") | {"body": "hello"},
+    "body.stream is set": request("d", messages=HELLO, stream=True),
+    "not JSON compliant": json.dumps(request("e", temperature=1)).replace(": 1}", ": NaN}"),
+}
+
+
+def test_lines_of_openais_batches_get_the_replies_of_the_server(lines, tmp_path, embedded):
+    chat = request("chat", messages=HELLO, max_tokens=6, temperature=0)
+    plain = request("plain", "/v1/completions", prompt=PROMPT, max_tokens=5, temperature=0)
+    reply = request("reply", "/v1/responses", input="Where is the ship?", max_output_tokens=4, temperature=0)
+    out = tmp_path / "out.jsonl"
+    result = run("batch", lines(chat, plain, {"prompt": PROMPT, "max_new_tokens": 5}, reply), out, "--json")
+    summary = json.loads(result.stdout)
+    assert (summary["lines"], summary["failed"], summary["tokens"]) == (4, 0, 20)
+    found = records(out)
+    assert [record.get("custom_id") for record in found] == ["chat", "plain", None, "reply"]
+    assert {record["response"]["status_code"] for record in found if "custom_id" in record} == {200}
+    answers = [record["response"]["body"] for record in found if "custom_id" in record]
+    assert answers[0]["choices"][0]["message"]["content"] == embedded.generate(HELLO, max_new_tokens=6).text
+    assert answers[1]["choices"][0]["text"] == found[2]["text"] == embedded.generate(PROMPT, max_new_tokens=5).text
+    assert answers[2]["output"][0]["content"][0]["text"]
+    assert found[0].keys() == {"id", "custom_id", "response", "error", "line", "input"}
+    assert (found[0]["id"], found[0]["error"]) == (f"batch_req_{found[0]['input']}", None)
+    assert found[0]["response"]["request_id"].startswith("req_")
+
+
+def test_a_bad_request_of_a_batch_is_an_error_of_its_line(lines, tmp_path):
+    other = request("other", messages=HELLO) | {"body": {"model": "gpt-4", "messages": HELLO}}
+    wrong = request("wrong", messages=HELLO, temperature=-1)
+    good = request("good", messages=HELLO, max_tokens=2)
+    source, out = lines(*NO_REQUESTS.values(), other, wrong, good), tmp_path / "out.jsonl"
+    result = run("batch", source, out, "--json")
+    assert result.exit_code == 1
+    found, failures = records(out), json.loads(result.stdout)["failures"]
+    for record, message in zip(found, NO_REQUESTS, strict=False):
+        assert record["response"] is None
+        assert record["error"].keys() == {"code", "message"}
+        assert message in record["error"]["message"]
+    refused = [record["response"] for record in found[-3:-1]]
+    assert [reply["status_code"] for reply in refused] == [404, 400]
+    assert "'gpt-4' is not served; 'embedded' is" in refused[0]["body"]["error"]["message"]
+    assert [failure["line"] for failure in failures] == list(range(1, len(found)))
+    assert [failure["type"] for failure in failures[-3:]] == ["ValueError", "model_not_found", "greater_than_equal"]
+    assert found[-1]["response"]["status_code"] == 200
+
+
+def test_a_batch_of_requests_goes_on_after_an_interruption(lines, tmp_path):
+    source = lines(*(request(name, messages=HELLO, max_tokens=2) for name in "abc"))
+    out = tmp_path / "out.jsonl"
+    assert run("batch", source, out).exit_code == 0
+    first, *_ = written = out.read_text().splitlines(keepends=True)
+    out.write_text(first)
+    assert "3 lines: 1 had a record already, 0 failed" in run("batch", source, out).stderr
+    again = records(out)
+    assert again[0] == json.loads(first)
+    assert [record["id"] for record in again] == [json.loads(line)["id"] for line in written]
+
+
+def test_requests_call_the_model_by_the_name_it_is_given(capsys, lines, tmp_path):
+    out = tmp_path / "out.jsonl"
+    source = lines(request("a", messages=HELLO, max_tokens=2) | {"body": {"model": "gpt-4", "messages": HELLO}})
+    assert run("batch", source, out, "--served-model-name", "gpt-4").exit_code == 0
+    assert records(out)[0]["response"]["body"]["model"] == "gpt-4"
+    assert "made from another line or command" in complaint(capsys, "batch", source, out)
+
+
+def test_options_of_the_command_are_not_for_requests(capsys, lines, tmp_path):
+    source = lines(request("a", messages=HELLO))
+    assert "temperature is given" in complaint(capsys, "batch", source, tmp_path / "out.jsonl", "--temperature", 1)
+
+
+def test_a_batch_of_requests_that_is_left_ends_its_texts(lines, embedded):
+    long = [request(str(number), messages=HELLO, min_tokens=1500, max_tokens=1500) for number in range(60)]
+    made = write_texts(embedded, read_jobs(lines(request("first", messages=HELLO, max_tokens=1), *long), ""), {})
+    assert next(made)["custom_id"] == "first"
+    begun = time.perf_counter()
+    made.close()
+    assert time.perf_counter() - begun < 10  # the texts take minutes

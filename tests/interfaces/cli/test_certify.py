@@ -6,7 +6,7 @@ import pytest
 
 import drafttree
 from drafttree.evaluation import pair_sweep
-from drafttree.evaluation.reference import Difference
+from drafttree.measure.reference import Difference
 from testing.command_line import complaint, run
 from testing.marks import needs_native
 

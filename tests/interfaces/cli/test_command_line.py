@@ -95,7 +95,7 @@ def test_mistakes_are_one_line_and_exit_with_2(capsys, prompts, tmp_path):
         (["generate", PROMPT, "--max-new-tokens", "many"], "--max-new-tokens"),
         (["generate", "--no-such-option"], "--no-such-option"),
         (["generate", "--sead", "3"], "--seed"),
-        (["bench", "drafters", "--drafters", "lookup;none"], "'none' is not a drafter"),
+        (["bench", "methods", "--drafters", "lookup;none"], "'none' is not a drafter"),
         (["nonsense"], "nonsense"),
         (["certify"], "--prompts"),
         (["certify", "--prompts", missing], "not a prompt file"),

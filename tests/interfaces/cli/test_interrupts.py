@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from drafttree.evaluation.run_store import RUNS
+from drafttree.measure.run_store import RUNS
 from testing.command_line import PROMPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]
@@ -72,7 +72,7 @@ def test_what_is_finished_is_printed_and_kept(name, tmp_path):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
     prompts.write_text(f"{PROMPT}\nOnce upon a time\nIn the beginning\n")
     shared = ["--policies", "chain;talon", "--prompts", prompts, "--max-new-tokens", 60, "--out", out]
-    command = [*(["bench", "policies", "--repeats", 2] if name == "bench" else [name]), *shared, "--dtype", "float32"]
+    command = [*(["bench", "methods", "--repeats", 2] if name == "bench" else [name]), *shared, "--dtype", "float32"]
     process = start(*DRAFTTREE, *command)
     wait_for_runs(out / RUNS, 5)
     shown, err = interrupted(process)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from drafttree.evaluation import run_store
-from drafttree.evaluation.run_store import RUNS
 from drafttree.interfaces import cli
+from drafttree.measure import run_store
+from drafttree.measure.run_store import RUNS
 from testing.command_line import complaint, run
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
@@ -30,7 +30,7 @@ def stopped(capsys):
 @pytest.mark.usefixtures("quick")
 def test_a_bench_that_is_out_of_time_shows_what_it_has_and_goes_on(prompts, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    bench = ["bench", "policies", *SHORT, "--prompts", prompts, "--repeats", 1, "--out", out, "--json"]
+    bench = ["bench", "methods", *SHORT, "--prompts", prompts, "--repeats", 1, "--out", out, "--json"]
     seconds = count()
     with monkeypatch.context() as patch:
         patch.setattr(run_store, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
@@ -45,7 +45,7 @@ def test_a_bench_that_is_out_of_time_shows_what_it_has_and_goes_on(prompts, tmp_
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("command", [["bench", "policies", "--repeats", 1], ["bench", "memory"], ["certify"]])
+@pytest.mark.parametrize("command", [["bench", "methods", "--repeats", 1], ["bench", "memory"], ["certify"]])
 def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, stopped):
     options = SHORT[2:] if "memory" in command else SHORT
     shown = stopped(*command, *options, "--prompts", prompts, "--minutes", 1e-9)
@@ -56,7 +56,7 @@ def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, stopp
 
 @pytest.mark.parametrize("minutes", [0, -1, "nan", "inf"])
 def test_minutes_are_above_0(minutes, capsys):
-    for command in (["bench", "expansion"], ["certify", "--exact"], ["replay", "talon/1"]):
+    for command in (["bench", "micro"], ["certify", "--exact"], ["replay", "talon/1"]):
         said = complaint(capsys, *command, "--minutes", minutes)
         assert f"--minutes is {minutes}; give a number above 0" in said
 

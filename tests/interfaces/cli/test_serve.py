@@ -1,11 +1,14 @@
 """`drafttree serve`: what it is told reaches the server, and mistakes are one line."""
 
+import logging
 import socket
 import sys
 
 import pytest
 from fastapi import FastAPI
 
+import drafttree
+from drafttree.interfaces.cli import decoders
 from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.dialect.families import CALLS
@@ -34,7 +37,7 @@ def test_options_reach_the_server(served):
     serving = served[0].state.serving
     settings = serving.settings
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
-    assert (settings.api_key, settings.cors) == ("k", ("https://a", "https://b"))
+    assert (settings.api_keys, settings.cors) == (("k",), ("https://a", "https://b"))
     assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
     assert settings.model_name == serving.model_name == "embedded"
     assert serving.decoder.drafter is None
@@ -47,9 +50,39 @@ def test_a_server_may_be_called_by_other_names_and_take_longer_to_end(served):
     assert settings.grace == 2.5
 
 
+def test_what_a_proxy_needs_reaches_the_server(served, monkeypatch):
+    log = logging.getLogger("drafttree.access")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(log, name, getattr(log, name))
+    serve("--trusted-proxies", "10.0.0.7", "--trusted-proxies", "fd00::/8", "--keep-alive", 75, "--access-log")
+    settings = served[0].state.serving.settings
+    assert settings.trusted_proxies == ("10.0.0.7", "fd00::/8")
+    assert (settings.keep_alive, settings.access_log) == (75, True)
+
+
+@pytest.mark.parametrize("proxy", ["", "nginx", "10.0.0.7/8", "10.0.0.7:80", "* "])
+def test_a_proxy_that_no_address_names_is_one_line(capsys, proxy):
+    assert f"{proxy!r} is no address; give one such as 10.0.0.7" in complaint(
+        capsys, "serve", "--trusted-proxies", proxy
+    )
+
+
 @pytest.mark.parametrize("host", ["", "http://api.example", "api.example:8000", "a/b", "two words"])
 def test_a_name_by_which_no_request_can_call_is_one_line(capsys, host):
     assert "give one such as api.example.com" in complaint(capsys, "serve", "--allowed-hosts", host)
+
+
+def test_a_limit_of_the_context_is_told_with_what_it_saves(served, monkeypatch):
+    monkeypatch.setattr(decoders, "load", drafttree.load)
+    told = serve("--max-model-len", 512, "--dtype", "float32").stderr
+    assert "512 tokens of a text take 6.3 MB of the KV cache instead of 25.2 MB for 2048 tokens" in told
+    assert served[0].state.serving.decoder.target.context == 512
+    assert "KV cache" not in serve().stderr
+
+
+def test_a_context_that_the_model_does_not_have_is_one_line(capsys, monkeypatch, quick):
+    monkeypatch.setattr(decoders, "load", drafttree.load)
+    assert "the model's context is 2048; give at most that" in complaint(capsys, "serve", "--max-model-len", 4096)
 
 
 def test_parsers_reach_the_server(served):
@@ -77,7 +110,36 @@ def test_a_model_may_be_served_under_several_names(served):
 
 def test_the_key_may_come_from_the_environment(served):
     serve(env={"DRAFTTREE_API_KEY": "from outside"[:4]})
-    assert served[0].state.serving.settings.api_key == "from"
+    assert served[0].state.serving.settings.api_keys == ("from",)
+
+
+def test_keys_may_be_several_and_come_from_a_file(served, tmp_path):
+    (tmp_path / "keys").write_text("# of the house\nthird\n\n  fourth  \n")
+    result = serve("--api-key", "first", "--api-key", "second", "--api-key-file", tmp_path / "keys")
+    assert served[0].state.serving.settings.api_keys == ("first", "second", "third", "fourth")
+    assert "third" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        (b"\n# none\n", "has no key; write one per line"),
+        (b"\xff\xfe", "cannot be read"),
+        ("schlüssel".encode(), "other than printable ASCII"),
+        (b"two words", "other than printable ASCII"),
+    ],
+)
+def test_a_file_without_usable_keys_is_one_line(capsys, tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    assert words in complaint(capsys, "serve", "--api-key-file", tmp_path / "keys")
+
+
+def test_prefixes_are_shared_among_all_on_a_loopback_address_or_on_demand(served):
+    for options in ((), ("--no-share-prefixes",), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--share-prefixes")):
+        serve("--drafter", "none", *options)
+    assert [app.state.serving.settings.shares_prefixes for app in served] == [True, False, False, True]
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):

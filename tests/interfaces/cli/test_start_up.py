@@ -40,7 +40,7 @@ MISTAKES = [
     "trace a -o nowhere/trace.html",
     "certify",
     "certify --prompts nowhere.txt",
-    "bench policies --policies talon:budget=none",
+    "bench methods --policies talon:budget=none",
     "tune --minutes 0",
     "tune --save tuned.yaml",
     "nonsense",
@@ -49,7 +49,7 @@ COMPLETIONS = {
     "generate --policy t": {"talon", "template"},
     "generate --verifier tr": {"traversal"},
     "certify --policies dy": {"dyspec", "dynatree"},
-    "bench policies --poli": {"--policies", "--policy"},
+    "bench methods --poli": {"--policies", "--policy"},
     "ben": {"bench"},
 }
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from drafttree.drafters import PromptLookupDrafter
-from drafttree.evaluation.run_store import RUNS
-from drafttree.evaluation.tune import arms, tuning
+from drafttree.evaluation.tune import tuning
 from drafttree.loading import policy_spec
+from drafttree.measure.run_store import RUNS
 from helpers.timed_metrics import CHAIN, CURVE, timed
 from testing.command_line import complaint, run
 
@@ -45,15 +45,13 @@ def tune(prompts, *options):
 @pytest.mark.usefixtures("embedded")
 def test_the_recommendation_is_printed_saved_and_loaded(prompts, tmp_path, speeds):
     speeds["chain:depth=2"], saved = 0.5, tmp_path / "tuned.json"
-    result = tune(prompts, "--drafter", "lookup", "--save", saved, "--export", "vllm")
+    result = tune(prompts, "--drafter", "lookup", "--save", saved)
     assert result.exit_code == 0, result.output
     assert "Speculate: lookup with chain:depth=2: 1.98 times plain decoding's speed" in result.stdout
     assert "1.47 expected by the law" in result.stdout
     assert "R = tau (1 + h0) / (v + c*delta + h)" in result.stdout
     assert "limits the gain" in result.stdout
     assert f"decoder = drafttree.load('embedded', policy='{saved}')" in result.stdout
-    assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 2}'""" in result.stdout
-    assert "vllm: its verification is its own" in result.stderr
     written = run("generate", "one two one two", "--policy", saved, "--max-new-tokens", 4)
     assert written.exit_code == 0
     assert f"drafter: lookup ({saved})" in written.stderr
@@ -85,14 +83,11 @@ def test_the_json_has_everything(prompts, speeds):
     assert set(found["left_out"]) == {"no/such"}
     assert found["costs"] == CURVE
     assert found["python"][1] == "decoder = drafttree.load('embedded', drafter='none')"
-    assert found["export"] is None
 
 
-def test_do_not_speculate_exports_no_flags(prompts, speeds, tmp_path):
-    result = tune(prompts, "--drafter", "lookup", "--export", "sglang", "--save", tmp_path / "none.json")
+def test_do_not_speculate_saves_that_too(prompts, speeds, tmp_path):
+    result = tune(prompts, "--drafter", "lookup", "--save", tmp_path / "none.json")
     assert "Do not speculate: the best way" in result.stdout
-    assert "--speculative" not in result.stdout
-    assert "sglang: there are no flags: the recommendation is not to speculate" in result.stderr
     assert json.loads((tmp_path / "none.json").read_text())["drafter"] is None
 
 
@@ -139,11 +134,11 @@ def test_one_usable_prompt_recommends_and_saves_nothing(others, speeds, tmp_path
     speeds["chain:depth=2"], saved = 0.5, tmp_path / "tuned.json"
     one = tmp_path / "one.txt"
     one.write_text(f"The old man looked at the sea\n{others}")
-    result = tune(one, "--drafter", "lookup", "--save", saved, "--export", "vllm")
+    result = tune(one, "--drafter", "lookup", "--save", saved)
     assert result.exit_code == 0, result.output
     assert "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others" in result.stdout
     assert "(confirmed)" not in result.stdout
-    assert not any(said in result.stdout for said in ("Speculate:", "drafttree.load", "on the command line", "vllm"))
+    assert not any(said in result.stdout for said in ("Speculate:", "drafttree.load", "on the command line"))
     assert not saved.exists()
     found = json.loads(tune(one, "--drafter", "lookup", "--json").stdout)
     assert (found["speculate"], found["confirmed"], found["one prompt"], found["python"]) == (False, False, True, [])
@@ -166,7 +161,6 @@ def test_mistakes_are_one_line(prompts, tmp_path, capsys):
     short.write_text("a\nb\n")
     cases = {
         "--minutes is 0; give a number above 0": [*there, "--minutes", 0],
-        "unknown engine 'vlm'; known: sglang, vllm, tensorrt-llm": [*there, "--export", "vlm"],
         "does not end in .json": [*there, "--save", tmp_path / "tuned.yaml"],
         "no prompt has 4 tokens or more": ["tune", "--prompts", short, "--drafter", "lookup", "--max-new-tokens", 8],
         "'none' is not a drafter": [*there, "--drafter", "none"],
@@ -181,9 +175,9 @@ def test_a_head_of_another_target_is_left_out_by_name(prompts, speeds, monkeypat
     def find(name, *_):
         if name == "lookup":
             return PromptLookupDrafter(4096, "cpu")
-        raise arms.ModelError("the head does not fit the target")
+        raise tuning.ModelError("the head does not fit the target")
 
-    monkeypatch.setattr(arms, "find_drafter", find)
+    monkeypatch.setattr(tuning, "find_drafter", find)
     result = tune(prompts, "--drafter", "lookup", "--drafter", "theirs")
     assert "left out: theirs: the head does not fit the target" in result.stdout
 

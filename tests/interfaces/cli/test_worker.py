@@ -32,11 +32,11 @@ def test_options_that_do_not_exist_are_told_before_a_process_starts(capsys, supe
 
 
 def test_file_discovery_is_supervised(supervised):
-    assert run("worker", "--dtype", "float32", "--max-batch", 3, "--served-model-name", "mine").exit_code == 0
+    assert run("worker", "--dtype", "float32", "--max-batch", 3, "--max-model-len", 512).exit_code == 0
     target, models, settings = supervised[0].args
     assert (target, models.drafter) == ("embedded", "auto")
     assert models.dtype == "float32"
-    assert settings == FleetSettings("embedded", "mine", "file", "dynamo", 3, None)
+    assert settings == FleetSettings("embedded", "embedded", "file", "dynamo", 3, None, max_model_len=512)
 
 
 def test_the_frontend_finds_the_embedded_tokenizer(supervised):

@@ -14,7 +14,7 @@ ORIGIN = "https://page.example"
 
 @pytest.fixture(scope="module")
 def client():
-    held = held_app(allowed_hosts=OWN, cors=(ORIGIN,), api_key="sesame")
+    held = held_app(allowed_hosts=OWN, cors=(ORIGIN,), api_keys=("sesame",))
     with TestClient(held.app, raise_server_exceptions=False) as found:
         yield found
 

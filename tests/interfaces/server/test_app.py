@@ -19,7 +19,7 @@ ORIGIN = "https://page.example"
 
 @pytest.fixture(scope="module")
 def client():
-    held = held_app(api_key="sesame", cors=(ORIGIN,), max_body_bytes=500)
+    held = held_app(api_keys=("sesame",), cors=(ORIGIN,), max_body_bytes=500)
     with TestClient(held.app, raise_server_exceptions=False) as found:
         yield found
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from prometheus_client import Histogram
 
 from drafttree.errors import ConfigError
 from drafttree.interfaces.server import admission
@@ -22,6 +23,7 @@ from testing.live_server import serving
 
 pytest.importorskip("llguidance")
 
+TIMES = Histogram("times", "Of grammars.", registry=None)
 PATIENCE = 30
 """Seconds after which a test does not go on waiting."""
 
@@ -74,7 +76,7 @@ def held(monkeypatch):
 
 
 def test_a_grammar_is_made_once_for_all_who_want_it(decoder):
-    made = Grammars(decoder)
+    made = Grammars(decoder, TIMES)
 
     async def ask_often():
         return await asyncio.gather(*(made_for(made, SMALL) for _ in range(4)))
@@ -98,12 +100,12 @@ def test_every_kind_is_parsed(kind, text, good):
 
 def test_a_grammar_ends_with_the_tokens_that_end_its_text(decoder):
     options = {"grammar": WantedGrammar("regex", "a?", "x"), "eos_token_id": [5]}
-    found = asyncio.run(Grammars(decoder).made(options))[0]["grammar"]
+    found = asyncio.run(Grammars(decoder, TIMES).made(options))[0]["grammar"]
     assert found.new_state(decoder.tokenizer, decoder.target.vocab_size, (5,))
 
 
 def test_what_is_malformed_is_refused_as_in_python(decoder):
-    made = Grammars(decoder)
+    made = Grammars(decoder, TIMES)
     with pytest.raises(ConfigError, match="'not' at # cannot be enforced"):
         asyncio.run(made_for(made, wanted({"not": {}})))
     with pytest.raises(ServerError, match="leave out ignore_eos"):
@@ -111,7 +113,7 @@ def test_what_is_malformed_is_refused_as_in_python(decoder):
 
 
 def test_the_shortest_is_made_first(decoder, held):
-    made = Grammars(decoder)
+    made = Grammars(decoder, TIMES)
 
     async def crowd():
         first = asyncio.ensure_future(made_for(made, LARGE))
@@ -127,7 +129,7 @@ def test_the_shortest_is_made_first(decoder, held):
 
 
 def test_what_nobody_waits_for_is_not_made(decoder, held):
-    made = Grammars(decoder)
+    made = Grammars(decoder, TIMES)
 
     async def leave():
         asking = [asyncio.ensure_future(made_for(made, LARGE))]
@@ -145,11 +147,11 @@ def test_what_nobody_waits_for_is_not_made(decoder, held):
 
 
 def test_the_time_of_a_request_may_be_over_before_its_grammar_is_made(decoder, held):
-    made = Grammars(decoder)
+    made = Grammars(decoder, TIMES)
 
     async def wait_for_a_turn():
         with (
-            OpenRequest("", 0.05).answering(),
+            OpenRequest(None, 0.05).answering(),
             pytest.raises(ServerError, match="was over before response_format was read") as found,
         ):
             await made.made({"grammar": SMALL})
@@ -191,7 +193,7 @@ def test_texts_whose_grammars_wait_count_as_waiting():
 
 
 def test_a_server_that_shuts_down_waits_for_no_grammar(decoder, held):
-    app, made = held_app(), Grammars(decoder)
+    app, made = held_app(), Grammars(decoder, TIMES)
 
     async def shut_down():
         async def prepare():

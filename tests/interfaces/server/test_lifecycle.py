@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -226,13 +227,15 @@ def test_an_address_of_another_machine_is_refused_in_one_line():
 )
 def test_the_first_line_says_whether_texts_are_lossless(monkeypatch, options, words):
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
     told: list[str] = []
     decoder = drafttree.load(drafter="none", dtype="float32", **options)
     with listen("127.0.0.1", 0) as listener, TestClient(create_app(decoder, ServerSettings("mine"))) as client:
         lifecycle.run(cast("FastAPI", client.app), listener, told.append)
         where = address(*listener.getsockname()[:2])
     precision = "float32 with int8 weights" if "quantize" in options else "float32"
-    assert told == [f"serving mine in {precision} at {where} ({words})"]
+    assert told[0] == f"serving mine in {precision} at {where} ({words})"
+    assert told[1:] == ["common prefixes of prompts are shared among all requests"]
 
 
 def test_addresses_are_those_that_browsers_take():

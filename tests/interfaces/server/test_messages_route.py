@@ -42,7 +42,12 @@ def chat(post, messages: list[dict], **body) -> dict:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_tells_what_was_read_before(post, stream):
-    body = {"messages": [{"role": "user", "content": f"How old is the house by the sea? {stream}"}], "max_tokens": 8}
+    body = {
+        "messages": [
+            {"role": "user", "content": f"How old is the house by the sea, and who has lived in it? {stream}"}
+        ],
+        "max_tokens": 8,
+    }
     count = post("messages/count_tokens", messages=body["messages"]).json()["input_tokens"]
     message_of(post, **body)
     usage = events_of(post, **body)[-2]["usage"] if stream else message_of(post, **body)["usage"]
@@ -88,6 +93,18 @@ def test_systems_blocks_and_results_are_the_messages_of_a_chat(post):
 
 def _text(text: str) -> dict:
     return {"type": "text", "text": text}
+
+
+def test_a_last_message_of_the_assistant_is_continued(post):
+    whole = text_of(message_of(post))
+    given = whole[: len(whole) // 2].rstrip()
+    theirs = chat(post, [*HELLO, {"role": "assistant", "content": given}], continue_final_message=True)
+    assert theirs["choices"][0]["message"]["content"] != whole
+    for content in (given, [_text(given)]):
+        ours = message_of(post, messages=[*HELLO, {"role": "assistant", "content": content}])
+        assert text_of(ours) == theirs["choices"][0]["message"]["content"]
+    counted = post("messages/count_tokens", messages=[*HELLO, {"role": "assistant", "content": given}]).json()
+    assert counted == {"input_tokens": theirs["usage"]["prompt_tokens"]}
 
 
 def test_a_named_tool_is_called_and_none_is_not(post):

@@ -69,6 +69,8 @@ def test_every_text_has_its_times(drafted):
     _, found, _ = drafted
     assert found["drafttree:time_to_first_token_seconds_count"] == 3
     assert found["drafttree:e2e_request_latency_seconds_count"] == 3
+    assert found["drafttree:request_queue_time_seconds_count"] == 3
+    assert found["drafttree:grammar_compilation_time_seconds_count"] == 0  # none had one
     whole, first = (found[f"drafttree:{name}_seconds_sum"] for name in ("e2e_request_latency", "time_to_first_token"))
     between = found["drafttree:inter_token_latency_seconds_sum"]
     assert 0 < first < first + between <= whole

@@ -192,6 +192,7 @@ def test_completions(served, case, echo, several):
         whole_characters = wanted.complete(len(tokens)) + len(shown)
         assert [min(each, whole_characters) for each in logprobs["text_offset"]] == offsets
     assert told(whole["usage"])[:2] == [sum(map(len, prompts)), generated]
+    assert last["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == generated
 
 
 def without_thoughts(reply: dict) -> dict:
@@ -248,6 +249,8 @@ def test_chats(served, case, several):
         assert choice["finish_reason"] == answer.finish_reason
         generated, reasoning = generated + written.count, reasoning + answer.reasoning
     assert told(whole["usage"]) == [len(prompt), generated, reasoning]
+    assert ["timings" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1]["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == generated
 
 
 def answered(served, case: Case, path: str, **body: Any) -> tuple[dict, str, Written, Answer]:
@@ -280,6 +283,7 @@ def test_responses(served, case):
     assert kinds[-1] == whole["status"] == sent[-1]["response"]["status"]
     assert without_names(items) == without_names(sent[-1]["response"]["output"]) == without_names(whole["output"])
     assert told(sent[-1]["response"]["usage"]) == told(whole["usage"])
+    assert sent[-1]["response"]["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == written.count
     assert told(whole["usage"])[2] == answer.reasoning
     if not answer.torn:
         names = {"think": "reasoning", "say": "message", "call": "function_call"}
@@ -402,6 +406,7 @@ def test_messages(served, case):
     why = "stop_sequence" if written.stopped_by else reason[answer.finish_reason]
     assert ended == {"stop_reason": why, "stop_sequence": written.stopped_by} == {name: whole[name] for name in ended}
     assert same_usage(usage, whole["usage"])
+    assert sent[-2]["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == written.count
 
 
 @pytest.mark.parametrize("stop", [[], ["\nuser:"]])

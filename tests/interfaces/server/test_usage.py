@@ -2,9 +2,14 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from drafttree import Metrics
 from drafttree.engine.metrics import Round
 from drafttree.interfaces.server.texts import Texts
+from testing.live_server import events
+
+ASK = {"messages": [{"role": "user", "content": "Tell me about the old house."}], "max_tokens": 24, "temperature": 0}
 
 
 def turn(nodes: int) -> Round:
@@ -35,3 +40,32 @@ def test_tokens_that_one_text_of_a_prompt_has_read_for_the_others_are_not_cached
 def test_texts_that_have_not_begun_say_nothing_of_what_was_cached():
     assert usage_of([[1] * 10], [(8, 2), (0, 0)]) == (10, 8)
     assert usage_of([[1] * 10], [(0, 0), (0, 0)]) == (10, 0)
+
+
+def test_timings_have_llama_servers_names_and_the_times_of_the_longest_text():
+    one = Metrics(queue_seconds=9.0, prefill_seconds=0.5, seconds=11.5, reused_tokens=6, rounds=[turn(5)])
+    other = Metrics(prefill_seconds=0.25, seconds=1.25, reused_tokens=6, rounds=[turn(1)])
+    texts = Texts([[1] * 10], [SimpleNamespace(metrics=one), SimpleNamespace(metrics=other)])
+    texts._texts[0].generated, texts._texts[1].generated, texts._texts[0].accepted = 3, 1, 2
+    reading = {"prompt_n": 4, "prompt_ms": 500.0, "prompt_per_token_ms": 125.0, "prompt_per_second": 8.0}
+    writing = {"predicted_n": 4, "predicted_ms": 2000.0, "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0}
+    assert texts.timings == {"cache_n": 6, **reading, **writing, "draft_n": 4, "draft_n_accepted": 2}
+
+
+def test_timings_of_plain_decoding_say_nothing_of_drafts():
+    timings = Texts([[1]], [SimpleNamespace(metrics=Metrics())]).timings
+    assert (timings["predicted_per_second"], timings["prompt_per_token_ms"]) == (0.0, 0.0)
+    assert not timings.keys() & {"draft_n", "draft_n_accepted"}
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", ASK), ("completions", {**ASK, "prompt": "The old"})])
+def test_the_last_chunk_tells_the_speed_of_all_texts(post, path, body):
+    body = {name: value for name, value in body.items() if name != "messages" or "prompt" not in body}
+    usage = post(path, **body, n=2).json()["usage"]
+    *chunks, last = events(post(path, **body, n=2, stream=True).text)
+    assert not any("timings" in chunk for chunk in chunks)
+    timings = last["timings"]
+    assert timings["prompt_n"] + timings["cache_n"] == usage["prompt_tokens"]
+    assert timings["predicted_n"] == usage["completion_tokens"]
+    assert timings["draft_n"] >= timings["draft_n_accepted"] > 0
+    assert timings["predicted_per_second"] == pytest.approx(1e3 * timings["predicted_n"] / timings["predicted_ms"])

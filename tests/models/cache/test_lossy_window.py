@@ -11,7 +11,7 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.compare import compare
-from drafttree.evaluation.reference import transformers_generate
+from drafttree.measure.reference import transformers_generate
 from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend

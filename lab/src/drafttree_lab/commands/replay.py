@@ -2,71 +2,91 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
+from typer.core import TyperGroup
 
-from drafttree.core.errors import ConfigError, InputError
-from drafttree.evaluation.shapes import SHAPES, find_shape
+from drafttree.core.errors import InputError
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import Minutes, ResultOptions
-from drafttree.interfaces.console import progress
-from drafttree_lab.commands.replay_map import MAP, replay_map
+from drafttree.interfaces.console import make_console, make_table, progress
+from drafttree.measure.shapes import SHAPES, find_shape
+from drafttree_lab.commands.replay_map import Roles, map_
 
-LIST, REPORT = "list", "report"
-What = Annotated[
-    list[str],
-    typer.Argument(
-        help='"list"; "list PAPER"; "report FOLDER"; "map"; or what to run: "all", papers, results such as talon/1.'
-    ),
+if TYPE_CHECKING:
+    from drafttree_lab.replay.inputs import PromptTexts
+    from drafttree_lab.replay.judge import Verdict
+    from drafttree_lab.replay.plan import Experiment, Sizes
+    from drafttree_lab.replay.results import Entry, ResultSummary
+
+FOLDER = Path("build/replay")
+RUN = "run"
+STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "left open": "yellow"}
+PACE = 100.0
+"""Tokens per second by which minutes are guessed before anything has run."""
+Limit = Annotated[int, typer.Option(min=1, help="Number of prompts per set, evenly spaced. Verdicts need ten.")]
+MaxNewTokens = Annotated[
+    int, typer.Option(min=1, help="Maximum number of tokens per text. The papers use 500 and more.")
 ]
+Points = Annotated[int | None, typer.Option(min=1, help="Maximum number of values per sweep, evenly spaced.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
+]
+Data = Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")]
 
 
-def replay(
-    context: typer.Context,
-    what: What,
+class Replays(TyperGroup):
+    """The commands; what names none of them is what to run, or an option of running it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or [RUN])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, args if args[0] in self.commands else [RUN, *args])
+
+
+replay = typer.Typer(
+    cls=Replays,
+    context_settings={"ignore_unknown_options": True},
+    help="Replay the papers' tables and figures: drafttree replay all --minutes 40; drafttree replay talon/1.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@replay.command(name=RUN)
+def run(
+    what: Annotated[list[str], typer.Argument(help='What to run: "all", papers, results such as talon/1.')],
     target: Target = "embedded",
-    roles: Annotated[
-        list[str] | None,
-        typer.Option("--as", help="ROLE=DRAFTER: the drafter for a role in the papers. May be repeated."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = Path(
-        "build/replay"
-    ),
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help='File that "report" writes: .html for everything, .md for the claims.'),
-    ] = Path("replay.html"),
-    limit: Annotated[
-        int, typer.Option(min=1, help="Number of prompts per set, evenly spaced. Verdicts need ten.")
-    ] = 10,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Maximum number of tokens per text. The papers use 500 and more.")
-    ] = 128,
+    roles: Roles = None,
+    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = FOLDER,
+    limit: Limit = 10,
+    max_new_tokens: MaxNewTokens = 128,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
     ] = None,
-    points: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of values per sweep, evenly spaced.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")] = 1,
+    points: Points = None,
+    repeats: Repeats = 1,
     counts_only: Annotated[
         bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
     ] = False,
     inflate: Annotated[
         str | None, typer.Option(help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
-    ] = None,
+    model: Model = None,
     cost: Annotated[
         str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
     ] = "published",
-    data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None,
+    data: Data = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
     minutes: Minutes = None,
     seed: Seed = 0,
@@ -74,84 +94,181 @@ def replay(
     device: Device = "auto",
     json_: AsJson = False,
 ) -> None:
-    """Replay the papers' tables and figures.
+    """Run tables and figures, and judge the claims.
 
-    Published values stand beside measured ones, with a verdict on every claim. The exit code is 0 if all is done, 3 if
-    the minutes are over and runs are left.
+    Published values stand beside measured ones, with a verdict on every claim.
+
+    The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 3 if the
+    minutes are over and runs are left.
     """
-    if what[0] == REPORT:
-        _report(what[1:], output)
-        return
-    if what[0] == MAP:
-        replay_map(context, what[1:])
-        return
     if inflate:
         find_shape(inflate)
 
-    from drafttree_lab.display import replay as replay_display
-    from drafttree_lab.replay.experiment import ALL, NO_PROMPTS, Sizes, check_model, find_results
-    from drafttree_lab.replay.pass_costs import CostSource
-    from drafttree_lab.replay.prompt_texts import read_prompt_texts
-    from drafttree_lab.replay.replay import Replay, experiments, run_replay
-    from drafttree_lab.replay.replay_target import ReplayTarget
-    from drafttree_lab.replay.results_folder import write_results
-    from drafttree_lab.replay.roles import find_roles, parse_roles
+    from drafttree_lab.replay.costs import CostSource
+    from drafttree_lab.replay.inputs import parse_roles
+    from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
+    from drafttree_lab.replay.results import ResultSummary, correct_main_claims, write_results
+    from drafttree_lab.replay.run import ReplayTarget, run_replay
 
     costs = CostSource.parse(cost)
-    listed = what[0] == LIST
-    results = find_results((what[1:] or [ALL]) if listed else what)
-    papers = list(dict.fromkeys(paper for paper, _ in results))
-    check_model(papers, model)
     given = parse_roles(roles or [])
-    who = find_roles(papers, target, given)
-    texts = read_prompt_texts(papers, data, limit)
-    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, repeats, chat, points, model)
-    planned = experiments(results, who, texts, sizes)
-    if listed:
-        replay_display.show_list(planned, limit, repeats)
-        return
+    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, chat, points, model)
+    planned, texts = _plan(what, target, given, sizes, data)
     load = ReplayTarget(target, dtype, device, inflate)
-    ids = load.encode(texts, max_new_tokens, chat=chat) | {
-        (paper, NO_PROMPTS): [[turn] for turn in range(limit)] for paper in papers
-    }
-    load.check(given.values())
+    ids = load.encode(texts, max_new_tokens, chat=chat)
+    ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
+    for drafter in given.values():  # one that cannot be used is told before anything is run
+        load.load_drafter(drafter)
     store = load.open_store(out, minutes, seed=seed, chat=chat)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
-    def keep(found: Replay) -> None:
+    def keep(found: list[ResultSummary]) -> None:
         with suppress(InputError):  # told at the end, where the results are shown
-            write_results(out, found.results, command)
+            write_results(out, found, command)
 
-    options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only}
+    options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only, "costs": costs, "keep": keep}
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
-        found = run_replay(
-            planned,
-            ids,
-            load.make_decoder,
-            partial(load.measure, seed),
-            store,
-            costs=costs,
-            progress=advance,
-            keep=keep,
-            **options,
-        )
+        measure = partial(load.measure, seed)
+        found = run_replay(planned, ids, load.make_decoder, measure, store, progress=advance, **options)
+    corrected = correct_main_claims(found)
     try:
-        write_results(out, found.results, command)
+        write_results(out, found, command)
     finally:  # a full disk keeps nobody from seeing them
-        ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: replay_display.show_replay(found))
+        plain: dict[str, object] = {"results": [asdict(each) for each in corrected]}
+        ResultOptions(out, minutes, json_).finish(store, plain, lambda: show_replay(corrected))
 
 
-def _report(folders: list[str], output: Path) -> None:
-    """Write the page of a folder.
+@replay.command(name="list")
+def list_(
+    what: Annotated[list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: all.")] = None,
+    target: Target = "embedded",
+    roles: Roles = None,
+    limit: Limit = 10,
+    max_new_tokens: MaxNewTokens = 128,
+    points: Points = None,
+    repeats: Repeats = 1,
+    model: Model = None,
+    data: Data = None,
+) -> None:
+    """List every table and figure.
 
-    Raises:
-        ConfigError: not one folder is named.
+    Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
-    if len(folders) != 1:
-        raise ConfigError(f"report takes one folder, not {len(folders)}: drafttree replay report build/replay -o PAGE")
+    from drafttree_lab.replay.inputs import ALL, parse_roles
+    from drafttree_lab.replay.plan import Sizes
 
-    from drafttree_lab.replay.results_folder import read_results
-    from drafttree_lab.report import write_report
+    sizes = Sizes(limit, max_new_tokens, points=points, model=model)
+    planned, _ = _plan(what or [ALL], target, parse_roles(roles or []), sizes, data)
+    show_list(planned, limit, repeats)
 
-    write_report(read_results(Path(folders[0])), output)
+
+@replay.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a replay, its --out.")] = FOLDER,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .html for everything, .md for the claims.")
+    ] = Path("replay.html"),
+) -> None:
+    """Write the results of a folder as a page.
+
+    It has every table, figure and verdict. A file that ends in .md has a table of the claims alone. No model is loaded.
+    """
+    from drafttree_lab.replay.results import read_results
+    from drafttree_lab.report.page import write_report
+
+    write_report(read_results(folder), output)
     print(f"written: {output}", file=sys.stderr)
+
+
+replay.command(name="map")(map_)
+
+
+def _plan(
+    what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
+) -> tuple[list["Experiment"], "PromptTexts"]:
+    from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
+    from drafttree_lab.replay.plan import plan_all
+
+    results = find_results(what)
+    papers = list(dict.fromkeys(paper for paper, _ in results))
+    check_model(papers, sizes.model)
+    drafters, missing = find_roles(papers, target, given)
+    texts = read_prompt_texts(papers, data, sizes.limit)
+    return plan_all(results, drafters, missing, texts, sizes), texts
+
+
+def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> None:
+    """Every result: runs, guessed minutes, and what of it cannot be replayed."""
+    from drafttree_lab.replay.plan import clauses
+
+    table = make_table("result", "title", "runs", "minutes", "not replayed", right=0)
+    for column in table.columns[2:4]:
+        column.justify = "right"
+    for each in planned:
+        runs = each.runs * prompts * repeats
+        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
+        reason = each.result.unavailable or "; ".join([*clauses(each.missing), *each.notes])
+        table.add_row(each.id, each.result.title, str(runs or ""), f"{tokens / PACE / 60:.0f}" if runs else "", reason)
+    make_console().print(table)
+
+
+def show_replay(results: Sequence["ResultSummary"]) -> None:
+    """Every result with its verdicts and values, and how many claims have each outcome."""
+    from drafttree_lab.replay.judge import count_outcomes
+
+    console = make_console()
+    for each in results:
+        _show_result(each)
+    verdicts = [verdict for each in results for verdict in each.verdicts]
+    console.print(Text(f"claims: {len(verdicts)}", style="bold"))
+    kinds = {"by counts": [each.by_counts for each in verdicts], "by time": [each.by_time for each in verdicts]}
+    for kind, judgements in kinds.items():
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
+        console.print(Text(f"  {kind}: {outcomes or 'none'}"), soft_wrap=True)
+
+
+def _show_result(each: "ResultSummary") -> None:
+    console = make_console()
+    console.print(Text(f"{each.id}  {each.title}", style="bold"), soft_wrap=True)
+    for verdict in each.verdicts:
+        _show_verdict(verdict)
+    if each.not_looping:
+        console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
+    for verdict in each.not_looping:
+        _show_verdict(verdict)
+    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.measured):
+        entries = [entry for entry in each.entries if entry.metric == metric and entry.measured]
+        columns = dict.fromkeys(entry.column for entry in entries)
+        table = make_table(metric, *columns, right=len(columns))
+        for method in dict.fromkeys(entry.method for entry in entries):
+            cells = {entry.column: cell(entry) for entry in entries if entry.method == method}
+            table.add_row(method, *(cells.get(column, "") for column in columns))
+        table.title = f"  {metric}: measured (published)"
+        console.print(table)
+    notes = [each.costs] if each.costs else []
+    notes += [f"{name}: no tree has more than {most} of {budget} nodes" for name, (most, budget) in each.reach.items()]
+    notes += [*each.notes, *(f"{name}: {reason}" for name, reason in each.missing.items())]
+    for note in notes:
+        console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
+    console.print(Text(f"  {each.done} of {each.tasks} turns done", style="dim"), "")
+
+
+def _show_verdict(verdict: "Verdict") -> None:
+    """A claim, and below it what counts and times say of it."""
+    console = make_console()
+    console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
+    for kind, judgement in verdict.judgements.items():
+        line = Text(f"    {kind:<11}")
+        line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
+        needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
+        line.append(f"{judgement.said}{needed}")
+        console.print(line, soft_wrap=True)
+        if judgement.reason:
+            console.print(Text(f"{'':<31}{judgement.reason}", style="dim"), soft_wrap=True)
+
+
+def cell(entry: "Entry") -> str:
+    """The number of an entry, the paper's in brackets."""
+    own = f"{entry.measured.mean:.2f}" if entry.measured else ""
+    law = f", R {entry.by_law.mean:.2f}" if entry.by_law else ""
+    return f"{own}{law}" + (f" ({entry.published:g})" if entry.published is not None else "")

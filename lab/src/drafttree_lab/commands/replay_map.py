@@ -1,80 +1,133 @@
 """`drafttree replay map`: who wins where, by agreement, cost of a draft pass and cost of a tree."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.results import ResultOptions
-from drafttree.interfaces.console import progress
+from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
+from drafttree.interfaces.cli.results import Minutes, ResultOptions
+from drafttree.interfaces.console import make_console, make_table, progress
 
-MAP = "map"
-DEFAULTS: dict[str, Any] = {"out": Path("build/replay-map"), "output": None, "limit": 16, "max_new_tokens": 96}
-"""Options whose defaults are others than those of the papers' tables."""
-SHARED = ("target", "roles", "minutes", "seed", "device", "json_")
+if TYPE_CHECKING:
+    from drafttree_lab.winner_map.winner_map import MapPoint, WinnerMap
+
 ROLE = "Draft model"
 """Who is graded, by the papers' name."""
+Roles = Annotated[
+    list[str] | None,
+    typer.Option("--as", help="ROLE=DRAFTER: the drafter for a role in the papers. May be repeated."),
+]
 
 
-def replay_map(context: typer.Context, extra: Collection[str]) -> None:
-    """Count the map and show it; with `-o` the figure is drawn too.
+def map_(
+    target: Target = "embedded",
+    roles: Roles = None,
+    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = Path(
+        "build/replay-map"
+    ),
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="SVG file to draw the figure to.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts, of all sets in turn.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per text.")] = 96,
+    minutes: Minutes = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    json_: AsJson = False,
+) -> None:
+    """Count which policy is fastest where.
 
-    Args:
-        context: context of `drafttree replay`, whose options it takes.
-        extra: what is named besides `map`.
-
-    Raises:
-        ConfigError: something is named besides it, or an option has no meaning here.
+    The map goes by agreement of drafter and target, cost of a draft pass and cost of a tree. Nothing is timed, so any
+    machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
     """
-    _check(context, extra)
-    given = {name: context.params[name] for name in (*DEFAULTS, *SHARED)}
-    given |= {name: value for name, value in DEFAULTS.items() if not _is_given(context, name)}
+    from drafttree.measure.run_store import NothingFinished
+    from drafttree_lab.replay.inputs import find_roles, parse_roles
+    from drafttree_lab.replay.run import ReplayTarget
+    from drafttree_lab.report.map_figure import check_output, write_figure
+    from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
-    from drafttree.evaluation.run_store import NothingFinished
-    from drafttree_lab.display.winner_map import show_map
-    from drafttree_lab.replay.replay_target import ReplayTarget
-    from drafttree_lab.replay.roles import find_roles, parse_roles
-    from drafttree_lab.report.winner_figure import check_output, write_figures
-    from drafttree_lab.winner_map.prompts import choose_prompts, read_map_prompts
-    from drafttree_lab.winner_map.text_runs import TextRuns
-    from drafttree_lab.winner_map.winner_map import count_steps, run_map
-
-    output = check_output(given["output"]) if given["output"] else None
-    who = find_roles(["traversal"], given["target"], parse_roles(given["roles"] or []))
-    if ROLE not in who.drafters:
-        raise ConfigError(who.missing[ROLE])
-    texts = read_map_prompts(given["limit"])
-    load = ReplayTarget(given["target"], "float32", given["device"], None)
-    decoder = load.load_drafter(who.drafters[ROLE])
-    sets = load.encode(texts, given["max_new_tokens"], chat=False)
-    decides = {name: given[name] for name in ("limit", "max_new_tokens", "seed")}
-    store = load.open_store(given["out"], given["minutes"], map=True, drafter=who.drafters[ROLE], **decides)
-    runs = TextRuns(decoder, store, given["max_new_tokens"], given["seed"])
+    if output:
+        check_output(output)
+    drafters, missing = find_roles(["traversal"], target, parse_roles(roles or []))
+    if ROLE not in drafters:
+        raise ConfigError(missing[ROLE])
+    texts = read_map_prompts(limit)
+    load = ReplayTarget(target, "float32", device, None)
+    decoder = load.load_drafter(drafters[ROLE])
+    sets = load.encode(texts, max_new_tokens, chat=False)
+    decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed}
+    store = load.open_store(out, minutes, map=True, drafter=drafters[ROLE], **decides)
+    runs = TextRuns(decoder, store, max_new_tokens, seed)
     with store.interruptible():
-        runs.prompts = choose_prompts(sets, given["limit"], given["seed"], runs.is_looping)
+        runs.prompts = choose_prompts(sets, limit, seed, lambda ids: runs.plain(ids).looping)
     if store.interrupted:
         raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:
         found = run_map(runs, advance)
     if output:
-        write_figures(found, output)
-    ResultOptions(given["out"], given["minutes"], given["json_"]).finish(
-        store, found.to_json(), lambda: show_map(found)
-    )
+        write_figure(found, output)
+    ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: show_map(found))
 
 
-def _check(context: typer.Context, extra: Collection[str]) -> None:
-    if extra:
-        raise ConfigError(f"map takes no results, not {', '.join(extra)}: drafttree replay map -o who-wins.svg")
-    known = {"what", *DEFAULTS, *SHARED}
-    if wrong := [each for each in context.command.params if each.name not in known and _is_given(context, each.name)]:
-        raise ConfigError(
-            f"{wrong[0].opts[0]} says nothing to the map, which is counted at its own costs; leave it out"
-        )
+def show_map(found: "WinnerMap") -> None:
+    """The drafters, a table of winners for every curve, the papers' pairs, and what the papers leave open."""
+    from drafttree_lab.winner_map.winner_map import SLOPES
+
+    console = make_console()
+    table = make_table("agreement", "reached", "confidence", "weight of the target", "noise", "temperature", right=5)
+    table.title = "drafters"
+    for each in found.grades:
+        grade = each.grade
+        shown = (each.reached, each.confidence, grade.weight, grade.noise, grade.temperature)
+        table.add_row(f"{each.wanted:g}", *(f"{number:.3f}" for number in shown))
+    console.print(table, "")
+    for slope, like in SLOPES.items():
+        if points := found.of_slope(slope):
+            _show_curve(f"v(n) = 1 + {slope:g} (n - 1), {like}", points)
+    if not found.points:
+        console.print("no drafter is counted with every policy yet", "")
+    _show_pairs(found)
+    _show_answers(found)
+    loops = f"{found.looping} of {found.prompts} texts of {found.length} tokens end in a loop"
+    console.print(Text(f"{loops}; {found.differing} drafted texts differ from the target's own", style="dim"))
 
 
-def _is_given(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name or "")
-    return source is not None and source.name != "DEFAULT"
+def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
+    from drafttree_lab.winner_map.published import PLAIN
+
+    drafts = sorted({point.costs.draft for point in points})
+    table = make_table("agreement", *(f"c = {draft:g}" for draft in drafts))
+    table.title = f"{title}: the fastest family, its R, and what auto reaches of it"
+    for agreement in sorted({point.agreement for point in points}, reverse=True):
+        row = {point.costs.draft: point for point in points if point.agreement == agreement}
+        cells = []
+        for point in (row[draft] for draft in drafts):
+            cell = Text(f"{point.winner} {point.best:.2f}", style="dim" if point.winner == PLAIN else "")
+            cells.append(cell.append("" if point.share is None else f" {point.share:.0%}", style="dim"))
+        table.add_row(f"{agreement:g}", *cells)
+    make_console().print(table, "")
+
+
+def _show_pairs(found: "WinnerMap") -> None:
+    if not found.pairs:
+        return
+    table = make_table("pair", "c", "tau", "agreement", "paper", "by", right=3)
+    table.title = "the papers' pairs: c from their numbers, agreement where a graded drafter has their tokens per round"
+    for each in found.pairs:
+        pair = each.pair
+        where = f"{each.agreement:.2f}{f', or {each.beyond}' if each.beyond else ''}"
+        by = f"{pair.policy}{', sampled' if pair.sampled else ''}"
+        table.add_row(pair.name, f"{pair.draft_cost:.3f}", f"{pair.tau:.2f}", where, pair.paper, by)
+    make_console().print(table, "")
+
+
+def _show_answers(found: "WinnerMap") -> None:
+    names = [f"{ratio.agreement:g}" for ratio in found.answers[0].ratios]
+    table = make_table("R over R at the paper's costs", "c", *names, "verdict", right=1 + len(names))
+    table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
+    for each in found.answers:
+        shown = (f"{own.estimate:.2f}" if own.is_decided else f"({own.estimate:.2f})" for own in each.ratios)
+        table.add_row(each.text, f"{each.draft_cost:.3f}", *shown, each.verdict)
+    make_console().print(table, "")

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drafttree.core.errors import ModelError
-from drafttree.evaluation.reference import ReferenceRun
-from drafttree_lab.load.http_load import LoadRun, ServedText
+from drafttree.measure.reference import ReferenceRun
 
 _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
 """Kept here, since llama.cpp calls it as long as the process lives."""
@@ -90,14 +89,17 @@ class LlamaCpp:
                 self._library.llama_memory_seq_rm(self._memory, 0, context, -1)
         return {size: min(spent) for size, spent in times.items()}
 
-    def generate_together(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> LoadRun:
-        """Greedy texts of so many tokens, all at once, as llama.cpp's server schedules them.
+    def generate_together(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Greedy texts of so many tokens, all at once, as llama.cpp's server schedules them; and when tokens came.
 
         A pass has a row for every text that is being written, and as much of the waiting prompts as fits.
         """
         begun = time.perf_counter()
         self._library.llama_memory_clear(self._memory, False)
-        texts, last = [ServedText() for _ in prompts], [begun] * len(prompts)
+        texts: list[list[int]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in prompts]
         unread = deque(
             Row(token, place, stream, place == len(prompt) - 1)
             for stream, prompt in enumerate(prompts)
@@ -112,12 +114,11 @@ class LlamaCpp:
                 if not row.wanted:
                     continue
                 token = self._library.llama_sampler_sample(self._sampler, self._context, place)
-                text, now = texts[row.stream], time.perf_counter()
-                text.add("", text.tokens + 1, now - last[row.stream])
-                last[row.stream] = now
-                if text.tokens < max_new_tokens:
+                texts[row.stream].append(token)
+                times[row.stream].append(time.perf_counter() - begun)
+                if len(texts[row.stream]) < max_new_tokens:
                     written.append(Row(token, row.position + 1, row.stream, True))
-        return LoadRun(texts, time.perf_counter() - begun)
+        return texts, times
 
     def _decode(self, tokens: Sequence[int]) -> None:
         held = (self._library.llama_token * len(tokens))(*tokens)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drafttree.evaluation.reference import ReferenceRun
+from drafttree.measure.reference import ReferenceRun
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16"}
 """What passes and the KV cache are computed and held in; for other weights the program chooses."""

@@ -14,7 +14,7 @@ from drafttree.core.errors import ConfigError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics, Round
-from drafttree.evaluation.reference import released, transformers_generate, transformers_model
+from drafttree.measure.reference import released, transformers_generate, transformers_model
 from drafttree.models import TargetModel
 
 

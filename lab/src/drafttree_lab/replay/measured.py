@@ -1,27 +1,43 @@
-"""What the cells of an experiment amount to: measured values, and the verdicts on its claims."""
+"""What finished cells amount to: values, and the judgements by counts at the paper's costs and by the clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
-from drafttree.evaluation.run_store import RunStore
-from drafttree_lab.replay.experiment import Block, Experiment
-from drafttree_lab.replay.jackknife import Fraction, Jackknife
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, GAINS, Claim, Metric, NotComparable, Trend
-from drafttree_lab.replay.pass_costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
-from drafttree_lab.replay.reasons import find_reason
-from drafttree_lab.replay.task import Fractions, Task, WayTimes
-from drafttree_lab.replay.text_cell import TIMED, TextCounts, TextTimes
-from drafttree_lab.replay.verdict import Judgement, Verdict, judge
+from drafttree.measure.run_store import RunStore
+from drafttree_lab.replay.costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
+from drafttree_lab.replay.intervals import Fraction, Jackknife
+from drafttree_lab.replay.judge import Judgement, Verdict, judge
+from drafttree_lab.replay.paper import (
+    AUTOREGRESSIVE,
+    GAINS,
+    Bound,
+    Claim,
+    Comparison,
+    Metric,
+    NotComparable,
+    Order,
+    Trend,
+)
+from drafttree_lab.replay.plan import Block, Experiment, Task
+from drafttree_lab.replay.text_cell import TIMED, Fractions, TextCounts, TextTimes, WayTimes
 
-GROUPS = ("all", "looping", "not looping")
 BASES: Mapping[Metric, Metric] = {**GAINS, "speedup": "tokens_per_second"}
 """The metric of texts of which a ratio of two methods is made."""
+SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
+FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
+"""Metrics that are lower for the method that is ahead."""
+PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
+Places = Mapping[str, Sequence[tuple[Block, str]]]
+"""By method of a claim, in its order, the blocks where it stands, with its name there."""
+Shared = Mapping[str, Sequence[int]]
+"""By set, the prompts that all blocks of it have finished."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +66,8 @@ class Measured:
         store: the store that keeps them.
         digests: digests of the prompts that are looked for, by set.
         repeats: turns that are looked for.
-        group: one of `GROUPS`, which texts count: those where plain decoding's ends in a loop, the others, or
-            all.
+        group: which texts count: those where plain decoding's ends in a loop ("looping"), the others ("not looping"),
+            or "all".
         costs: what passes cost where counts decide a claim on speed.
     """
 
@@ -64,9 +80,19 @@ class Measured:
 
     def numbers(self, block: Block, metric: Metric, *, by_counts: bool = False) -> list[int]:
         """The prompts of a block for which all its ways have what a metric needs."""
-        every = range(len(self.digests[block.setting.set]))
         timed = BASES.get(metric, metric) in TIMED and not by_counts
-        return [number for number in every if self._is_whole(block, number, timed=timed)]
+
+        def is_whole(number: int) -> bool:
+            if self.experiment.result.kind != "decoding":
+                return self._other(block, number) is not None
+            plain = self.counts(block, AUTOREGRESSIVE, number)
+            if plain is None or (self.group != "all" and plain.looping != (self.group == "looping")):
+                return False
+            if timed and not self.turns(block, AUTOREGRESSIVE, number):
+                return False
+            return all(self.counts(block, name, number) for name in block.ways)
+
+        return list(filter(is_whole, range(len(self.digests[block.setting.set]))))
 
     def counts(self, block: Block, name: str, number: int) -> TextCounts | None:
         """The counts of a way on a prompt."""
@@ -80,11 +106,21 @@ class Measured:
 
     def pass_costs(self, block: Block, name: str) -> PassCosts | None:
         """What the passes of a way cost, by which counts judge speeds; None where it is not known."""
-        if self.costs.name == MEASURED:
-            return self._measured_costs(block, name)
-        if self.costs.given and name.partition("@")[0] != AUTOREGRESSIVE:
+        if self.costs.name == MEASURED:  # the mean over all prompts
+            pairs = [
+                pair
+                for number in self.numbers(block, "tokens_per_second")
+                for pair in zip(*(self.turns(block, each, number) for each in (name, AUTOREGRESSIVE)), strict=True)
+            ]
+            if not pairs:
+                return None
+            unit = fmean(plain.target_pass for _, plain in pairs)
+            target = fmean(own.target_pass for own, _ in pairs) / unit
+            return PassCosts(fmean(own.draft_pass for own, _ in pairs) / unit, Costs((1,), (target,)))
+        method = name.partition("@")[0]
+        if self.costs.given and method != AUTOREGRESSIVE:
             return self.costs.given
-        return self.experiment.costs.get(name.partition("@")[0])
+        return self.experiment.costs.get(method)
 
     def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
         """A metric of a way, None without a cell of it.
@@ -101,7 +137,10 @@ class Measured:
         jackknife = Jackknife({block.setting.set: len(numbers)})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
         if metric in GAINS:
-            found = values(name, GAINS[metric]) / values(self._base(name), GAINS[metric])
+            method, at, value = name.partition("@")
+            base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
+            base = base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
+            found = values(name, GAINS[metric]) / values(base, GAINS[metric])
         else:
             found = values(name, metric)
         if not bool(found[0].isfinite()):
@@ -122,66 +161,35 @@ class Measured:
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on every claim."""
-        return [self._verdict(claim) for claim in self.experiment.result.claims]
-
-    def _measured_costs(self, block: Block, name: str) -> PassCosts | None:
-        """Mean costs as they were timed here, over all prompts."""
-        pairs = [
-            pair
-            for number in self.numbers(block, "tokens_per_second")
-            for pair in zip(*(self.turns(block, each, number) for each in (name, AUTOREGRESSIVE)), strict=True)
+        return [
+            Verdict(each.id, each.text, each.line, each.main, *self._judgements(each))
+            for each in self.experiment.result.claims
         ]
-        if not pairs:
-            return None
-        unit = fmean(plain.target_pass for _, plain in pairs)
-        target = fmean(own.target_pass for own, _ in pairs) / unit
-        return PassCosts(fmean(own.draft_pass for own, _ in pairs) / unit, Costs((1,), (target,)))
-
-    def _is_whole(self, block: Block, number: int, *, timed: bool) -> bool:
-        if self.experiment.result.kind != "decoding":
-            return self._other(block, number) is not None
-        plain = self.counts(block, AUTOREGRESSIVE, number)
-        if plain is None or (self.group != "all" and plain.looping != (self.group == "looping")):
-            return False
-        if timed and not self.turns(block, AUTOREGRESSIVE, number):
-            return False
-        return all(self.counts(block, name, number) for name in block.ways)
-
-    def _base(self, name: str) -> str:
-        """The method that the gains of another are over."""
-        method, at, value = name.partition("@")
-        base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
-        return base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
 
     def _values(
-        self,
-        jackknife: Jackknife,
-        block: Block,
-        name: str,
-        metric: Metric,
-        *,
-        numbers: Sequence[int],
-        by_counts: bool,
+        self, jackknife: Jackknife, block: Block, name: str, metric: Metric, *, numbers: Sequence[int], by_counts: bool
     ) -> Tensor:
-        """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it."""
+        """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it.
+
+        A speed is counted where costs are given, and timed where not.
+        """
         if metric == "speedup":
             speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers)
             return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
         costs = self.pass_costs(block, name) if by_counts and metric in COUNTED else None
-        fractions = [self._fraction(block, name, metric, number, costs) for number in numbers]
-        return jackknife.mean([(block.setting.set, fractions)], self.experiment.average(metric))
 
-    def _fraction(self, block: Block, name: str, metric: Metric, number: int, costs: PassCosts | None) -> Fraction:
-        """What a prompt adds to a metric; a speed is counted where costs are given, and timed where not."""
-        if found := self._other(block, number):
-            return found[name]
-        counts = self.counts(block, name, number)
-        if costs and counts:
-            return costs.fraction(metric, counts)
-        if metric in TIMED:
-            turns = [each.fraction(metric) for each in self.turns(block, name, number)]
-            return fmean(above for above, _ in turns), fmean(below for _, below in turns)
-        return counts.fraction(metric) if counts else (0.0, 0.0)
+        def fraction(number: int) -> Fraction:
+            if found := self._other(block, number):
+                return found[name]
+            counts = self.counts(block, name, number)
+            if costs and counts:
+                return costs.fraction(metric, counts)
+            if metric in TIMED:
+                turns = [each.fraction(metric) for each in self.turns(block, name, number)]
+                return fmean(above for above, _ in turns), fmean(below for _, below in turns)
+            return counts.fraction(metric) if counts else (0.0, 0.0)
+
+        return jackknife.mean([(block.setting.set, list(map(fraction, numbers)))], self.experiment.average(metric))
 
     def _other(self, block: Block, number: int) -> Fractions | None:
         """The fractions of a result of another kind, which has one metric."""
@@ -193,39 +201,44 @@ class Measured:
         digests = self.digests[block.setting.set]
         return Task(self.experiment, block, number, digests[number], repeat, digests[:number])
 
-    def _verdict(self, claim: Claim) -> Verdict:
+    def _judgements(self, claim: Claim) -> tuple[Judgement | None, Judgement | None]:
+        """By counts and by time."""
         if isinstance(claim, NotComparable):
-            return Verdict.of(claim, Judgement("not comparable", claim.reason))
+            return Judgement("not comparable", claim.reason), None
         if self.experiment.result.unavailable:
-            return Verdict.of(claim, Judgement("not run", self.experiment.result.unavailable))
-        absent = {name.partition("@")[0]: name for name in claim.names}.keys() & self.experiment.missing.keys()
+            return Judgement("not run", self.experiment.result.unavailable), None
+        absent = {name.partition("@")[0] for name in claim.names} & self.experiment.missing.keys()
         if absent:
-            return Verdict.of(claim, Judgement("not run", self.experiment.missing[min(absent)]))
+            return Judgement("not run", self.experiment.missing[min(absent)]), None
         kind, base = self.experiment.result.kind, BASES.get(claim.metric, claim.metric)
         timed = kind in ("memory", "expansion") or (kind == "decoding" and base in TIMED)
-        by_time = self._judge(claim, by_counts=False) if timed else None
-        by_counts = (
-            self._judge(claim, by_counts=True) if not timed or (kind == "decoding" and base in COUNTED) else None
+        counted = not timed or (kind == "decoding" and base in COUNTED)
+        return (
+            self._judge(claim, by_counts=True) if counted else None,
+            self._judge(claim, by_counts=False) if timed else None,
         )
-        return Verdict.of(claim, by_counts, by_time)
 
-    def _judge(self, claim: Claim, *, by_counts: bool) -> Judgement:
-        assert not isinstance(claim, NotComparable)
+    def _judge(self, claim: Comparison | Bound | Order | Trend, *, by_counts: bool) -> Judgement:
         own_setting = filter(self.experiment.is_of_its_setting, self.experiment.blocks)
         blocks = [each for each in own_setting if claim.temperature in (None, each.setting.temperature)]
-        shared = self._shared(blocks, claim.metric, by_counts=by_counts)
+        finished: dict[str, set[int]] = {}
+        for block in blocks:
+            own = set(self.numbers(block, claim.metric, by_counts=by_counts))
+            finished[block.setting.set] = finished.get(block.setting.set, own) & own
+        shared = {name: sorted(numbers) for name, numbers in finished.items() if numbers}
         if not shared:
             what = "run" if by_counts else "timed"
             return Judgement("not run", f"no prompt was {what} in all its methods yet")
         blocks = [block for block in blocks if block.setting.set in shared]
-        axis = self._axis(blocks)
+        # values of the axis that were run, as they stand behind the @ of a name
+        axis = [str(block.value) for block in blocks if block.value is not None]
+        axis = list(dict.fromkeys([*axis, *(name.partition("@")[2] for name in blocks[0].ways if "@" in name)]))
         if isinstance(claim, Trend) and len(axis) < 2:
             return Judgement("not run", "a trend takes two values of what is varied")
-        ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) and axis else [""]
-        names = [name + end for name in claim.names for end in ends]
-        if lacking := next((name for name in names if not _places(name, blocks)), None):
+        ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) else [""]
+        places = {name + end: _places(name + end, blocks) for name in claim.names for end in ends}
+        if lacking := next((name for name, own in places.items() if not own), None):
             return Judgement("not run", f"{lacking} is not among what was run")
-        places = {name: _places(name, blocks) for name in names}
         every = [place for own in places.values() for place in own]
         sets = {block.setting.set for block, _ in every}
         shared = {name: numbers for name, numbers in shared.items() if name in sets}
@@ -241,28 +254,108 @@ class Measured:
             return torch.stack(list(found)).mean(0)
 
         found = judge(claim, means, jackknife, axis, sum(map(len, shared.values())))
-        if found.outcome in ("contradicted", "left open") and self.experiment.result.kind == "decoding":
-            judged = {name: places[name] for name in names if name not in getattr(claim, "others", {}).values()}
-            ratio = found.estimate
-            if ratio and isinstance(claim, Trend):  # of the last value over the first, which stands before it
-                ratio = 1 / ratio
-            reason = find_reason(self, claim.metric, judged, shared, by_counts=by_counts, ratio=ratio)
-            return replace(found, reason=reason)
-        return found
+        if found.outcome not in ("contradicted", "left open") or self.experiment.result.kind != "decoding":
+            return found
+        judged = {name: own for name, own in places.items() if name not in getattr(claim, "others", {}).values()}
+        ratio = found.estimate or 1.0
+        if isinstance(claim, Trend):  # of the last value over the first, which stands before it
+            ratio = 1 / ratio
+        is_ahead = (ratio > 1) != (claim.metric in FALLING)
+        return replace(found, reason=self._reason(claim.metric, judged, shared, by_counts, is_ahead))
 
-    def _shared(self, blocks: Sequence[Block], metric: Metric, *, by_counts: bool) -> dict[str, list[int]]:
-        """By set, the prompts that all blocks of it have finished; sets without any are left out."""
-        found: dict[str, set[int]] = {}
-        for block in blocks:
-            own = set(self.numbers(block, metric, by_counts=by_counts))
-            found[block.setting.set] = found.get(block.setting.set, own) & own
-        return {name: sorted(numbers) for name, numbers in found.items() if numbers}
+    def _reason(self, metric: Metric, places: Places, shared: Shared, by_counts: bool, is_ahead: bool) -> str | None:
+        """One line on the methods of a claim, and what puts the first of two ahead, or behind."""
+        if metric not in SPEEDS | PROGRESS:
+            return None
+        found = {name: self._terms(own, shared, by_counts=by_counts) for name, own in places.items()}
+        first, *others = found.values()
+        if metric in SPEEDS:  # R = tau / (v + c delta + h)
+            told = "; ".join(
+                f"{name}: tau {own.tau:.2f}, v {own.target:.2f} over {own.nodes:.0f} nodes, c delta {own.draft:.2f}"
+                + (f", h {own.overhead:.2f}" if own.overhead else "")
+                for name, own in found.items()
+            )
+            if len(others) != 1:
+                return told
+            (second,) = others
+            cost = (first.cost + second.cost) / 2
+            moved = {
+                "tau": log(first.tau / second.tau),
+                "v(n)": (second.target - first.target) / cost,
+                "c delta": (second.draft - first.draft) / cost,
+                "h": (second.overhead - first.overhead) / cost,
+            }
+        else:  # tau = 1 + levels * accepted share
+            told = "; ".join(
+                f"{name}: {own.levels:.2f} levels a round, {own.accepted:.2f} accepted" for name, own in found.items()
+            )
+            if len(others) != 1 or not all(own.levels and own.accepted for own in found.values()):
+                return told
+            (second,) = others
+            moved = {
+                "the accepted share": log(first.accepted / first.levels) - log(second.accepted / second.levels),
+                "the number of levels": log(first.levels / second.levels),
+            }
+        decisive = max(moved, key=lambda name: moved[name] if is_ahead else -moved[name])
+        return f"{decisive} decides ({told})"
 
-    def _axis(self, blocks: Sequence[Block]) -> list[str]:
-        """The values of the axis that were run, as they stand behind the @ of a name."""
-        values = [str(block.value) for block in blocks if block.value is not None]
-        values += [name.partition("@")[2] for name in blocks[0].ways if "@" in name]
-        return list(dict.fromkeys(values))
+    def _terms(self, places: Sequence[tuple[Block, str]], shared: Shared, *, by_counts: bool) -> "Terms":
+        sums = dict.fromkeys(("tau", "levels", "accepted", "nodes", "target", "draft", "overhead"), 0.0)
+        rounds, plain = 0, 0.0
+        for block, name in places:
+            costs = self.pass_costs(block, name) if by_counts else None
+            for number in shared[block.setting.set]:
+                if (counts := self.counts(block, name, number)) is None:
+                    continue
+                own, passes = len(counts.committed), sum(counts.passes)
+                rounds += own
+                sums["tau"] += sum(counts.committed)
+                sums["levels"] += sum(counts.levels)
+                sums["accepted"] += sum(counts.accepted)
+                sums["nodes"] += sum(counts.nodes)
+                if costs:
+                    sums["target"] += sum(map(costs.target.at, counts.nodes))
+                    sums["draft"] += costs.draft * passes
+                    sums["overhead"] += costs.round * own
+                    plain += own
+                if by_counts:
+                    continue
+                turns = (self.turns(block, each, number) for each in (name, AUTOREGRESSIVE))
+                for times, base in zip(*turns, strict=True):
+                    sums["target"] += times.target_pass * own
+                    sums["draft"] += times.draft_pass * passes
+                    sums["overhead"] += times.overhead * own
+                    plain += base.target_pass * own
+        costs = ("target", "draft", "overhead")
+        return Terms(**{name: total / ((plain or 1.0) if name in costs else rounds) for name, total in sums.items()})
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Means per round of a method over prompts and sets.
+
+    Attributes:
+        tau: committed tokens.
+        levels: drafted levels.
+        accepted: accepted drafted tokens.
+        nodes: scored nodes, the root included.
+        target: v, cost of the target pass in plain passes.
+        draft: c delta, cost of the draft passes.
+        overhead: h, cost of the rest.
+    """
+
+    tau: float
+    levels: float
+    accepted: float
+    nodes: float
+    target: float
+    draft: float
+    overhead: float
+
+    @property
+    def cost(self) -> float:
+        """v + c delta + h."""
+        return self.target + self.draft + self.overhead
 
 
 def _places(name: str, blocks: Sequence[Block]) -> list[tuple[Block, str]]:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.method import Method
 from drafttree.loading import policy_spec
-from drafttree_lab.experiment.acceptance import bench_acceptance
-from drafttree_lab.experiment.memory import MemorySetting, measure_in_process
-from drafttree_lab.micro.expansion import bench_expansion
-from drafttree_lab.replay.task import Fractions, Task
+from drafttree.measure.method import Method
+from drafttree_lab.bench import acceptance
+from drafttree_lab.bench.memory import measure_memory as measure_method
+from drafttree_lab.bench.micro import time_growth
+from drafttree_lab.replay.plan import Task
+from drafttree_lab.replay.text_cell import Fractions
 
 CONTEXTS = 4
 """Contexts of a text on which verifiers are compared."""
@@ -31,7 +32,7 @@ def measure_acceptance(
             found |= dict.fromkeys(own, (1.0, 1.0))
             continue
         first = next(iter(own.values()))
-        result = bench_acceptance(
+        result = acceptance.measure_acceptance(
             make_decoder(Method(drafter, first.policy)),
             [list(ids)],
             temperatures=[setting.temperature],
@@ -40,7 +41,7 @@ def measure_acceptance(
             verifiers=list(dict.fromkeys(way.verifier_name for way in own.values())),
             seed=seed,
         )
-        tokens = {row.shape: row.tokens for row in result.rows}
+        tokens = {row["shape"]: row["tokens"] for row in result["rows"]}
         found |= {name: (tokens[policy_spec(way.policy)][way.verifier_name].mean, 1.0) for name, way in own.items()}
     return found
 
@@ -49,17 +50,17 @@ def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, devi
     """Peak memory of every way of a block in MiB, each in a process of its own."""
     setting = task.block.setting
     options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": seed}
-    memory = MemorySetting(target, dtype, device, [list(ids)], options)
-    used = {name: measure_in_process(memory, way.spec) for name, way in task.block.ways.items()}
-    return {name: ((use.device_peak or use.peak) / MIB, 1.0) for name, use in used.items()}
+    texts = {"target": target, "dtype": dtype, "device": device, "prompts": [list(ids)], "options": options}
+    used = {name: measure_method(way.spec, texts) for name, way in task.block.ways.items()}
+    return {name: ((use["device_peak"] or use["peak"]) / MIB, 1.0) for name, use in used.items()}
 
 
 def measure_expansion(task: Task) -> Fractions:
     """Milliseconds of growing a tree from synthetic rows, without draft passes, of every way of a block."""
-    rows = dict(part.split("=") for part in str(task.block.value).split(","))
+    kind = dict(part.split("=") for part in str(task.block.value).split(","))
     ways = {name: way for name, way in task.block.ways.items() if way.drafter}
     policies = {name: way.policy for name, way in ways.items()}
-    found = bench_expansion(list(policies.values()), vocabs=[int(rows["vocab"])], alphas=[float(rows["alpha"])])
-    seconds = {row.policy: row.mean_seconds for row in found.rows}
+    found = time_growth(list(policies.values()), vocabs=[int(kind["vocab"])], alphas=[float(kind["alpha"])])
+    seconds = {row["policy"]: row["mean_seconds"] for row in found}
     times = {name: (1e3 * seconds[policy_spec(policy)], 1.0) for name, policy in policies.items()}
     return times | {name: (0.0, 1.0) for name in task.block.ways if name not in times}

@@ -20,28 +20,52 @@ AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
 AxisValue = float | int | str
 Metric = Literal[
-    "speedup",  # decoding speed over plain decoding's
+    "speedup",
     "tokens_per_second",
-    "tau",  # tokens per target pass, the bonus token included
-    "delta",  # draft passes per round
-    "accept",  # accepted drafted tokens per drafted level
-    "node_acceptance",  # accepted drafted tokens per drafted node
-    "path",  # accepted drafted tokens per round
-    "rounds",  # target passes per text
-    "ttft",  # milliseconds to the first token
-    "tpot",  # milliseconds per token after the first
-    "peak_memory",  # MiB
-    "drafted_share",  # accepted drafted tokens per token of the text
-    "gain",  # of a method's tau over another's, in per cent
-    "speed_gain",  # of its speed, likewise
-    "memory_gain",  # of its peak memory, likewise
-    "expansion",  # milliseconds of growing a tree, without draft passes
-    "oracle_gap",  # |committed tokens - draft passes| of a round
-    "first_ranks_at_level_1",  # share of the nodes accepted on level 1 that are their parent's two likeliest
-    "first_ranks_below",  # the same on all further levels
+    "tau",
+    "delta",
+    "accept",
+    "node_acceptance",
+    "path",
+    "rounds",
+    "ttft",
+    "tpot",
+    "peak_memory",
+    "drafted_share",
+    "gain",
+    "speed_gain",
+    "memory_gain",
+    "expansion",
+    "oracle_gap",
+    "first_ranks_at_level_1",
+    "first_ranks_below",
     "rounds_per_second",
-    "overhead_share",  # of the time of rounds outside the passes of both models
+    "overhead_share",
 ]
+UNITS: Mapping[str, str] = {
+    "speedup": "speed-up over plain decoding",
+    "tokens_per_second": "tokens per second",
+    "tau": "tau, tokens per target pass",  # the bonus token included
+    "delta": "delta, draft passes per round",
+    "accept": "accepted per drafted level",
+    "node_acceptance": "accepted per drafted node",
+    "path": "accepted tokens per round",
+    "rounds": "target passes per text",
+    "ttft": "time to first token, ms",
+    "tpot": "time per output token, ms",  # after the first
+    "peak_memory": "peak memory, MiB",
+    "drafted_share": "drafted share of the text",
+    "gain": "gain in tau, %",  # over another method's
+    "speed_gain": "gain in speed, %",
+    "memory_gain": "gain in peak memory, %",
+    "expansion": "growth of a tree, ms",  # without draft passes
+    "oracle_gap": "gap between tokens and draft passes of a round",
+    "first_ranks_at_level_1": "first two ranks of those accepted on level 1",  # their parent's likeliest tokens
+    "first_ranks_below": "first two ranks of those accepted below",
+    "rounds_per_second": "rounds per second",
+    "overhead_share": "share of time outside both models",
+}
+"""Every metric in words."""
 GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_second", "memory_gain": "peak_memory"}
 """The metric of which each gain is."""
 Average = Literal["texts", "total"]
@@ -187,122 +211,113 @@ class Published(_Strict):
         return self
 
 
-class Comparison(_Strict):
-    """A claim that one method is ahead of another, over all sets of the result.
+class _Claim(_Strict):
+    """What a paper says.
 
     Attributes:
         id: short, for a person to name it by.
         text: what the paper says, in our words.
         line: the line of the paper's text.
+        main: whether it is one of the paper's main claims.
+    """
+
+    id: str
+    text: str
+    line: int
+    main: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The methods that are measured for it, each as `method` or `method@value`."""
+        return []
+
+
+class _Measurable(_Claim):
+    """A claim that is judged.
+
+    Attributes:
         metric: what is compared.
+        temperature: None for all of the result.
+    """
+
+    metric: Metric
+    temperature: float | None = None
+
+
+class Comparison(_Measurable):
+    """A claim that one method is ahead of another, over all sets of the result.
+
+    Attributes:
         left: method, or `method@value` for a value of the axis or a set of prompts.
         right: the right side of the comparison.
         right_metric: what is taken of the right side; None for the same metric.
         sign: whether left is greater or less.
-        temperature: None for all of the result.
         hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
         others: methods in place of the left one at other values of that number, by value.
-        main: whether it is one of the paper's main claims.
     """
 
     kind: Literal["comparison"] = "comparison"
-    id: str
-    text: str
-    line: int
-    metric: Metric
     left: str
     right: str
     right_metric: Metric | None = None
     sign: Literal[">", "<"]
-    temperature: float | None = None
     hangs_on: str | None = None
     others: dict[str, str] = {}
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it compares."""
         return [self.left, self.right, *self.others.values()]
 
 
-class Bound(_Strict):
+class Bound(_Measurable):
     """A claim that a metric of a method is above or below a number."""
 
     kind: Literal["bound"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     method: str
     sign: Literal[">", "<"]
     bound: float = Field(gt=0)
-    temperature: float | None = None
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it is about."""
         return [self.method]
 
 
-class Order(_Strict):
+class Order(_Measurable):
     """A claim that methods come in an order, the highest first; it is judged by Kendall's tau.
 
     It cannot be a main claim: these are corrected for their number, which takes a p-value.
     """
 
     kind: Literal["order"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     methods: list[str]
-    temperature: float | None = None
-    main: Literal[False] = False
+    main: Literal[False] = False  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
     def names(self) -> list[str]:
-        """What it puts in order."""
         return self.methods
 
 
-class Trend(_Strict):
+class Trend(_Measurable):
     """A claim that a metric of a method rises or falls along the axis, from its first value to its last.
 
     With `over`, a second method, it is the ratio of `method` to that one which rises or falls.
     """
 
     kind: Literal["trend"]
-    id: str
-    text: str
-    line: int
-    metric: Metric
     method: str
     over: str | None = None
     sign: Literal[">", "<"]
-    temperature: float | None = None
-    main: bool = False
 
     @property
     def names(self) -> list[str]:
-        """What it follows along the axis."""
         return [self.method, self.over] if self.over else [self.method]
 
 
-class NotComparable(_Strict):
+class NotComparable(_Claim):
     """A claim that cannot be judged here, and why."""
 
     kind: Literal["not_comparable"]
-    id: str
-    text: str
-    line: int
     reason: str
-    main: bool = False
-
-    @property
-    def names(self) -> list[str]:
-        """Nothing is measured for it."""
-        return []
 
 
 def _kind(claim: Any) -> str:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drafttree.engine.metrics import Metrics
-from drafttree_lab.experiment.methods import loops
-from drafttree_lab.replay.jackknife import Fraction
+from drafttree.measure.record import loops
+from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import Metric
 
 TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
@@ -31,10 +31,9 @@ class Written(Protocol):
 
 @dataclass(frozen=True)
 class TextCounts:
-    """The counts of one text; lists have a number for every round.
+    """The counts of one text; all but its tokens have a number for every round.
 
     Attributes:
-        tokens: tokens of the text.
         committed: tokens.
         accepted: drafted tokens among them.
         nodes: scored, the root included.
@@ -102,13 +101,11 @@ def _first(ranks: Iterable[int]) -> Fraction:
 
 @dataclass(frozen=True)
 class TextTimes:
-    """The seconds of one text.
+    """The seconds of one text, with its tokens and rounds.
 
     Attributes:
-        tokens: tokens of the text.
-        rounds: rounds of the text.
-        seconds: the prompt included.
-        prefill: the prefill of reading the prompt.
+        seconds: of all, the prompt included.
+        prefill: seconds of reading the prompt.
         first: seconds to the first token.
         target_pass: mean seconds of a target pass.
         draft_pass: mean seconds of a draft pass.
@@ -156,3 +153,9 @@ class TextTimes:
                 return 1e3 * self.first, 1
             case _:  # "tpot"
                 return 1e3 * (self.seconds - self.first), max(self.tokens - 1, 1)
+
+
+WayTimes = dict[str, TextTimes]
+"""The times of every way of a block, by name, on one prompt."""
+Fractions = dict[str, Fraction]
+"""What every way of a block measured on one prompt, by name, in a result of another kind than decoding."""

@@ -1,11 +1,19 @@
-"""How numbers and names are written on the page."""
+"""How numbers and names are written on a page, and what its series look like."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
+from drafttree.core.errors import ConfigError
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#a8428a", "#b07a00", "#2aa1c9", "#6b7280")
+"""Of series, after Okabe and Ito, told apart by colour-blind readers too; the page has others for dark ground."""
 
 
 def number(value: float) -> str:
@@ -49,13 +57,26 @@ def result_name(result: str) -> str:
     return words[:1].upper() + words[1:] + (f", {part}" if part else "")
 
 
-FILTERS: Mapping[str, Callable[..., Any]] = {
-    "anchor": anchor,
-    "number": number,
-    "interval": interval,
-    "result_name": result_name,
-    "decimals": decimals,
-    "printed": printed,
-    "model": model_name,
-}
-"""By their names in the template."""
+def template(name: str, **filters: Callable[..., Any]) -> "Template":
+    """A template of this folder, with the functions of this file and others as its filters.
+
+    Raises:
+        ConfigError: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise missing(error) from None
+    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("drafttree_lab.report", ""), autoescape=True, **options
+    )
+    own = (anchor, number, interval, result_name, decimals, printed, model_name)
+    environment.filters |= {each.__name__: each for each in own} | filters
+    environment.globals |= {"product": product, "zip": zip}
+    return environment.get_template(name)
+
+
+def missing(error: ImportError) -> ConfigError:
+    """What a reader without a package of the extra is told."""
+    return ConfigError(f'a report needs {error.name}; pip install "drafttree[report]"')

@@ -1,20 +1,31 @@
-"""The page of a report, from the kept results of a replay."""
+"""The report of a replay: an HTML page with every table, figure and verdict, or a Markdown table of the claims."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import drafttree
-from drafttree.core.errors import ConfigError, InputError
-from drafttree_lab.replay.main_claims import count_main_claims
-from drafttree_lab.replay.paper import Order, Paper, Published, read_paper
-from drafttree_lab.replay.results_folder import KeptResult
-from drafttree_lab.report.claim_rows import KINDS, OUTCOMES, ClaimRow, make_rows, tally
-from drafttree_lab.report.claims_table import claims_table
-from drafttree_lab.report.notation import FILTERS
-from drafttree_lab.report.tables import UNITS, Grid, make_grids
+from drafttree.core.errors import InputError
+from drafttree_lab.replay.judge import LEAST_PROMPTS, Judgement, Verdict, count_main_claims, count_outcomes
+from drafttree_lab.replay.paper import UNITS, Paper, Published, read_paper
+from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
+from drafttree_lab.report.notation import decimals, missing, template
 
-MARKDOWN = ".md"
+KINDS: Mapping[str, str] = {"by_counts": "by the paper's costs", "by_time": "on this machine"}
+"""The judgements of a verdict in words."""
+OUTCOMES: Mapping[str, str] = {
+    "reproduced": "measured as the paper says",
+    "contradicted": "measured the other way round",
+    "undecided": "the interval holds both",
+    "left open": "reproduced at one value of a number that the paper leaves open, contradicted at another",
+    "too few": f"fewer than {LEAST_PROMPTS} prompts decide nothing",
+    "not comparable": "it can be run, but would say nothing about the claim",
+    "not run": "the reason stands beside it",
+}
+"""What each outcome means, in the order in which they are counted."""
+WIDEST = 1.5
+"""The ratio at the right end of a strip; its inverse is at the left."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +34,6 @@ class Section:
 
     Attributes:
         kept: its summary, command and environment.
-        claims: its verdicts.
-        not_looping: its verdicts on texts that do not loop.
-        tallies: by kind of judgement, how many of its claims have each outcome.
         grids: a table for every metric that was measured or published.
         chart: inline SVG; empty for a table.
         axis: the name of what it varies; empty for nothing.
@@ -33,10 +41,7 @@ class Section:
     """
 
     kept: KeptResult
-    claims: list[ClaimRow]
-    not_looping: list[ClaimRow]
-    tallies: Mapping[str, Mapping[str, int]]
-    grids: list[Grid]
+    grids: list["Grid"]
     chart: str
     axis: str
     published: list[Published]
@@ -47,6 +52,27 @@ class Section:
         return any(each.measured for each in self.kept.summary.entries)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """One metric of a result as a table.
+
+    Attributes:
+        metric: the metric in words.
+        models: models of the published numbers.
+        columns: by name, whether we have a number in the column, and whether the paper has one.
+        rows: per method an entry for every column, None where there is none.
+        by_law: whether speed-ups by the law are in it.
+        decimals: decimals of the published numbers.
+    """
+
+    metric: str
+    models: list[str]
+    columns: dict[str, tuple[bool, bool]]
+    rows: dict[str, list[Entry | None]]
+    by_law: bool
+    decimals: int
+
+
 def write_report(results: Sequence[KeptResult], path: Path) -> None:
     """Write the page, or the table of its claims alone to a file that ends in `.md`.
 
@@ -54,7 +80,7 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
         ConfigError: jinja2 or matplotlib is not installed, and the page needs them.
         InputError: the file cannot be written.
     """
-    text = claims_table(results) if path.suffix == MARKDOWN else render(results)
+    text = claims_table(results) if path.suffix == ".md" else render(results)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -67,54 +93,109 @@ def render(results: Sequence[KeptResult]) -> str:
     Raises:
         ConfigError: jinja2 or matplotlib is not installed, or a paper is unknown.
     """
+    page = template("report.html", strip=place_strip, prompts=_prompts, tally=tally)
     try:
-        import jinja2
-
-        from drafttree_lab.report.charts import draw
+        from drafttree_lab.report.chart import draw
     except ImportError as error:
-        raise ConfigError(f'a report needs {error.name}; pip install "drafttree[report]"') from None
-    loader = jinja2.PackageLoader("drafttree_lab.report", "")
-    options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(loader=loader, autoescape=True, **options)
-    environment.filters |= FILTERS
-    papers = {name: read_paper(name) for name in dict.fromkeys(map(_paper, results))}
-    sections = [_section(each, papers[_paper(each)], draw) for each in results]
-    return environment.get_template("report.html").render(**_content(papers, sections))
-
-
-def _section(kept: KeptResult, paper: Paper, draw) -> Section:
-    summary = kept.summary
-    result = paper.results.get(summary.id.partition("/")[2])
-    axis = result.axis.name if result and result.axis else ""
-    orders = {claim.id for claim in result.claims if isinstance(claim, Order)} if result else set()
-    return Section(
-        kept=kept,
-        claims=make_rows(summary.id, summary.verdicts, orders),
-        not_looping=make_rows(summary.id, summary.not_looping, orders),
-        tallies=tally(summary.verdicts),
-        grids=make_grids(summary),
-        chart=draw(summary, axis),
-        axis=axis,
-        published=result.published if result else [],
+        raise missing(error) from None
+    papers: dict[str, Paper] = {}
+    sections: dict[str, list[Section]] = {}
+    for kept in results:
+        name, _, own = kept.summary.id.partition("/")
+        paper = papers.setdefault(name, read_paper(name))
+        result = paper.results.get(own)
+        axis = result.axis.name if result and result.axis else ""
+        published = result.published if result else []
+        section = Section(kept, make_grids(kept.summary), draw(kept.summary, axis), axis, published)
+        sections.setdefault(name, []).append(section)
+    claims = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
+    return page.render(
+        papers=papers,
+        sections=sections,
+        main_claims=[each for each in claims if each[1].main],
+        further_claims=[each for each in claims if not each[1].main],
+        tallies=tally([verdict for _, verdict in claims]),
+        kinds=KINDS,
+        outcomes=OUTCOMES,
+        corrected_for=count_main_claims(),
+        environment=results[-1].environment,
+        units=UNITS,
+        version=drafttree.__version__,
     )
 
 
-def _content(papers: Mapping[str, Paper], sections: Sequence[Section]) -> dict[str, object]:
-    claims = [claim for each in sections for claim in each.claims]
-    return {
-        "papers": papers,
-        "sections": {name: [each for each in sections if _paper(each.kept) == name] for name in papers},
-        "main_claims": [claim for claim in claims if claim.verdict.main],
-        "further_claims": [claim for claim in claims if not claim.verdict.main],
-        "tallies": tally([claim.verdict for claim in claims]),
-        "kinds": KINDS,
-        "outcomes": OUTCOMES,
-        "corrected_for": count_main_claims(),
-        "environment": sections[-1].kept.environment,
-        "units": UNITS,
-        "version": drafttree.__version__,
-    }
+def claims_table(results: Sequence[KeptResult]) -> str:
+    """The claims that were judged, main ones first, and below them the number of each outcome and the environment."""
+    rows = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
+    tallies = [
+        f"{KINDS[kind].capitalize()}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}."
+        for kind, counts in tally([verdict for _, verdict in rows]).items()
+    ]
+    environment = ", ".join(f"{name} {value}" for name, value in results[-1].environment.items())
+    told = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
+    return "\n".join([*_table_rows(sorted(rows, key=lambda row: not row[1].main)), "", told, ""])
 
 
-def _paper(kept: KeptResult) -> str:
-    return kept.summary.id.partition("/")[0]
+def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
+    """By kind, how many judgements have each outcome; kinds without any are left out."""
+    found = {kind: count_outcomes(getattr(each, kind) for each in verdicts) for kind in KINDS}
+    return {kind: {name: own[name] for name in OUTCOMES if name in own} for kind, own in found.items() if own}
+
+
+def make_grids(summary: ResultSummary) -> list[Grid]:
+    """A table for every metric that was measured or published."""
+    known = [each for each in summary.entries if each.measured or each.published is not None]
+    grids = []
+    for metric in dict.fromkeys(each.metric for each in known):
+        own = [each for each in known if each.metric == metric]
+        columns: dict[str, tuple[bool, bool]] = dict.fromkeys((each.column for each in own), (False, False))
+        rows: dict[str, list[Entry | None]] = {each.method: [None] * len(columns) for each in own}
+        for each in own:
+            measured, published = columns[each.column]
+            columns[each.column] = (measured or bool(each.measured), published or each.published is not None)
+            rows[each.method][list(columns).index(each.column)] = each
+        models = dict.fromkeys(each.model for each in own if each.model and each.published is not None)
+        places = decimals([each.published for each in own if each.published])
+        grids.append(Grid(UNITS[metric], list(models), columns, rows, any(each.by_law for each in own), places))
+    return grids
+
+
+def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
+    """Where the low end, the estimate and the high end lie on a scale from 0 to 100; None without an interval.
+
+    The middle says that there is no difference, as in the forest plots of a meta-analysis. Ratios lie on a logarithmic
+    scale; what lies beyond the scale is put at its end.
+    """
+    ends = []
+    for value in (judgement.low, judgement.estimate, judgement.high):
+        if value is None or not math.isfinite(value):
+            return None
+        if judgement.p is not None:  # which only Kendall's tau is without
+            value = math.log(value, WIDEST) if value > 0 else -1.0
+        ends.append(round(50 + 50 * min(max(value, -1.0), 1.0), 2))
+    low, middle, high = ends
+    return low, middle, high
+
+
+def _prompts(verdict: Verdict) -> list[int]:
+    """Prompts of its judgements, one number where they rest on equally many."""
+    return list(dict.fromkeys(each.prompts for each in verdict.judgements.values() if each.prompts))
+
+
+def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
+    yield f"| result | claim | {' | '.join(KINDS.values())} | why | prompts |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for result, verdict in rows:
+        if all(each.outcome in ("not comparable", "not run") for each in verdict.judgements.values()):
+            continue
+        judged = []
+        for own in (verdict.by_counts, verdict.by_time):
+            number = "" if own is None or own.estimate is None else f" {own.estimate:.2f}"
+            ends = "" if own is None or own.low is None or own.high is None else f" [{own.low:.2f}, {own.high:.2f}]"
+            judged.append(f"{own.outcome}{number}{ends}" if own else "")
+        # the reason by counts, or else by time; of two that name other terms the second one's term is told
+        reasons = [own.reason for own in verdict.judgements.values() if own.reason]
+        terms = list(dict.fromkeys(reason.partition(" (")[0] for reason in reasons))
+        why = "; by time ".join([*reasons[:1], *terms[1:]])
+        cells = result, verdict.text, *judged, why, " / ".join(map(str, _prompts(verdict)))
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -16,9 +16,9 @@ from drafttree.core.errors import DraftTreeError
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.metrics import Metrics
-from drafttree.evaluation.reference import find_difference
 from drafttree.loading import make_policy
 from drafttree.loading.load import load
+from drafttree.measure.reference import find_difference
 from drafttree_lab.support.random_models import random_model
 from drafttree_lab.support.scripted_drafter import ScriptedDrafter
 from drafttree_lab.support.small_configs import VOCAB

@@ -95,7 +95,8 @@ class BatchLoop:
         """
         for request in requests:
             self.memory.check(request.capacity)
-        results = [Result() for _ in requests]
+        errors: list[Exception] = []
+        results = [Result(errors) for _ in requests]
         for order, (request, result) in enumerate(zip(requests, results, strict=True)):
             request.order, request.reader = order, result
             self.add(request)
@@ -103,9 +104,10 @@ class BatchLoop:
             while self.busy:
                 with lock_of(self.target):
                     self.step()
-                for result in results:
-                    result.raise_error()
+                if errors:
+                    raise errors[0]
         except BaseException:
+            errors.clear()  # the frames of each lead here, and would keep all texts until the garbage collector comes
             self.stop("interrupted")
             raise
         return [result.text for result in results]
@@ -154,6 +156,7 @@ class BatchLoop:
         for place, request in enumerate(waiting):
             try:
                 if request in admitted:
+                    request.begin()
                     self._loop.open(request)
                 begun = [each for each in running if each.ids]
                 self._loop.begin(request, batch=len(running), running=begun)
@@ -172,9 +175,10 @@ class BatchLoop:
             return
         advance = self._loop.step(writing, parts)
         self.metrics.drafter_failures += advance.drafts.failure is not None
-        committed = [self._publish(*each) for each in zip(writing, advance.turns, strict=True)]
+        committed = sum(map(self._publish, writing, advance.turns))
         advance.clock.lap("publish")
-        self._learn(writing, parts, advance, sum(committed))
+        self._learn(writing, parts, advance, committed)
+        del advance  # the frames of an error in it lead here, and must not lead back to it
 
     def _publish(self, request: Request, turn: Round | Exception) -> int:
         """Tell the reader of a request what its round has added; how many tokens were committed."""
@@ -190,13 +194,15 @@ class BatchLoop:
             if request.finish_reason:
                 self._finish(request)
             request.publish(known)
+            return turn.committed
         except Exception as error:
             if is_out_of_memory(error) and self._has_room_to_make:
                 self._make_room(self._scheduler.put_back([request]))  # its KV cache may be ahead of its tokens
             else:
                 self._fail(request, error)
             return 0
-        return turn.committed
+        finally:
+            del turn  # as in `_advance`
 
     def _finish(self, request: Request) -> None:
         """Keep what a text leaves for later ones, if there is memory for it; the text is written all the same."""
@@ -319,21 +325,19 @@ def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_t
 
 
 class Result(Reader):
-    """Keeps what came of a request."""
+    """Keeps the text that comes of a request.
 
-    def __init__(self) -> None:
-        self._ended: Ended | None = None
+    Args:
+        errors: where what requests fail with is put.
+    """
+
+    text: Generation
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self._errors = errors
 
     def end(self, ended: Ended) -> None:
-        self._ended = ended
-
-    def raise_error(self) -> None:
-        """Raise what the request failed with, if it did."""
-        if isinstance(self._ended, Exception):
-            raise self._ended
-
-    @property
-    def text(self) -> Generation:
-        """The finished text."""
-        assert isinstance(self._ended, Generation)
-        return self._ended
+        if isinstance(ended, Exception):
+            self._errors.append(ended)
+        else:
+            self.text = ended

@@ -102,6 +102,7 @@ class _Size:
         plain: plain rounds.
         since_plain: drafted rounds since the latest of them.
         probe: drafted rounds after which there is one again.
+        paused: why nothing is drafted in a pause, as it was when it began; empty before that is asked.
     """
 
     models: list[_Model]
@@ -110,6 +111,7 @@ class _Size:
     plain: int = 0
     since_plain: int = 0
     probe: int = FIRST_PROBE
+    paused: str = ""
 
     def model(self, source: int) -> _Model:
         """One of the models."""
@@ -177,7 +179,9 @@ class Controller:
         return None
 
     def _paused(self, batch: int) -> str:
-        return f"drafting was {self.gain(batch) or 0:.2f} times plain decoding at this batch"
+        size = self._size(batch)  # most rounds may be those of a pause, and nobody may want to know
+        size.paused = size.paused or f"drafting was {self.gain(batch) or 0:.2f} times plain decoding at this batch"
+        return size.paused
 
     def none_wanted(self, batch: int) -> str:
         """Why nothing was drafted where that was for the texts to say."""
@@ -335,7 +339,7 @@ class Controller:
             return
         plain = self.prices.round(batch, batch)
         cost = self.prices.round(batch, rows, sum(self.prices.drafting(*group) for group in groups))
-        size.since_plain += 1
+        size.since_plain, size.paused = size.since_plain + 1, ""
         size.expected = (1 - 1 / MEMORY) * size.expected + expected
         size.unknown *= 1 - 1 / MEMORY
         size.model(max(sources))

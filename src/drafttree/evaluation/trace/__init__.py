@@ -2,18 +2,18 @@
 
     trace = trace_text(decoder, "The old man", max_new_tokens=64)
 
-The text is the one that `Decoder.generate` gives: `recording` wraps the policy and the verifier of its request and
-passes every question on, `growth` follows the recorded growth of a tree, `rounds` makes plain data of it.
-`served_rounds` sees less of a request in an engine, where trees of many requests grow together.
+The text is the one that `Decoder.generate` gives. The growth of its trees tells an observer why candidates become nodes
+or do not (`growth`), and `rounds` makes plain data of it. `served_rounds` sees less of a request in an engine: its tree
+before and after the budget of the batch.
 """
 
+from drafttree.core.tree import Rule
+from drafttree.evaluation.trace.rounds import TokenTexts
 from drafttree.evaluation.trace.served_rounds import ServedRound, TracingObserver
-from drafttree.evaluation.trace.token_texts import TokenTexts
 from drafttree.evaluation.trace.trace import (
     PHASES,
     AcceptanceCell,
     Outcome,
-    Rule,
     Trace,
     TracedNode,
     TracedRound,

@@ -1,207 +1,175 @@
-"""The growth of one recorded tree: which candidates joined it, which were cut, and by which rule.
-
-Growth is followed again on the host from what the policy answered. A policy that re-ranks keeps all that it let in
-until the tree is finished; with any other, what joined is what the finished tree has.
-"""
+"""The nodes of a tree as it grew, and the candidates that were cut, each with the rule that growth has told."""
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.sampling import Sampling
-from drafttree.core.tree import Proposal
-from drafttree.engine.tree_growth import MIN_LOGPROB, best_candidates
-from drafttree.evaluation.trace.recording import RecordedLevel, RecordedRound
-from drafttree.evaluation.trace.trace import Rule
+from drafttree.core.tree import DraftTree, GrowthObserver, Layer, Proposal, Rule, Verdict
+from drafttree.evaluation.trace.trace import TracedNode
 
 MOST_CUT = 24
 """Candidates that were cut of which a round keeps the most probable; the others are only counted."""
 
 
-@dataclass(eq=False)
-class Candidate:
-    """A candidate of a level, whether it joined the tree or not.
+class Grown(NamedTuple):
+    """A tree as it grew. Parents are places among `nodes`; texts, outcomes and what the target says are missing.
 
     Attributes:
-        token: the token id.
-        parent: a node that joined the tree, None for the root.
-        depth: the depth of the level.
-        rank: its place among its siblings, by the drafter's probability or in order of drawing; -1 for the root.
-        draft: its probability given its parent by the drafter, None for the root.
-        seen: this probability as the policy saw it.
-        path: log-probability of its path as the policy saw it.
-        place: the place in the finished tree, None if it is not there.
-        row: the number of the level of its children and its place in the frontier, None if it was not expanded.
-        rule: what cut it, or ended the path there.
+        nodes: the nodes that joined it, the root first, then candidates that did not.
+        places: where the nodes of the verified tree are among them.
+        cut: where those are that are shown though they are not in the verified tree.
+        bonus: the bonus token, with the rule that kept it out of the tree.
+        counts: how many candidates each rule has cut.
     """
 
-    token: int
-    parent: "Candidate | None" = None
-    depth: int = 0
-    rank: int = -1
-    draft: float | None = None
-    seen: float | None = None
-    path: float = 0.0
-    place: int | None = 0
-    row: tuple[int, int] | None = None
-    rule: Rule = Rule.NONE
-
-
-@dataclass
-class LevelTable:
-    """A recorded level on the host.
-
-    Attributes:
-        possible: whether a candidate can be a node, bool `[frontier, candidates]`.
-        keep: whether the policy keeps a candidate, bool `[frontier, candidates]`.
-        logprobs: log-probabilities of the candidates as the policy saw them, `[frontier, candidates]`.
-        paths: log-probabilities of their paths as the policy saw them, `[frontier, candidates]`.
-        tokens: token ids of the candidates.
-        draft: probabilities of the drafter, `[frontier, vocab]`.
-        seen: log-probabilities as the policy saw them, `[frontier, vocab]`.
-        expand: what the policy expands, bool `[frontier, candidates or drawn children]`, None for all.
-        stopped: whether the policy ended the tree behind this level.
-        drafted_from: as for `RecordedLevel`.
-    """
-
-    possible: Array
-    keep: Array
-    logprobs: Array
-    paths: Array
-    tokens: list[list[int]]
-    draft: Tensor
-    seen: Tensor
-    expand: list[list[bool]] | None
-    stopped: bool
-    drafted_from: set[int] | None
+    nodes: list[TracedNode]
+    places: Sequence[int]
+    cut: list[int]
+    bonus: TracedNode
+    counts: Counter[Rule]
 
     @classmethod
-    def of(cls, level: RecordedLevel, sampling: Sampling, vocab: int) -> "LevelTable":
-        """The table of a level that a policy has decided on."""
-        layer, keep = level.decided
-        seen = level.guided.log_softmax(-1)[..., :vocab]
-        _, tokens = best_candidates(level.guided, layer.logprobs.shape[1], vocab)
-        draft = sampling.process(level.logits).softmax(-1)[..., :vocab]
-        draft, seen = draft.cpu(), seen.cpu()
-        columns = layer.possible, keep & layer.possible, layer.logprobs, layer.path_logprobs
-        answers = level.expanded, bool(level.stopped), level.drafted_from
-        return cls(*columns, tokens.tolist(), draft, seen, *answers)
-
-    def candidate(self, parent: Candidate, row: int, rank: int, token: int) -> Candidate:
-        """A candidate behind the node at a place of the frontier."""
-        seen = float(self.seen[row, token])
-        return Candidate(
-            token=token,
-            parent=parent,
-            depth=parent.depth + 1,
-            rank=rank,
-            draft=float(self.draft[row, token]),
-            seen=math.exp(seen),
-            path=parent.path + seen,
-        )
+    def of_tree(cls, grown: DraftTree, tree: DraftTree, verdict: Verdict) -> "Grown":
+        """What a tree says by itself that was cut to a budget before it was verified."""
+        nodes = _nodes(grown)
+        places = _places(tree, nodes)
+        cut = sorted({*range(len(nodes))}.difference(places))
+        for place in cut:
+            nodes[place].rule = Rule.BUDGET
+        last = places[verdict.path[-1]]
+        twin = grown.child(last, verdict.bonus)
+        alone = TracedNode(verdict.bonus, parent=last, depth=nodes[last].depth + 1)
+        bonus = alone if twin is None else replace(nodes[twin])
+        return cls(nodes, places, cut, bonus, +Counter({Rule.BUDGET: len(cut)}))
 
 
-class Growth:
-    """A tree's growth.
+def _nodes(tree: DraftTree) -> list[TracedNode]:
+    """The nodes of a tree; their probabilities are those that its policy saw."""
+    nodes = [TracedNode(tree.tokens[0])]
+    for place, logprob in enumerate(tree.node_logprobs[1:], start=1):
+        parent, chance = tree.parents[place], math.exp(logprob)
+        rank = tree.children[parent].index(place)
+        nodes.append(TracedNode(tree.tokens[place], "", parent, tree.depths[place], rank, chance, chance))
+    return nodes
 
-    Args:
-        record: the record of the round.
-        sampling: the sampling of the text.
-        reranks: whether the policy drops nodes in the end.
-        budget: the budget of the policy.
 
-    Attributes:
-        joined: every candidate that joined the tree while it grew, the root first.
-        cut: the most probable candidates that did not join, or that were dropped in the end.
-        counts: how many candidates each rule has cut.
-        tables: the recorded levels.
-        drawn: whether children were drawn, so that candidates are places, not tokens.
-    """
+def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
+    """Where the nodes of a tree are among those it was cut from; siblings of a tree that may be cut differ."""
+    if tree.size == len(nodes):
+        return range(tree.size)
+    known, places = {(node.parent, node.token): place for place, node in enumerate(nodes)}, [0]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        places.append(known[places[parent], token])
+    return places
 
-    def __init__(self, record: RecordedRound, sampling: Sampling, *, reranks: bool, budget: int) -> None:
-        tree, logits, _ = record.judged
-        self._tree, self._reranks = tree, reranks and tree.proposal is Proposal.TOP_K
-        self.drawn, self._full = tree.proposal is not Proposal.TOP_K, tree.size >= budget
-        self.tables = [LevelTable.of(level, sampling, logits.shape[-1]) for level in record.levels]
-        self.cut, self.counts = list[Candidate](), Counter[Rule]()
-        frontier = [Candidate(self._tree.tokens[0])]
-        self.joined = list(frontier)
-        for number, table in enumerate(self.tables):
-            frontier = frontier[: len(table.tokens)]
-            for row, parent in enumerate(frontier):
-                parent.row = number, row
-            frontier = self._grow(frontier, table)
-        self._finish()
 
-    def _grow(self, frontier: list[Candidate], table: LevelTable) -> list[Candidate]:
-        """Follow the growth of one level; the frontier of the next one."""
-        after, joined = list[Candidate](), np.zeros_like(table.keep)
-        for number, (row, rank, token, place) in enumerate(self._members(frontier, table)):
-            node = table.candidate(frontier[row], row, rank, token)
-            node.place = place
-            self.joined.append(node)
-            wanted = table.expand is None or table.expand[row][rank]
-            if wanted if table.drafted_from is None else number in table.drafted_from:
-                after.append(node)
-            else:
-                node.rule = Rule.EXPAND
-            if not self.drawn:
-                joined[row, rank] = True
-        self._cut(frontier, table, joined)
-        return after
+class _Level(NamedTuple):
+    """A level with the drafter's probabilities `[frontier, vocab]` and the log-probabilities that the policy saw."""
 
-    def _members(self, frontier: list[Candidate], table: LevelTable) -> Iterator[tuple[int, int, int, int | None]]:
-        """The candidates of a level that joined: row of the frontier, rank, token, and place in the finished tree."""
-        for row, parent in enumerate(frontier):
-            below = [] if parent.place is None else self._tree.children[parent.place]
-            tokens = [self._tree.tokens[child] for child in below]
-            if self.drawn:
-                yield from ((row, order, *pair) for order, pair in enumerate(zip(tokens, below, strict=True)))
+    frontier: Sequence[int]
+    layer: Layer
+    keep: Array
+    tokens: Array
+    joined: Array
+    draft: Tensor
+    seen: Tensor
+
+    def node(self, row: int, rank: int, rule: Rule = Rule.NONE) -> TracedNode:
+        """The node of a candidate."""
+        token = int(self.tokens[row, rank])
+        chances = float(self.draft[row, token]), math.exp(self.seen[row, token])
+        return TracedNode(token, "", self.frontier[row], self.layer.depth, rank, *chances, rule=rule)
+
+    def best(self, mask: Array) -> list[tuple[int, int]]:
+        """Row and rank of the most probable candidates of a mask."""
+        paths = np.where(mask, -self.layer.path_logprobs, math.inf)
+        order = paths.argsort(axis=None, kind="stable")[: min(MOST_CUT, int(mask.sum()))]
+        return [divmod(place, mask.shape[1]) for place in order.tolist()]
+
+
+class GrowthRecord(GrowthObserver):
+    """Keeps what the growth of a tree tells, to be read after the round, outside its clock."""
+
+    def __init__(self) -> None:
+        self._guided = list[tuple[Tensor, Tensor]]()
+        self._kept = list[tuple[Sequence[int], Layer, Array]]()
+        self._joined = list[tuple[Array, Array]]()
+        self._ended = dict[int, Rule]()
+
+    def guided(self, logits: Tensor, seen: Tensor) -> None:
+        self._guided.append((logits.clone(), seen.clone()))
+
+    def kept(self, frontier: Sequence[int], layer: Layer, keep: Array) -> None:
+        self._kept.append((frontier, layer, keep))
+
+    def joined(self, tokens: Array, mask: Array) -> None:
+        self._joined.append((tokens, mask))
+
+    def ended(self, nodes: Sequence[int], rule: Rule) -> None:
+        self._ended |= dict.fromkeys(nodes, rule)
+
+    def read(self, tree: DraftTree, verdict: Verdict, sampling: Sampling, vocab: int, *, reranks: bool) -> Grown:
+        """The tree as it grew.
+
+        Args:
+            tree: the tree that was verified.
+            verdict: the verdict on it.
+            sampling: the sampling of the text.
+            vocab: the vocab of the target.
+            reranks: whether the policy drops nodes in the end.
+        """
+        drawn, counts, rows = tree.proposal is not Proposal.TOP_K, Counter[Rule](), dict[int, tuple[_Level, int]]()
+        nodes, cut = [TracedNode(tree.tokens[0])], list[TracedNode]()
+        for (logits, guided), kept, joined in zip(self._guided, self._kept, self._joined, strict=False):
+            draft = sampling.process(logits).softmax(-1)[..., :vocab].cpu()
+            level = _Level(*kept, *joined, draft, guided.log_softmax(-1)[..., :vocab].cpu())
+            rows |= {node: (level, row) for row, node in enumerate(level.frontier)}
+            nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
+            if drawn:  # candidates are places, not tokens
+                counts[Rule.BUDGET] += int(level.keep.sum()) - int(level.joined.sum())
                 continue
-            places = dict(zip(tokens, below, strict=True))
-            if self._reranks:
-                tokens = [table.tokens[row][rank] for rank in table.keep[row].nonzero()[0].tolist()]
-            yield from ((row, table.tokens[row].index(token), token, places.get(token)) for token in tokens)
-
-    def _cut(self, frontier: list[Candidate], table: LevelTable, joined: Array) -> None:
-        """Note what the policy left out of a level, and what found no room."""
-        if self.drawn:
-            drawn = sum(len(self._tree.children[parent.place or 0]) for parent in frontier)
-            self.counts[Rule.BUDGET] += int((table.keep & (table.logprobs >= MIN_LOGPROB)).sum()) - drawn
-            return
-        for rule, mask in ((Rule.KEEP, table.possible & ~table.keep), (Rule.BUDGET, table.keep & ~joined)):
-            count = int(mask.sum())
-            self.counts[rule] += count
-            best = np.where(mask, -table.paths, math.inf).argsort(axis=None, kind="stable")[: min(MOST_CUT, count)]
-            for row, rank in (divmod(index, mask.shape[1]) for index in best.tolist()):
-                found = table.candidate(frontier[row], row, rank, table.tokens[row][rank])
-                found.place, found.rule = None, rule
-                self.cut.append(found)
-
-    def _finish(self) -> None:
-        """Note what was dropped in the end and what ended each path; only the most probable cut candidates stay."""
-        dropped = [node for node in self.joined if node.place is None]
-        for node in dropped:
-            node.rule = Rule.RERANK
-        for node in self.joined:
-            if node.place is not None:
-                leaf = not self._tree.children[node.place]
-                node.rule = (node.rule or self._ending(node)) if leaf else Rule.NONE
-        self.counts[Rule.RERANK] = len(dropped)
-        self.counts = +self.counts
-        self.cut = sorted([*self.cut, *dropped], key=lambda node: (-node.path, node.depth))[:MOST_CUT]
-
-    def _ending(self, leaf: Candidate) -> Rule:
-        """What ended the path at a leaf of the finished tree that the policy did expand, or would have."""
-        if leaf.row is not None:
-            level, row = leaf.row
-            kept = bool(self.tables[level].keep[row].any())
-            return (Rule.RERANK if self._reranks else Rule.BUDGET) if kept else Rule.KEEP
-        if leaf.depth and self.tables[leaf.depth - 1].stopped:
-            return Rule.STOP
-        return Rule.BUDGET if self._full and not self._reranks else Rule.DEPTH
+            masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
+            for rule, mask in masks.items():
+                counts[rule] += int(mask.sum())
+                cut += [level.node(row, rank, rule) for row, rank in level.best(mask)]
+        nodes = nodes if rows else _nodes(tree)  # the second of a tree that no drafter was asked for
+        places, drops = _places(tree, nodes), Rule.RERANK if reranks and not drawn else Rule.BUDGET
+        dropped = sorted({*range(len(nodes))}.difference(places))
+        counts[drops] += len(dropped)
+        for place in dropped:
+            nodes[place].rule = drops
+        for place, children in zip(places, tree.children, strict=True):
+            if not children:
+                rule = self._ended.get(place, Rule.DEPTH)
+                if place in rows:
+                    level, row = rows[place]
+                    rule = self._ended.get(place, drops if level.keep[row].any() else Rule.KEEP)
+                nodes[place].rule = rule
+        last, token = places[verdict.path[-1]], verdict.bonus
+        bonus = TracedNode(token, parent=last, depth=nodes[last].depth + 1, rule=nodes[last].rule)
+        if last in rows:
+            level, row = rows[last]
+            bonus.rank = int((level.seen[row] > level.seen[row, token]).sum())
+            bonus.draft, bonus.seen = float(level.draft[row, token]), float(level.seen[row, token].exp())
+            twins = [place for place, node in enumerate(nodes) if (node.parent, node.token) == (last, token)]
+            if twins:
+                bonus.rule = drops if twins[0] in dropped else Rule.NONE
+            elif drawn or token not in level.tokens[row]:
+                bonus.rule = Rule.DRAW if drawn else Rule.WIDTH
+            else:
+                bonus.rule = Rule.BUDGET if (level.keep & (level.tokens == token))[row].any() else Rule.KEEP
+        out = [*range(len(nodes), len(nodes) + len(cut)), *dropped]
+        nodes += cut
+        paths = [0.0]
+        for node in nodes[1:] if rows else []:
+            level, row = rows[node.parent]
+            paths.append(paths[node.parent] + float(level.seen[row, node.token]))
+        out.sort(key=lambda place: (-paths[place], nodes[place].depth))
+        return Grown(nodes, places, out[:MOST_CUT], bonus, +counts)

@@ -1,144 +1,47 @@
-"""From a recorded round to plain data."""
+"""From a tree as it grew and was judged to the data of a round."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Verdict
+from drafttree.engine.detokenizer import Tokenizer
 from drafttree.engine.metrics import Round
-from drafttree.evaluation.trace.growth import Candidate, Growth, LevelTable
-from drafttree.evaluation.trace.recording import RecordedRound
-from drafttree.evaluation.trace.token_texts import TokenTexts
-from drafttree.evaluation.trace.trace import Outcome, Rule, TracedNode, TracedRound
-from drafttree.policies.base import TreePolicy
+from drafttree.engine.request import Request
+from drafttree.evaluation.trace.growth import Grown
+from drafttree.evaluation.trace.trace import Outcome, TracedRound
 
 
-class RoundReader:
-    """Reads the recorded rounds of one text.
-
-    Args:
-        sampling: the sampling of the text.
-        policy: the policy of the text.
-        texts: turns tokens into text.
-    """
-
-    def __init__(self, sampling: Sampling, policy: TreePolicy, texts: TokenTexts) -> None:
-        self._sampling, self._policy, self._texts = sampling, policy, texts
-
-    @torch.inference_mode()
-    def read(self, record: RecordedRound, before: int | None, cost: Round) -> TracedRound:
-        """The round of a record.
-
-        Args:
-            record: the record of the round.
-            before: the token before its root, None for the first of a text.
-            cost: the metrics of the round.
-        """
-        tree, logits, verdict = record.judged
-        growth = Growth(record, self._sampling, reranks=self._policy.reranks, budget=self._policy.budget)
-        target = self._sampling.process(logits).softmax(-1)
-        path, bonus = verdict
-        in_tree = sorted((node for node in growth.joined if node.place is not None), key=lambda node: node.place or 0)
-        accepted = [in_tree.index(node) for node in in_tree if node.place in path]
-        nodes = self._nodes([*in_tree, *growth.cut], len(in_tree), target, before)
-        return TracedRound(
-            nodes=judged(nodes, len(in_tree), accepted),
-            size=len(in_tree),
-            path=accepted,
-            bonus=self._bonus(growth, in_tree[accepted[-1]], bonus, target, accepted[-1]),
-            committed=cost.committed,
-            accepted=cost.accepted,
-            cut={rule.value: count for rule, count in growth.counts.items()},
-            widths=list(tree.widths),
-            seconds=phases(cost),
-        )
-
-    def _nodes(self, found: list[Candidate], size: int, target: Tensor, before: int | None) -> list[TracedNode]:
-        """The nodes of a tree of a size, then what was cut; what became of them is not judged yet."""
-        places = {id(node): number for number, node in enumerate(found)}
-        chances = _chances(found, target)
-        traced = []
-        for number, (node, chance) in enumerate(zip(found, chances, strict=True)):
-            parent = node.parent
-            traced.append(
-                TracedNode(
-                    token=node.token,
-                    text=self._texts.piece(before if parent is None else parent.token, node.token),
-                    parent=-1 if parent is None else places[id(parent)],
-                    depth=node.depth,
-                    rank=node.rank,
-                    draft=node.draft,
-                    seen=node.seen,
-                    target=chance,
-                    outcome=Outcome.ROOT if parent is None else Outcome.UNREACHED if number < size else Outcome.CUT,
-                    rule=node.rule,
-                )
-            )
-        return traced
-
-    def _bonus(self, growth: Growth, last: Candidate, token: int, target: Tensor, parent: int) -> TracedNode:
-        """The bonus token behind the last accepted node, and why it was not drafted there."""
-        rank, draft, seen, rule = -1, None, None, last.rule
-        if last.row is not None:
-            level, row = last.row
-            table = growth.tables[level]
-            rank = int((table.seen[row] > table.seen[row, token]).sum())
-            draft, seen = float(table.draft[row, token]), float(table.seen[row, token].exp())
-            rule = _missed(growth, last, table, row, token)
-        assert last.place is not None
-        return TracedNode(
-            token=token,
-            text=self._texts.piece(last.token, token),
-            parent=parent,
-            depth=last.depth + 1,
-            rank=rank,
-            draft=draft,
-            seen=seen,
-            target=float(target[last.place, token]),
-            outcome=Outcome.BONUS,
-            rule=rule,
-        )
-
-
-def _missed(growth: Growth, last: Candidate, table: LevelTable, row: int, token: int) -> Rule:
-    """The rule that kept a token out of the tree behind an expanded node; none where it was there, and rejected."""
-    below = [node for node in growth.joined if node.parent is last and node.token == token]
-    if below:
-        return below[0].rule if below[0].place is None else Rule.NONE
-    if growth.drawn:
-        return Rule.DRAW
-    if token not in table.tokens[row]:
-        return Rule.WIDTH
-    return Rule.BUDGET if table.keep[row, table.tokens[row].index(token)] else Rule.KEEP
-
-
-def _chances(found: Sequence[Candidate], target: Tensor) -> list[float | None]:
-    """The target's probability of each node, where its parent was scored."""
-    scored = [
-        (number, node.parent.place, node.token)
-        for number, node in enumerate(found)
-        if node.parent is not None and node.parent.place is not None
-    ]
-    chances: list[float | None] = [None] * len(found)
-    if scored:
-        _, parents, tokens = zip(*scored, strict=True)
-        read = target[list(parents), list(tokens)].tolist()
-        for (number, _, _), chance in zip(scored, read, strict=True):
-            chances[number] = chance
-    return chances
-
-
-def judged(nodes: Sequence[TracedNode], size: int, path: Sequence[int]) -> list[TracedNode]:
-    """The nodes with what became of those of the tree, given its size and the accepted path."""
-    found = list(nodes)
-    for number, node in enumerate(nodes[1:size], start=1):
-        if number in path:
-            found[number] = replace(node, outcome=Outcome.ACCEPTED)
-        elif node.parent in path:
-            found[number] = replace(node, outcome=Outcome.REJECTED)
-    return found
+def read_round(
+    grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round
+) -> TracedRound:
+    """The data of a round, but for texts; the arguments behind `grown` are those of `RoundObserver.settled`."""
+    order, path = [*grown.places, *grown.cut], {*verdict.path}
+    numbers = {place: number for number, place in enumerate(order)}
+    nodes, bonus = [grown.nodes[place] for place in order], replace(grown.bonus, outcome=Outcome.BONUS)
+    for node in (*nodes, bonus):
+        node.parent = numbers.get(node.parent, -1)
+    for number, node in enumerate(nodes[: tree.size]):
+        judged = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
+        node.outcome = Outcome.ACCEPTED if number in path else judged
+    nodes[0].outcome = Outcome.ROOT
+    scored = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
+    rows = sorted({node.parent for node in scored})
+    chances = request.verifier.sampling.process(logits[rows]).softmax(-1)
+    found = chances[[rows.index(node.parent) for node in scored], [node.token for node in scored]]
+    for node, chance in zip(scored, found.tolist(), strict=True):
+        node.target = chance
+    return TracedRound(
+        nodes=nodes,
+        size=tree.size,
+        path=verdict.path,
+        bonus=bonus,
+        committed=turn.committed,
+        accepted=turn.accepted,
+        cut={rule.value: count for rule, count in grown.counts.items()},
+        widths=[*tree.widths],
+        seconds=phases(turn),
+    )
 
 
 def phases(cost: Round) -> dict[str, float]:
@@ -153,3 +56,43 @@ def phases(cost: Round) -> dict[str, float]:
         "text": cost.text_seconds,
     }
     return seconds | {"other": max(cost.seconds - sum(seconds.values()), 0.0)}
+
+
+class TokenTexts:
+    """Texts of tokens behind a token, each decoded once.
+
+    Args:
+        tokenizer: decodes the tokens; None to show token ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[tuple[int | None, int], str] = {}
+
+    def piece(self, before: int | None, token: int) -> str:
+        """A token behind another one, special tokens by their name.
+
+        Some tokenizers leave out the space that a text begins with, so a token is decoded behind the one before it.
+        """
+        if (before, token) not in self._known:
+            self._known[before, token] = self._piece(before, token)
+        return self._known[before, token]
+
+    def fill(self, turn: TracedRound, before: int | None) -> TracedRound:
+        """A round with its texts, given the token before its root, None for the first of a text."""
+        for node in (*turn.nodes, turn.bonus):
+            above = before if node.parent < 0 else turn.nodes[node.parent].token
+            node.text = self.piece(above, node.token)
+        return turn
+
+    def _piece(self, before: int | None, token: int) -> str:
+        if self._tokenizer is None:
+            return f" {token}"
+        if before is None:
+            return self._decode(token)
+        head, both = self._decode(before), self._decode(before, token)
+        return both[len(head) :] if both.startswith(head) else self._decode(token)
+
+    def _decode(self, *tokens: int) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)

@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from drafttree.core.tree import Rule
+
 PHASES = ("draft", "growth", "masks", "target", "verify", "commit", "text", "other")
 """The parts of a round's time: draft passes, growing the tree from them, ancestor masks, the target pass, the verifier,
 keeping rows of the KV cache, turning tokens into text, and what is left."""
@@ -30,30 +32,7 @@ class Outcome(StrEnum):
     """A candidate that did not become part of the tree."""
 
 
-class Rule(StrEnum):
-    """What kept a candidate out of the tree, or ended a path."""
-
-    KEEP = "keep"
-    """The policy did not keep the candidate."""
-    BUDGET = "budget"
-    """The policy kept it, but the tree was full."""
-    RERANK = "rerank"
-    """It joined the tree, and other nodes were better in the end."""
-    EXPAND = "expand"
-    """The policy did not expand the node."""
-    STOP = "stop"
-    """The policy ended the tree here."""
-    DEPTH = "depth"
-    """The tree had all its levels: those of the policy, of the drafter, or what is left of the text."""
-    WIDTH = "width"
-    """The token was not among the candidates that the policy looks at."""
-    DRAW = "draw"
-    """The token was not drawn, in a tree whose children are drawn."""
-    NONE = ""
-    """No rule is concerned."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class TracedNode:
     """A node of a round's tree, a candidate that was cut, or the bonus token.
 
@@ -74,14 +53,14 @@ class TracedNode:
     """
 
     token: int
-    text: str
-    parent: int
-    depth: int
-    rank: int
-    draft: float | None
-    seen: float | None
-    target: float | None
-    outcome: Outcome
+    text: str = ""
+    parent: int = -1
+    depth: int = 0
+    rank: int = -1
+    draft: float | None = None
+    seen: float | None = None
+    target: float | None = None
+    outcome: Outcome = Outcome.CUT
     rule: Rule = Rule.NONE
 
 

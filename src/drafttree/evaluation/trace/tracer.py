@@ -3,15 +3,18 @@
 from collections.abc import Iterator
 from typing import Unpack
 
-from drafttree.core.tree import Proposal
+import torch
+from torch import Tensor
+
+from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
 from drafttree.engine.generation_options import GenerationOptions
+from drafttree.engine.metrics import Round
 from drafttree.engine.prompt import Prompt
-from drafttree.engine.request import Request
-from drafttree.evaluation.trace.recording import recording
-from drafttree.evaluation.trace.rounds import RoundReader
-from drafttree.evaluation.trace.token_texts import TokenTexts
+from drafttree.engine.request import Request, RoundObserver
+from drafttree.evaluation.trace.growth import GrowthRecord
+from drafttree.evaluation.trace.rounds import TokenTexts, read_round
 from drafttree.evaluation.trace.trace import Trace, TracedRound
 from drafttree.loading import VERIFIER_CLASSES
 from drafttree.loading.names import PartNames
@@ -37,7 +40,6 @@ class Tracer:
         self.request = decoder.new_request(prompt, **options)
         self.rounds: list[TracedRound] = []
         self._decoder, self._texts = decoder, TokenTexts(decoder.tokenizer)
-        self._reader = RoundReader(self.request.verifier.sampling, self.request.policy, self._texts)
         self._setting = _setting(decoder, self.request)
 
     def run(self) -> Iterator[TracedRound]:
@@ -46,13 +48,13 @@ class Tracer:
         with decoder.prefixes.keeping(request), decoder.learned.learning(request):
             while not request.finish_reason:
                 before = request.tokens[-2] if len(request.tokens) > 1 else None
+                record = request.observer = request.growth_observer = _RoundRecord()
                 try:
-                    with recording(request) as record:
-                        decoder.step(request)
+                    decoder.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
                     return
-                self.rounds.append(self._reader.read(record, before, request.metrics.rounds[-1]))
+                self.rounds.append(self._texts.fill(record.traced(request), before))
                 yield self.rounds[-1]
 
     @property
@@ -84,6 +86,24 @@ class Tracer:
         for character, token in zip(generation.text, self.request.text.origins, strict=False):
             pieces[token] += character
         return pieces
+
+
+class _RoundRecord(GrowthRecord, RoundObserver):
+    """Keeps what growth and the loop tell of a round, to be read after it, outside its clock."""
+
+    def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
+        """Nothing: growth has told more."""
+
+    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+        self._settled = tree, logits, verdict, turn
+
+    @torch.inference_mode()
+    def traced(self, request: Request) -> TracedRound:
+        """The data of the round of a request, but for texts."""
+        tree, logits, verdict, _ = self._settled
+        columns = request.verifier.sampling, logits.shape[-1]
+        grown = self.read(tree, verdict, *columns, reranks=request.policy.reranks)
+        return read_round(grown, request, *self._settled)
 
 
 def _setting(decoder: Decoder, request: Request) -> dict[str, str]:

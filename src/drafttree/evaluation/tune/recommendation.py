@@ -1,19 +1,182 @@
-"""A tuning's outcome as what to do: a file to load, and lines of Python."""
+"""What a tuning has found, and what to do by it: a file to load, options of a command, and lines of Python."""
 
 import datetime
+import math
 import shlex
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from drafttree.core.cost_curve import CostCurve
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.prices import machine
+from drafttree.engine.metrics import Metrics
 from drafttree.engine.model_digest import model_digest
-from drafttree.evaluation.reference import transformers_model
-from drafttree.evaluation.tune.tuning import Tuning
+from drafttree.evaluation.tune.race import Rung
 from drafttree.loading import TunedPolicy, policy_spec, zoo
 from drafttree.loading.drafters import MIXED
 from drafttree.loading.tuned import TunedModel
+from drafttree.measure.interval import Interval
+from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, drafts_nothing, law_terms
+from drafttree.measure.reference import transformers_model
 from drafttree.policies import Chain
+
+MEASURED = {"speculate", "gain", "expected", "confirmed", "law"}
+"""Figures that go into the file of a tuned policy."""
+
+
+@dataclass(frozen=True)
+class TunedMethod:
+    """What was measured of a drafter and a policy.
+
+    Attributes:
+        drafter: the name of the drafter.
+        policy: the canonical specification of the policy.
+        texts: the number of texts compared with plain decoding.
+        ratio: its decoding speed over plain decoding's; None where the times tell none.
+        draft_temperature: the draft temperature of its texts.
+    """
+
+    drafter: str
+    policy: str
+    texts: int
+    ratio: float | None
+    draft_temperature: float = 1.0
+
+    def __str__(self) -> str:
+        warmth = "" if self.draft_temperature == 1 else f" at draft temperature {self.draft_temperature:g}"
+        return f"{self.drafter} with {self.policy}{warmth}"
+
+
+@dataclass(frozen=True)
+class TemperatureGain:
+    """What a draft temperature is worth.
+
+    Attributes:
+        draft_temperature: the fastest of those other than 1.
+        way: the drafter and the policy that it was measured with.
+        rival: the fastest drafter and policy at draft temperature 1.
+        ratio: decoding speed over the rival's, on the same prompts by turns.
+        confirmed: whether it was measured after the choice.
+    """
+
+    draft_temperature: float
+    way: str
+    rival: str
+    ratio: Interval
+    confirmed: bool
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is recommended: it was confirmed, and its whole interval lies above 1."""
+        return self.confirmed and self.ratio.low is not None and self.ratio.low > 1
+
+    @property
+    def sentence(self) -> str:
+        """What it was worth, for people."""
+        ratio = self.ratio
+        interval = "on one text" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
+        ways = [f"{name} at " if self.way != self.rival else "" for name in (self.way, self.rival)]
+        told = "" if self.confirmed else ", in the race alone"
+        return (
+            f"{ways[0]}draft temperature {float(self.draft_temperature)}: {ratio.mean:.2f} {interval} times "
+            f"{ways[1]}draft temperature 1.0, by turns{told}{'' if self.pays else '; 1.0 is kept'}"
+        )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome.
+
+    Attributes:
+        best: the fastest way; None if none could be measured.
+        decoder: the decoder of that way.
+        costs: the cost curve of its drafter.
+        expected: R by the cost curve and what was accepted in the texts it was chosen on.
+        gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
+        confirmed: whether the gain was measured after the choice, and so owes nothing to it, on more than one prompt.
+        apart: whether it was measured on prompts that the choice had not seen.
+        metrics: metrics of the texts in which the gain was measured.
+        plain: the metrics of plain decoding of the same texts.
+        ways: all that were tried, those of the last rung first and the best of them first.
+        rungs: the rungs of the successive halving.
+        missing: what was not measured for lack of time, a clause each.
+        left_out: drafters that cannot be used, with the reason.
+        too_short: prompts left out as too short.
+        interrupted: whether Ctrl-C has ended it before it was done.
+        temperature_gain: what a draft temperature other than 1 is worth; None where none was raced.
+        one_prompt: whether all texts were of one prompt, whose gain says nothing of other prompts.
+    """
+
+    best: TunedMethod | None
+    decoder: Decoder | None
+    costs: CostCurve | None
+    expected: float
+    gain: Interval | None
+    confirmed: bool
+    apart: bool
+    metrics: Metrics
+    plain: Metrics
+    ways: list[TunedMethod]
+    rungs: list[Rung]
+    missing: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    too_short: int = 0
+    interrupted: bool = False
+    temperature_gain: TemperatureGain | None = None
+    one_prompt: bool = False
+
+    @property
+    def recommends(self) -> bool:
+        """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
+        return self.confirmed and not self.interrupted and (not self.doubt or drafts_nothing(self.metrics))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
+        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed and not self.doubt
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the times tell no gain; None where they do."""
+        return doubt(self.metrics, self.plain) if self.best else None
+
+    @property
+    def law(self) -> SpeedupLaw:
+        """The law's terms of the best way."""
+        return SpeedupLaw.of(self.metrics, self.plain)
+
+    @property
+    def limit(self) -> LimitingFactor:
+        """What limits its speed."""
+        return LimitingFactor.of(self.law, self.metrics)
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
+        told, gain = not self.doubt, self.gain
+        margin = gain.margin if gain and math.isfinite(gain.margin) else None
+        found: dict[str, object] = {
+            "speculate": self.speculates,
+            "best": self.best and asdict(self.best),
+            "gain": {"mean": gain.mean, "margin": margin} if gain and told else None,
+        }
+        if self.best:
+            found |= {"law": law_terms(self.law, self.doubt), "limit": asdict(self.limit) if told else None}
+        return found | {
+            "expected": self.expected,
+            "confirmed": self.confirmed,
+            "on prompts apart": self.apart,
+            "doubt": self.doubt,
+            "draft temperature": asdict(self.temperature_gain) if self.temperature_gain and told else None,
+            "costs": self.costs and self.costs.to_json(),
+            "ways": [asdict(way) for way in self.ways],
+            "rungs": [asdict(rung) for rung in self.rungs],
+            "missing": self.missing,
+            "left_out": self.left_out,
+            "too_short": self.too_short,
+            "interrupted": self.interrupted,
+            "one prompt": self.one_prompt,
+        }
 
 
 def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -> TunedPolicy:
@@ -40,7 +203,7 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
         machine=machine(model.device),
         costs=tuning.costs if best else None,
         draft_temperature=_draft_temperature(tuning) or 1.0,
-        measured=_measured(tuning),
+        measured={name: value for name, value in tuning.summary().items() if name in MEASURED},
         drafttree=version("drafttree"),
         date=datetime.date.today().isoformat(),
     )
@@ -82,11 +245,6 @@ def _draft_temperature(tuning: Tuning) -> float | None:
     """The recommended draft temperature; None for 1."""
     found = tuning.best.draft_temperature if tuning.speculates and tuning.best else 1.0
     return found if found != 1 else None
-
-
-def _measured(tuning: Tuning) -> dict[str, object]:
-    names = {"speculate", "gain", "expected", "confirmed", "law"}
-    return {name: value for name, value in tuning.summary().items() if name in names}
 
 
 def _lasting(name: str) -> str:

@@ -1,177 +1,125 @@
-"""`tune`: measure costs and acceptance on a user's prompts, choose drafter, policy and draft temperature, confirm."""
+"""`tune`: choose drafter, policy and draft temperature on some of a user's prompts, and confirm that on others."""
 
 import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from drafttree.core.cost_curve import CostCurve, parse_cost_curve
-from drafttree.core.errors import ConfigError, DraftTreeError, InputError
+from drafttree.core.errors import ConfigError, DraftTreeError, InputError, ModelError
 from drafttree.drafters import Drafter
+from drafttree.engine.compatibility import incompatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.metrics import Metrics
-from drafttree.engine.speedup_law import LimitingFactor, SpeedupLaw
-from drafttree.evaluation.doubt import doubt, drafts_nothing, law_terms
-from drafttree.evaluation.estimate import Estimate
-from drafttree.evaluation.method import PLAIN
-from drafttree.evaluation.run_store import RunStore
-from drafttree.evaluation.tune.arms import GRID, Arm, make_arms, no_drafter
-from drafttree.evaluation.tune.draft_temperatures import (
-    DRAFT_TEMPERATURES,
-    SURVIVORS,
-    WARM_TEXTS,
-    TemperatureGain,
-    at_draft_temperatures,
-    best_at_1,
-    temperature_gain,
-)
-from drafttree.evaluation.tune.halving import FIRST_TEXTS, Race, Rung, Timed, halve, planned_runs
-from drafttree.loading import PolicyLike
+from drafttree.evaluation.tune.race import FIRST_TEXTS, Race, Rung, Timed, planned_runs
+from drafttree.evaluation.tune.recommendation import TemperatureGain, TunedMethod, Tuning
+from drafttree.loading import PolicyLike, find_drafter, parse_policies
+from drafttree.measure.law import doubt
+from drafttree.measure.method import PLAIN
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
+from drafttree.policies import Chain
 
-LEAST_TOKENS = 4
-"""A shorter prompt is left out."""
-LEAST_PROMPTS = 9
-"""With fewer prompts the choice is confirmed on those it was made on."""
-HELD_OUT = 1 / 3
-"""The share of the prompts that the choice does not see."""
-CHOOSING = 0.6
-"""The share of the time in which drafter and policy are chosen."""
-TEMPERING = 0.8
-"""The share after which the draft temperature is chosen too; the rest confirms the choice."""
+GRID = (
+    "auto",
+    "chain:depth=2",
+    "talon:budget=16,width=4",
+    "chain",
+    "dynatree",
+    "eagle:depth=5,top_k=4,budget=16",
+    "chain:depth=1",
+    "opt-tree:budget=16",
+    "chain:depth=3",
+    "talon",
+    "chain:depth=8",
+    "eagle",
+    "opt-tree",
+)
+"""The settings of each drafter, in the order in which they are tried if time is short."""
+DRAFT_TEMPERATURES = (0.6, 0.8, 1.25)
+"""Raced beside 1 by the best ways, in the order in which they are tried if time is short."""
+SURVIVORS, WARM_TEXTS = 2, 4
+"""The ways that are raced at others than 1, and their texts in the first rung: they differ less than policies do."""
+LEAST_TOKENS, LEAST_PROMPTS = 4, 9
+"""A shorter prompt is left out; with fewer prompts the choice is confirmed on those it was made on."""
+EVERY = 3
+"""One of so many prompts is not seen by the choice, and confirms it."""
+CHOOSING, TEMPERING = 0.6, 0.8
+"""The shares of the time after which drafter and policy are chosen, and the draft temperature; the rest confirms."""
 CONFIRMING = 16
 """Texts that confirm a choice at most, or as many as prompts are held out."""
 WARM_UP = 8
 
 
+class _Way(NamedTuple):
+    """A drafter with a policy, a decoder with both, and the draft temperature that is the decoder's default."""
+
+    drafter: str
+    policy: str
+    decoder: Decoder
+    draft_temperature: float = 1.0
+
+
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """A drafter's cost curve, and the seconds it took to measure.
-
-    Attributes:
-        curve: the curve as `CostCurve.to_json` gives it; None where the drafter cannot draft for the target.
-        seconds: seconds of measuring.
-        error: why there is no curve.
-    """
+    """A drafter's cost curve as JSON, the seconds it took to measure, and why there is none where it cannot draft."""
 
     curve: dict[str, Any] | None
     seconds: float
     error: str = ""
 
 
-@dataclass(frozen=True)
-class TunedMethod:
-    """What was measured of a drafter and a policy.
+def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
+    """The drafters of some names, and those that are left out, with the reason.
 
-    Attributes:
-        drafter: the name of the drafter.
-        policy: the canonical specification of the policy.
-        texts: the number of texts compared with plain decoding.
-        ratio: its decoding speed over plain decoding's; None where the times tell none.
-        draft_temperature: the draft temperature of its texts.
+    Args:
+        decoder: the decoder, for its target and tokenizer.
+        names: drafters as `drafttree.load` takes them, but not "auto" and "none".
+
+    Raises:
+        ConfigError: "auto" or "none" is among them.
+        ModelError: none of them can be used; the message names every one with its reason.
     """
+    if wrong := {"none", "auto"}.intersection(names):
+        raise ConfigError(f"{wrong.pop()!r} is not a drafter; plain decoding is run in any case")
+    target, found, left_out = transformers_model(decoder), {}, {}
+    for name in names:
+        try:
+            found[name] = find_drafter(name, target, decoder.tokenizer)
+        except DraftTreeError as error:
+            left_out[name] = str(error)
+    if not found:
+        raise _no_drafter(left_out)
+    return found, left_out
 
-    drafter: str
-    policy: str
-    texts: int
-    ratio: float | None
-    draft_temperature: float = 1.0
 
-    def __str__(self) -> str:
-        warmth = "" if self.draft_temperature == 1 else f" at draft temperature {self.draft_temperature:g}"
-        return f"{self.drafter} with {self.policy}{warmth}"
+def _no_drafter(left_out: Mapping[str, str]) -> ModelError:
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "none was named"
+    return ModelError(f"no drafter can be used for this target ({reasons}); name another")
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """The outcome.
+def planned_texts(prompts: int, ways: int) -> int:
+    """The texts of a tuning that has the time for all of them, at most."""
+    survivors = min(SURVIVORS, ways)
+    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
+    return planned_runs(ways) + warm + 3 * max(CONFIRMING, int(prompts / EVERY))
 
-    Attributes:
-        best: the fastest way; None if none could be measured.
-        decoder: the decoder of that way.
-        costs: the cost curve of its drafter.
-        expected: R by the cost curve and what was accepted in the texts it was chosen on.
-        gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
-        confirmed: whether the gain was measured after the choice, and so owes nothing to it, on more than one prompt.
-        apart: whether it was measured on prompts that the choice had not seen.
-        metrics: metrics of the texts in which the gain was measured.
-        plain: the metrics of plain decoding of the same texts.
-        ways: all that were tried, those of the last rung first and the best of them first.
-        rungs: the rungs of the successive halving.
-        missing: what was not measured for lack of time, a clause each.
-        left_out: drafters that cannot be used, with the reason.
-        too_short: prompts left out as too short.
-        interrupted: whether Ctrl-C has ended it before it was done.
-        temperature_gain: what a draft temperature other than 1 is worth; None where none was raced.
-        one_prompt: whether all texts were of one prompt, whose gain says nothing of other prompts.
-    """
 
-    best: TunedMethod | None
-    decoder: Decoder | None
-    costs: CostCurve | None
-    expected: float
-    gain: Estimate | None
-    confirmed: bool
-    apart: bool
-    metrics: Metrics
-    plain: Metrics
-    ways: list[TunedMethod]
-    rungs: list[Rung]
-    missing: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    too_short: int = 0
-    interrupted: bool = False
-    temperature_gain: TemperatureGain | None = None
-    one_prompt: bool = False
+def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
+    """Write a text; what it took."""
+    return decoder.generate(prompt, **options).metrics
 
-    @property
-    def recommends(self) -> bool:
-        """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
-        return self.confirmed and not self.interrupted and (not self.doubt or drafts_nothing(self.metrics))
 
-    @property
-    def speculates(self) -> bool:
-        """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
-        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed and not self.doubt
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the times tell no gain; None where they do."""
-        return doubt(self.metrics, self.plain) if self.best else None
-
-    @property
-    def law(self) -> SpeedupLaw:
-        """The law's terms of the best way."""
-        return SpeedupLaw.of(self.metrics, self.plain)
-
-    @property
-    def limit(self) -> LimitingFactor:
-        """What limits its speed."""
-        return LimitingFactor.of(self.law, self.metrics)
-
-    def summary(self) -> dict[str, object]:
-        """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
-        told = not self.doubt
-        gain = {**asdict(self.gain), "margin": _finite(self.gain.margin)} if self.gain and told else None
-        found: dict[str, object] = {"speculate": self.speculates, "best": self.best and asdict(self.best), "gain": gain}
-        if self.best:
-            found |= {"law": law_terms(self.law, self.doubt), "limit": asdict(self.limit) if told else None}
-        return found | {
-            "expected": self.expected,
-            "confirmed": self.confirmed,
-            "on prompts apart": self.apart,
-            "doubt": self.doubt,
-            "draft temperature": asdict(self.temperature_gain) if self.temperature_gain and told else None,
-            "costs": self.costs and self.costs.to_json(),
-            "ways": [asdict(way) for way in self.ways],
-            "rungs": [asdict(rung) for rung in self.rungs],
-            "missing": self.missing,
-            "left_out": self.left_out,
-            "too_short": self.too_short,
-            "interrupted": self.interrupted,
-            "one prompt": self.one_prompt,
-        }
+def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
+    """Measure the cost curve of a decoder's target and drafter in greedy texts or in others."""
+    started = time.perf_counter()
+    try:
+        curve = decoder.costs(greedy=greedy).to_json()
+    except DraftTreeError as error:
+        return MeasuredCosts(None, time.perf_counter() - started, str(error))
+    return MeasuredCosts(curve, time.perf_counter() - started)
 
 
 def tune(
@@ -217,102 +165,15 @@ def tune(
         raise ConfigError(f"minutes is {minutes!r}; give a number above 0, such as 5")
     if "draft_temperature" in options:
         raise ConfigError("draft temperatures are raced; give draft_temperatures instead of draft_temperature")
+    if 1 in draft_temperatures:
+        raise ConfigError("draft temperature 1 is raced in any case; leave it out")
     long = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
     if not long:
         longest = max(map(len, prompts), default=0)
         raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more, the longest has {longest}; give longer ones")
-    store = store or RunStore()
+    store, chosen, plain, verifier = store or RunStore(), {"seed": 0, **options}, decoder.plain(), decoder.verifier
     greedy = not options.get("temperature", decoder.defaults.get("temperature"))
-    decoders, unfit, spent = _with_costs(decoder, drafters, store, greedy=greedy)
-    unfit = dict(left_out or {}) | unfit
-    if not decoders:
-        raise no_drafter(unfit)
-    arms = make_arms(decoders, policies)
-    timer = _Timer({PLAIN: decoder.plain()} | {name: arm.decoder for name, arm in arms.items()}, options, store)
-    chosen_on, held = _split(long)
-    choosing = Race(functools.partial(timer.run, "choose", chosen_on, progress), len(chosen_on), spent)
-    confirmed_on = held or chosen_on
-    confirming = Race(functools.partial(timer.run, "confirm", confirmed_on, progress), len(confirmed_on))
-    ranked, rungs, later = [], [], []
-    with store.interruptible():
-        ranked, rungs = halve(choosing, list(arms), 60 * minutes * CHOOSING)
-        settled = ranked if rungs[-1].complete else []
-        if warm := at_draft_temperatures(arms, settled, draft_temperatures, greedy=greedy):
-            arms |= warm
-            timer.decoders |= {name: arm.decoder for name, arm in warm.items()}
-            best, later = halve(choosing, [*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
-            ranked = [*best, *(name for name in ranked if name not in best)]
-        confirming.spent = choosing.spent
-        if ranked:
-            finalists = dict.fromkeys([PLAIN, ranked[0], best_at_1(arms, ranked)])
-            confirming.run([*finalists], max(CONFIRMING, len(held)), 60 * minutes)
-    if not choosing.runs.get(PLAIN):
-        raise KeyboardInterrupt
-    ranked = ranked or choosing.ranked(arms)
-    found = _result(arms, choosing, confirming, ranked, rungs, later, apart=bool(held))
-    alone = len(set(map(tuple, long))) == 1
-    return replace(
-        found,
-        confirmed=found.confirmed and not alone,
-        left_out=unfit,
-        too_short=len(prompts) - len(long),
-        interrupted=store.interrupted,
-        one_prompt=alone,
-    )
-
-
-def planned_texts(prompts: int, arms: int) -> int:
-    """The texts of a tuning that has the time for all of them, at most."""
-    survivors = min(SURVIVORS, arms)
-    warm = planned_runs(survivors * (1 + len(DRAFT_TEMPERATURES)), WARM_TEXTS) - planned_runs(survivors)
-    return planned_runs(arms) + warm + 3 * max(CONFIRMING, int(prompts * HELD_OUT))
-
-
-def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -> Metrics:
-    """Write a text; what it took."""
-    return decoder.generate(prompt, **options).metrics
-
-
-def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
-    """Measure the cost curve of a decoder's target and drafter in greedy texts or in others."""
-    started = time.perf_counter()
-    try:
-        curve = decoder.costs(greedy=greedy).to_json()
-    except DraftTreeError as error:
-        return MeasuredCosts(None, time.perf_counter() - started, str(error))
-    return MeasuredCosts(curve, time.perf_counter() - started)
-
-
-@dataclass
-class _Timer:
-    """Times texts of ways by name, after a warm-up of each; those that are kept are not run again."""
-
-    decoders: dict[str, Decoder]
-    options: Mapping[str, Any]
-    store: RunStore
-    warm: set[str] = field(default_factory=set)
-
-    def run(self, phase: str, prompts: list[list[int]], progress: Callable[[str], None], way: str, text: int) -> Timed:
-        prompt = prompts[text % len(prompts)]
-        timed = self.store.run((phase, text, way), Timed, functools.partial(self._time, way, prompt))
-        progress(way)
-        return timed
-
-    def _time(self, way: str, prompt: list[int]) -> Timed:
-        decoder, options, warming = self.decoders[way], {"seed": 0, **self.options}, 0.0
-        if way not in self.warm:
-            self.warm.add(way)
-            length = min(WARM_UP, options.get("max_new_tokens", WARM_UP))
-            warming = time_text(decoder, prompt, {**options, "max_new_tokens": length}).seconds
-        metrics = time_text(decoder, prompt, options)
-        return Timed(metrics, warming + metrics.seconds)
-
-
-def _with_costs(
-    decoder: Decoder, drafters: Mapping[str, Drafter], store: RunStore, *, greedy: bool
-) -> tuple[dict[str, Decoder], dict[str, str], float]:
-    """Decoders that know the costs of their drafter, drafters that failed with the reason, and the seconds it took."""
-    found, unfit, spent = {}, {}, 0.0
+    able, unfit, spent = dict[str, Decoder](), dict(left_out or {}), 0.0
     for name, drafter in drafters.items():
         drafting = decoder.with_drafter(drafter)
         measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting, greedy=greedy))
@@ -320,59 +181,137 @@ def _with_costs(
         if measured.curve is None:
             unfit[name] = measured.error
         else:
-            found[name] = drafting.with_costs(parse_cost_curve(measured.curve))
-    return found, unfit, spent
+            able[name] = drafting.with_costs(parse_cost_curve(measured.curve))
+    if not able:
+        raise _no_drafter(unfit)
+    fitting = {
+        spec: policy
+        for spec, policy in parse_policies(policies).items()
+        if verifier is None or not incompatibility(policy, verifier)
+    }
+    if not fitting:
+        raise ConfigError(f"none of the policies is lossless with {verifier and verifier.__name__}; name another")
+    ways = {
+        f"{name}, {spec}": _Way(name, spec, drafting.with_policy(policy))
+        for spec, policy in fitting.items()
+        for name, drafting in able.items()
+    }
+    warmed = set[str]()
 
+    def write(way: str, prompt: list[int]) -> Timed:
+        writer, warming = plain if way == PLAIN else ways[way].decoder, 0.0
+        if way not in warmed:
+            warmed.add(way)
+            length = min(WARM_UP, chosen.get("max_new_tokens", WARM_UP))
+            warming = time_text(writer, prompt, {**chosen, "max_new_tokens": length}).seconds
+        metrics = time_text(writer, prompt, chosen)
+        return Timed(metrics, warming + metrics.seconds)
 
-def _split(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """The prompts to choose on, and those to confirm on, evenly spaced; none of these where there are too few."""
-    if len(prompts) < LEAST_PROMPTS:
-        return prompts, []
-    every = round(1 / HELD_OUT)
-    held = [prompt for index, prompt in enumerate(prompts) if index % every == every - 1]
-    return [prompt for index, prompt in enumerate(prompts) if index % every != every - 1], held
+    def race(phase: str, given: list[list[int]]) -> Race:
+        def measure(way: str, text: int) -> Timed:
+            timed = store.run((phase, text, way), Timed, functools.partial(write, way, given[text % len(given)]))
+            progress(way)
+            return timed
 
+        return Race(measure, len(given))
 
-def _result(
-    arms: Mapping[str, Arm],
-    choosing: Race,
-    confirming: Race,
-    ranked: list[str],
-    rungs: list[Rung],
-    later: list[Rung],
-    *,
-    apart: bool,
-) -> Tuning:
-    warm = temperature_gain(arms, ranked, choosing, confirming)
-    if warm and not warm.pays:
-        kept = best_at_1(arms, ranked)
+    held = long[EVERY - 1 :: EVERY] if len(long) >= LEAST_PROMPTS else []
+    seen = [prompt for place, prompt in enumerate(long) if not held or place % EVERY != EVERY - 1]
+    choosing, confirming = race("choose", seen), race("confirm", held or seen)
+    choosing.spent = spent
+    ranked, rungs, later = list[str](), list[Rung](), list[Rung]()
+    with store.interruptible():
+        ranked, rungs = choosing.halve(list(ways), 60 * minutes * CHOOSING)
+        warm = _warmer(ways, ranked if rungs[-1].complete else [], draft_temperatures, greedy=greedy)
+        if warm:
+            ways |= warm
+            fastest, later = choosing.halve([*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
+            ranked = [*fastest, *(name for name in ranked if name not in fastest)]
+        confirming.spent = choosing.spent
+        if ranked:
+            finalists = dict.fromkeys([PLAIN, ranked[0], _coldest(ways, ranked)])
+            confirming.run([*finalists], max(CONFIRMING, len(held)), 60 * minutes)
+    if not choosing.runs.get(PLAIN):
+        raise KeyboardInterrupt
+    ranked = ranked or choosing.ranked(ways)
+    gain = _temperature_gain(ways, ranked, choosing, confirming)
+    if gain and not gain.pays:
+        kept = _coldest(ways, ranked)
         ranked = [kept, *(name for name in ranked if name != kept)]
-    ways = [_way(arms[name], choosing, name) for name in ranked]
     best = ranked[0] if ranked else None
-    confirmed = bool(best and (gain := confirming.gain(best)) and math.isfinite(gain.margin))
-    judged = confirming if confirmed else choosing
-    metrics, plain = judged.totals(best) if best else (Metrics(), Metrics())
-    costs = arms[best].decoder.costs() if best else None
+    told = confirming.gain(best) if best else None
+    confirmed = told is not None and math.isfinite(told.margin)
+    judged, alone = confirming if confirmed else choosing, len(set(map(tuple, long))) == 1
+    costs = ways[best].decoder.costs() if best else None
+    metrics, plainly = judged.totals(best) if best else (Metrics(), Metrics())
+    tried = [
+        TunedMethod(
+            ways[name].drafter,
+            ways[name].policy,
+            len(choosing.runs[name]),
+            None if doubt(*choosing.totals(name)) else choosing.ratio(name),
+            ways[name].draft_temperature,
+        )
+        for name in ranked
+    ]
     return Tuning(
-        best=ways[0] if ways else None,
-        decoder=arms[best].decoder if best else None,
+        best=tried[0] if tried else None,
+        decoder=ways[best].decoder if best else None,
         costs=costs,
         expected=_expected(choosing.totals(best)[0], costs) if best and costs else 0.0,
         gain=judged.gain(best) if best else None,
-        confirmed=confirmed,
-        apart=apart and confirmed,
+        confirmed=confirmed and not alone,
+        apart=bool(held) and confirmed,
         metrics=metrics,
-        plain=plain,
-        ways=ways,
+        plain=plainly,
+        ways=tried,
         rungs=[*rungs, *later],
-        missing=_missing(arms, choosing, rungs, later, confirmed=confirmed),
-        temperature_gain=warm,
+        missing=_missing(ways, choosing, rungs, later, confirmed=confirmed),
+        left_out=unfit,
+        too_short=len(prompts) - len(long),
+        interrupted=store.interrupted,
+        temperature_gain=gain,
+        one_prompt=alone,
     )
 
 
-def _way(arm: Arm, race: Race, name: str) -> TunedMethod:
-    ratio = None if doubt(*race.totals(name)) else race.ratio(name)
-    return TunedMethod(arm.drafter, arm.policy, len(race.runs[name]), ratio, arm.draft_temperature)
+def _warmer(
+    ways: Mapping[str, _Way], ranked: Sequence[str], draft_temperatures: Sequence[float], *, greedy: bool
+) -> dict[str, _Way]:
+    """The best ways at other draft temperatures, those of the first way first.
+
+    There are none for a lossy verifier, whose texts depend on the drafts, nor of a greedy chain, which is the same
+    at any draft temperature. All other texts, or their distribution, are the target's whatever is drafted.
+    """
+    found = {}
+    for name in ranked[:SURVIVORS]:
+        own = ways[name].decoder
+        if not ((own.verifier and not own.verifier.lossless) or (greedy and isinstance(own.policy, Chain))):
+            for value in draft_temperatures:
+                warm = own.with_defaults(draft_temperature=value).with_costs(own.costs())
+                found[f"{name}, draft temperature {value:g}"] = ways[name]._replace(
+                    draft_temperature=value, decoder=warm
+                )
+    return found
+
+
+def _coldest(ways: Mapping[str, _Way], ranked: Sequence[str]) -> str:
+    """The best way at draft temperature 1."""
+    return next(name for name in ranked if ways[name].draft_temperature == 1)
+
+
+def _temperature_gain(
+    ways: Mapping[str, _Way], ranked: Sequence[str], choosing: Race, confirming: Race
+) -> TemperatureGain | None:
+    """What the best draft temperature other than 1 is worth; None where none was raced."""
+    way = next((name for name in ranked if ways[name].draft_temperature != 1), None)
+    if way is None:
+        return None
+    rival = _coldest(ways, ranked)
+    confirmed = confirming.ratio_to(way, rival)
+    ratio = confirmed or choosing.ratio_to(way, rival)
+    ours, theirs = (f"{ways[name].drafter} with {ways[name].policy}" for name in (way, rival))
+    return ratio and TemperatureGain(ways[way].draft_temperature, ours, theirs, ratio, confirmed is not None)
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
@@ -382,27 +321,21 @@ def _expected(metrics: Metrics, costs: CostCurve) -> float:
 
 
 def _missing(
-    arms: Mapping[str, Arm], choosing: Race, rungs: list[Rung], later: list[Rung], *, confirmed: bool
+    ways: Mapping[str, _Way], choosing: Race, rungs: list[Rung], later: list[Rung], *, confirmed: bool
 ) -> list[str]:
-    warm = [name for name, arm in arms.items() if arm.draft_temperature != 1]
-    cold = [name for name in arms if name not in warm]
+    """What was not measured, a clause each."""
+    warm = [name for name, way in ways.items() if way.draft_temperature != 1]
+    cold = [name for name in ways if name not in warm]
     tried, tried_warm = ([name for name in names if choosing.runs.get(name)] for names in (cold, warm))
+    all_of, all_warm = (f"{len(names)} ways" if len(names) > 1 else "1 way" for names in (cold, warm))
     if not tried:
-        return [f"none of {_ways(len(cold))} was tried"]
-    found = [f"{len(cold) - len(tried)} of {_ways(len(cold))} were not tried"] if len(tried) < len(cold) else []
+        return [f"none of {all_of} was tried"]
+    found = [f"{len(cold) - len(tried)} of {all_of} were not tried"] if len(tried) < len(cold) else []
     if not rungs or not rungs[-1].complete:
         texts = rungs[-1].texts if rungs else FIRST_TEXTS
         found.append(f"the choice rests on fewer than {texts} texts of each")
     if len(tried_warm) < len(warm):
-        found.append(f"{len(warm) - len(tried_warm)} of {_ways(len(warm))} at other draft temperatures were not tried")
+        found.append(f"{len(warm) - len(tried_warm)} of {all_warm} at other draft temperatures were not tried")
     elif later and not later[-1].complete:
         found.append(f"the draft temperature rests on fewer than {later[-1].texts} texts of each")
     return found if confirmed else [*found, "the gain was not confirmed after the choice"]
-
-
-def _ways(count: int) -> str:
-    return f"{count} ways" if count > 1 else "1 way"
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -9,19 +9,20 @@ import typer
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.interfaces.batch import BatchReport, read_jobs, read_records, run_batch, write_texts
+from drafttree.interfaces.batch import BatchReport, is_request, read_jobs, read_records, run_batch, write_texts
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
     MaxBatch,
     Target,
 )
+from drafttree.interfaces.cli.serve import check_extra
 from drafttree.interfaces.console import print_json, progress
 from drafttree.interfaces.ray_workers import import_ray, write_texts_by_ray
 
 SHOWN = 10
 """Lines that failed of which the end of a run tells, at most."""
-NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch", "ray", "workers"}
+NOT_OF_THE_TEXT = {"source", "out", "json_", "device", "max_batch", "ray", "workers", "served_model_name"}
 
 
 @grouped
@@ -34,6 +35,10 @@ def batch(
         Path, typer.Argument(metavar="OUT.jsonl", help="File to write: one record per prompt, in the same order.")
     ],
     target: Target = "embedded",
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Model name that OpenAI batch lines use. Default: the target. May be repeated."),
+    ] = None,
     max_batch: MaxBatch = MAX_BATCH,
     ray: Annotated[bool, typer.Option("--ray", help="Distribute the work over Ray workers.")] = False,
     workers: Annotated[
@@ -48,6 +53,9 @@ def batch(
     A line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, or a JSON string, which is a
     prompt; it may have an "id", and options of `Decoder.generate` that go over those of the command. A line that fails
     becomes a record with an "error", which is told at the end, and the exit code is 1.
+
+    A line may also be one of OpenAI's batches, {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions",
+    "body": {...}}. Its record is OpenAI's too.
     """
     options = writing.to_dict()
     models.check()
@@ -58,15 +66,21 @@ def batch(
     if source.resolve() == out.resolve():
         raise InputError("the texts would go into the file of the prompts; name another file")
     command = sorted((name, str(value)) for name, value in context.params.items() if name not in NOT_OF_THE_TEXT)
+    command += [("served_model_name", str(served_model_name))] if served_model_name else []
     jobs = read_jobs(source, command)
+    if any(map(is_request, jobs)):
+        check_extra()
+        if given := [name for name, value in options.items() if value is not False]:
+            raise ConfigError(f"{given[0]} is given, but requests have their options in their bodies; leave it out")
     records = read_records(out, jobs)
 
-    load = partial(models.load, target)
+    load, names = partial(models.load, target), served_model_name or [target]
     open_jobs = jobs[len(records) :]
     if ray:
-        made = write_texts_by_ray(load, open_jobs, options, max_batch, workers, use_gpus=models.device != "cpu")
+        limits = max_batch, workers
+        made = write_texts_by_ray(load, open_jobs, options, *limits, names=names, use_gpus=models.device != "cpu")
     else:
-        made = write_texts(load(), open_jobs, options, max_batch)
+        made = write_texts(load(), open_jobs, options, max_batch, names)
     try:
         with progress(len(open_jobs)) as advance:
             report = run_batch(made, jobs, out, records, advance)

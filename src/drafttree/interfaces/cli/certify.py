@@ -7,8 +7,6 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompts import read_prompts
-from drafttree.evaluation.run_store import RunStore
 from drafttree.interfaces.cli.option_groups import ShapingOptions, grouped
 from drafttree.interfaces.cli.options import (
     Device,
@@ -29,6 +27,8 @@ from drafttree.interfaces.cli.options import (
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import parse_policies, parse_verifiers
+from drafttree.measure.prompts import read_prompts
+from drafttree.measure.run_store import RunStore
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 

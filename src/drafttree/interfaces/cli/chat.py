@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError, ContextError, DraftTreeError, InputError
-from drafttree.evaluation.prompts import read_text
 from drafttree.interfaces.cli.option_groups import DecoderOptions, ShapingOptions, given_options, grouped
 from drafttree.interfaces.cli.options import (
     DraftTemperature,
@@ -19,6 +18,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.console import make_console
 from drafttree.loading import make_policy
+from drafttree.measure.prompts import read_text
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder

@@ -13,11 +13,11 @@ import typer
 
 import drafttree
 from drafttree.core.errors import DraftTreeError
-from drafttree.evaluation.run_store import NothingFinished
 from drafttree.interfaces.cli import lists
 from drafttree.interfaces.cli.batch import batch
 from drafttree.interfaces.cli.certify import certify
 from drafttree.interfaces.cli.chat import chat
+from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
@@ -26,6 +26,7 @@ from drafttree.interfaces.cli.serve import serve
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
 from drafttree.interfaces.cli.worker import worker
+from drafttree.measure.run_store import NothingFinished
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__base__)
 ELSEWHERE = {
@@ -52,7 +53,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS = (
-    *(demo, generate, chat, batch, serve, worker, lists.drafters, lists.policies, lists.verifiers),
+    *(demo, generate, chat, batch, serve, connect, worker, lists.drafters, lists.policies, lists.verifiers),
     *(lists.inspect, trace, tune, certify),
 )
 for command in COMMANDS:

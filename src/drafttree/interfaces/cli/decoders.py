@@ -9,14 +9,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine.decoder import Decoder
-from drafttree.evaluation.inflation import load_inflated
-from drafttree.evaluation.prompt_encoding import encode_prompts
-from drafttree.evaluation.prompt_form import AS_TEXT, PromptForm
-from drafttree.evaluation.prompt_sets import shipped_prompts
-from drafttree.evaluation.prompts import Example, read_examples
 from drafttree.loading import TunedPolicy, choose_drafter, find_folder, local_folder, zoo
 from drafttree.loading.drafters import OWN_LAYERS, Choice
 from drafttree.loading.load import load
+from drafttree.measure.inflation import load_inflated
+from drafttree.measure.prompt_encoding import encode_prompts
+from drafttree.measure.prompt_form import AS_TEXT, PromptForm
+from drafttree.measure.prompt_sets import shipped_prompts
+from drafttree.measure.prompts import Example, read_examples
 from drafttree.policies import Chain
 from drafttree.verifiers import Verifier
 

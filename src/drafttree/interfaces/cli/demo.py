@@ -8,8 +8,6 @@ from rich.text import Text
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompts import read_prompt
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     AsJson,
     Device,
@@ -25,6 +23,8 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.console import make_console, print_json, working
 from drafttree.loading import make_policy
+from drafttree.measure.prompts import read_prompt
+from drafttree.measure.shapes import find_shape
 
 OPENING = '"Good morning," said the old man, and sat down by the fire. "I am glad to see you," said the boy.'
 POLICY = "talon:budget=12,width=3"

@@ -9,7 +9,6 @@ from rich.text import Text
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError
 from drafttree.evaluation.curve_file import read_cost_curves
-from drafttree.evaluation.prompts import read_prompt
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -23,6 +22,7 @@ from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import make_console, print_json, working
 from drafttree.loading import find_policy, find_verifier
 from drafttree.loading.specs import default_policy, policy_spec
+from drafttree.measure.prompts import read_prompt
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder, Prompt

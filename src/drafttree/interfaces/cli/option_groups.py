@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.shapes import find_shape
 from drafttree.interfaces.cli.options import (
     Device,
     Drafter,
@@ -29,6 +29,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.loading import TunedPolicy, find_policy, find_verifier
 from drafttree.loading.specs import default_policy
+from drafttree.measure.shapes import find_shape
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
@@ -113,6 +114,18 @@ class DecoderOptions:
             target, self.drafter, find_policy(self.policy), find_verifier(self.verifier), **form, **others
         )
 
+    def load_served(self, target: str, max_model_len: int | None) -> "Decoder":
+        """The decoder of a target that takes texts of a length; what memory a limit saves is told."""
+        decoder = self.load(target, max_model_len=max_model_len)
+        if max_model_len is not None:
+            from drafttree.engine.memory import row_nbytes
+
+            row, own = row_nbytes(decoder.target) / 1e6, getattr(decoder.target, "own_context", None)
+            saved = f" instead of {row * own:.1f} MB for {own} tokens, the model's own context" if own else ""
+            told = f"{max_model_len} tokens of a text take {row * max_model_len:.1f} MB of the KV cache{saved}"
+            print(f"drafttree: {told}", file=sys.stderr, flush=True)
+        return decoder
+
     def load_inflated(self, target: str, shape: str) -> "Decoder":
         """The decoder of a target that is inflated to the cost of a shape.
 
@@ -127,7 +140,7 @@ class DecoderOptions:
         if isinstance(policy, TunedPolicy):
             raise ConfigError(f"--policy {self.policy} was tuned for the target as it is; leave out --inflate")
 
-        from drafttree.evaluation.inflation import load_inflated
+        from drafttree.measure.inflation import load_inflated
 
         kinds = self.quantize, self.quantize_drafter
         decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *kinds)

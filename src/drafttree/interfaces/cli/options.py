@@ -9,9 +9,9 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
-from drafttree.evaluation.prompts import read_text
-from drafttree.evaluation.shapes import SHAPES
 from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.measure.prompts import read_text
+from drafttree.measure.shapes import SHAPES
 from drafttree.verifiers import VERIFIERS
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ PrefixTokens = Annotated[
     int | None,
     typer.Option(
         min=0, help="Number of tokens kept for reuse by prompts with the same prefix. Default: what fits; 0 disables."
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Maximum number of tokens of prompt and text together. Limits the memory of a text. Default: the model's "
+        "context.",
     ),
 ]
 MaxTokenGap = Annotated[

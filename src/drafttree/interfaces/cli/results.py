@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.run_store import RunStore
 from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import print_json
+from drafttree.measure.run_store import RunStore
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
 LEFT = 3
 """The exit code of a command whose minutes were over before all was run."""
-NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "export", "minutes"}
+NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "minutes"}
 """Options that do not change what a run gives."""
 
 

@@ -1,8 +1,11 @@
 """`drafttree serve`: an OpenAI-compatible server."""
 
+import logging
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +13,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, MaxTokenGap, PrefixTokens
+from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
@@ -28,6 +31,7 @@ def serve(
     timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Maximum seconds per request, waiting included. Default: no limit.")
     ] = None,
+    max_model_len: MaxModelLen = None,
     prefix_tokens: PrefixTokens = None,
     max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
     tool_parser: Annotated[
@@ -41,10 +45,21 @@ def serve(
     host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             envvar="DRAFTTREE_API_KEY",
-            help="Key that requests to /v1 must carry. Prefer DRAFTTREE_API_KEY: other users can see arguments.",
+            help="Key that requests to /v1 must carry. May be repeated. Prefer DRAFTTREE_API_KEY or --api-key-file: "
+            "other users can see arguments.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with such keys, one per line. Lines that begin with # are skipped.")
+    ] = None,
+    share_prefixes: Annotated[
+        bool | None,
+        typer.Option(
+            help="Share the KV rows of common prefixes among requests without key and cache_salt. "
+            "Default: on a loopback address only."
         ),
     ] = None,
     cors: Annotated[
@@ -54,6 +69,12 @@ def serve(
         list[str] | None,
         typer.Option(help='Host name that requests may use besides --host and localhost, or "*". May be repeated.'),
     ] = None,
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(help='Address or network of a proxy whose X-Forwarded-For counts, or "*". May be repeated.'),
+    ] = None,
+    keep_alive: Annotated[int, typer.Option(min=0, help="Seconds that a connection without a request is kept.")] = 5,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for each request.")] = False,
     grace: Annotated[
         float, typer.Option(min=0, max=86400, help="Maximum seconds from SIGTERM to the end of all texts.")
     ] = 10,
@@ -68,9 +89,13 @@ def serve(
     once.
     """
     check_extra()
-    _check_key(api_key)
+    keys = [*(api_key or ()), *(_keys_of(api_key_file) if api_key_file else ())]
+    for key in keys:
+        _check_key(key)
+    shares = host in LOCAL if share_prefixes is None else share_prefixes
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
+    _check_proxies(trusted_proxies or ())
     models.check()
 
     from drafttree.interfaces.server.access import own_names
@@ -83,11 +108,15 @@ def serve(
     settings = ServerSettings(
         model_name=names[0],
         other_names=tuple(names[1:]),
-        api_key=api_key,
+        api_keys=tuple(keys),
+        shares_prefixes=shares,
         cors=tuple(cors or ()),
         max_batch=max_batch,
         max_queue=max_queue,
         timeout=timeout,
+        trusted_proxies=tuple(trusted_proxies or ()),
+        keep_alive=keep_alive,
+        access_log=access_log,
         grace=grace,
         allowed_hosts=(*own_names(host), *map(str.lower, allowed_hosts or ())),
         prefix_tokens=prefix_tokens,
@@ -95,11 +124,17 @@ def serve(
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
     )
+    if access_log:
+        lines = logging.StreamHandler(sys.stdout)
+        lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log = logging.getLogger("drafttree.access")
+        log.handlers, log.propagate = [lines], False
+        log.setLevel(logging.INFO)
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
 
-        decoder = models.load(model)
-        if host not in LOCAL and api_key is None:
+        decoder = models.load_served(model, max_model_len)
+        if host not in LOCAL and not keys:
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)
 
@@ -114,14 +149,29 @@ def check_extra() -> None:
         raise ConfigError(f'serving needs {missing.replace("_", "-")}; pip install "drafttree[serve]"')
 
 
-def _check_key(key: str | None) -> None:
+def _keys_of(file: Path) -> list[str]:
+    """The keys in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or has none.
+    """
+    try:
+        lines = map(str.strip, file.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {str(file)!r} cannot be read: {error}") from None
+    if not (keys := [line for line in lines if line and not line.startswith("#")]):
+        raise ConfigError(f"--api-key-file {str(file)!r} has no key; write one per line")
+    return keys
+
+
+def _check_key(key: str) -> None:
     """Refuse a key that no request could carry.
 
     Raises:
         ConfigError: says why.
     """
-    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError("--api-key is empty or has other than printable ASCII characters; give another one")
+    if not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError("--api-key: a key is empty or has other than printable ASCII characters; give another one")
 
 
 def _check_origins(origins: Iterable[str]) -> None:
@@ -146,6 +196,20 @@ def _check_hosts(hosts: Iterable[str]) -> None:
 
     for wrong in (host for host in hosts if name_of(host) != host.lower()):
         raise ConfigError(f"--allowed-hosts {wrong!r} is not a host name; give one such as api.example.com, or '*'")
+
+
+def _check_proxies(proxies: Iterable[str]) -> None:
+    """Refuse what is the address of no proxy.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for proxy in proxies:
+        try:
+            ip_network(proxy if proxy != "*" else "0.0.0.0")
+        except ValueError:
+            message = f"--trusted-proxies {proxy!r} is no address; give one such as 10.0.0.7 or 10.0.0.0/8, or '*'"
+            raise ConfigError(message) from None
 
 
 def _tell(what: str) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.evaluation.prompts import read_prompt
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -16,6 +15,7 @@ from drafttree.interfaces.cli.options import (
 )
 from drafttree.interfaces.cli.results import INTERRUPTED
 from drafttree.interfaces.console import progress
+from drafttree.measure.prompts import read_prompt
 
 if TYPE_CHECKING:
     from drafttree.evaluation.trace import Trace, Tracer

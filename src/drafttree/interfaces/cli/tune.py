@@ -46,9 +46,6 @@ def tune(
     device: Device = "auto",
     out: Out = None,
     save: Annotated[Path | None, typer.Option(help="Save the recommendation as a .json file for --policy.")] = None,
-    export: Annotated[
-        str | None, typer.Option(help="Also print similar flags for another engine: sglang, vllm or tensorrt-llm.")
-    ] = None,
     json_: AsJson = False,
 ) -> None:
     """Find the fastest drafter and policy for your prompts.
@@ -66,8 +63,6 @@ def tune(
     from drafttree.interfaces.tuning_display import show_tuning
     from drafttree.loading import choose_drafter
 
-    if export:
-        tuning.check_engine(export)
     names = [choose_drafter(target).name if name == "auto" else name for name in drafters or ["auto"]]
     decoder = load_named(target, "none", verifier=found_verifier, dtype=dtype, device=device)
     found, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
@@ -82,10 +77,9 @@ def tune(
     if saved:
         tuning.tuned_policy(result, decoder, target, verifier).write(saved)
     lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if result.recommends else []
-    flags = tuning.engine_flags(export, result) if export and result.recommends else None
     command = tuning.command_options(result, saved, verifier) if result.recommends else ""
-    summary = result.summary() | {"python": lines, "command": command, "export": flags and vars(flags)}
-    results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out, flags))
+    summary = result.summary() | {"python": lines, "command": command}
+    results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out))
     if not (result.recommends or result.one_prompt):
         raise typer.Exit(LEFT)
 

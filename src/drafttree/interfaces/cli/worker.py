@@ -11,7 +11,7 @@ import typer
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
-from drafttree.interfaces.cli.options import MaxBatch, MaxTokenGap, PrefixTokens
+from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
 
 
 class Discovery(StrEnum):
@@ -35,6 +35,7 @@ def worker(
     max_kv_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens in all KV caches. Default: half of the memory.")
     ] = None,
+    max_model_len: MaxModelLen = None,
     prefix_tokens: PrefixTokens = None,
     max_token_gap: MaxTokenGap = MAX_TOKEN_GAP,
 ) -> None:
@@ -50,7 +51,7 @@ def worker(
 
     _check_extra()
     name = served_model_name or model
-    limits = max_batch, max_kv_tokens, prefix_tokens, max_token_gap
+    limits = max_batch, max_kv_tokens, prefix_tokens, max_token_gap, max_model_len
     settings = FleetSettings(model, name, discovery.value, namespace, *limits)
     serves = partial(_serve, model, models, settings)
     if discovery is not Discovery.FILE:
@@ -68,4 +69,4 @@ def _check_extra() -> None:
 def _serve(target: str, models: DecoderOptions, settings: Any, registered: Callable[[int], None]) -> None:
     from drafttree.interfaces.dynamo.serving import serve
 
-    serve(models.load(target), settings, registered)
+    serve(models.load_served(target, settings.max_model_len), settings, registered)

@@ -19,6 +19,7 @@ class FleetSettings:
         max_kv_tokens: rows of all KV caches, None for what fits.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
+        max_model_len: as for `drafttree.load`.
     """
 
     model: str
@@ -29,6 +30,7 @@ class FleetSettings:
     max_kv_tokens: int | None
     prefix_tokens: int | None = None
     max_token_gap: float = MAX_TOKEN_GAP
+    max_model_len: int | None = None
 
     @property
     def files(self) -> str:

@@ -1,4 +1,4 @@
-"""Who may call the server: by which names, with which key, and with how large a body."""
+"""Who may call the server: by which names, and with which key."""
 
 import hmac
 import re
@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from hashlib import sha256
 from ipaddress import ip_address
 
-from fastapi import HTTPException
 from fastapi.security.utils import get_authorization_scheme_param
-from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from drafttree.interfaces.server.errors import ServerError
 
@@ -71,21 +70,34 @@ def _is_address(name: str) -> bool:
 
 PROTECTED = ("/v1", "/tokenize", "/detokenize")
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
-DISCARDED = 16 << 20
-"""Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
 
 
-class ApiKey(AuthenticationBackend):
-    """Lets in who has the key.
+class Client(BaseUser):
+    """Who has a key.
 
-    Args:
-        key: the key that requests must carry.
+    Attributes:
+        identity: the digest of the key.
     """
 
-    def __init__(self, key: str) -> None:
-        self._digest = _digest(key)
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
 
-    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
+    @property
+    def identity(self) -> str:
+        return self._digest.hex()
+
+
+class ApiKeys(AuthenticationBackend):
+    """Lets in who has one of the keys.
+
+    Args:
+        keys: the keys, of which requests must carry one.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [*map(_digest, keys)]
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, Client] | None:
         """Check the key of a request, in a time that does not depend on how much of it is right.
 
         Raises:
@@ -101,9 +113,10 @@ class ApiKey(AuthenticationBackend):
             raise AuthenticationError(
                 "there is no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
             )
-        if not hmac.compare_digest(_digest(given), self._digest):
+        found = _digest(given)
+        if not sum(hmac.compare_digest(found, each) for each in self._digests):
             raise AuthenticationError("the API key is wrong")
-        return AuthCredentials(), SimpleUser("client")
+        return AuthCredentials(), Client(found)
 
 
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:
@@ -112,52 +125,6 @@ def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:
     return ServerError(401, str(error), code="invalid_api_key", headers=headers).response_to(conn.url.path)
 
 
-class BodyLimit:
-    """Answers 413 to a body that says it is too large, or that turns out to be while it is read.
-
-    Args:
-        app: the application behind it.
-        most: the largest body that is let through, in bytes.
-    """
-
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        message = f"the body has more than {self._most} bytes, which is the limit"
-        if int(Headers(scope=scope).get("content-length", 0)) > self._most:
-            await _discard(receive)
-            error = ServerError(413, message, code="body_too_large", headers={"Connection": "close"})
-            await error.response_to(scope["path"])(scope, receive, send)
-            return
-        size = 0
-
-        async def limited() -> Message:
-            nonlocal size
-            part = await receive()
-            size += len(part.get("body", b""))
-            if size > self._most:
-                if part.get("more_body", False):
-                    await _discard(receive)
-                raise HTTPException(413, message, {"Connection": "close"})
-            return part
-
-        await self._app(scope, limited, send)
-
-
 def _digest(key: str) -> bytes:
     """A digest, whose length does not tell the key's."""
     return sha256(key.encode(errors="surrogateescape")).digest()
-
-
-async def _discard(receive: Receive) -> None:
-    """Read the rest of a body, or as much of it as one may wait for."""
-    size = 0
-    while size < DISCARDED:
-        part = await receive()
-        size += len(part.get("body", b""))
-        if not part.get("more_body", False):
-            return

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -22,16 +22,17 @@ class OpenRequest:
     """A request of a client from its arrival on.
 
     Args:
-        client: the address of who has sent it.
+        key: the API key of who has sent it, as `ApiKeys` names it; None where none is asked for.
         seconds: the time it has; None for no end.
 
     Attributes:
         ends: what is to be done when it has been answered.
+        reading: the same when nothing of it is to be read any more.
     """
 
-    def __init__(self, client: str, seconds: float | None) -> None:
-        self.client, self.seconds = client, seconds
-        self.ends = ExitStack()
+    def __init__(self, key: str | None, seconds: float | None) -> None:
+        self.key, self.seconds = key, seconds
+        self.ends, self.reading = ExitStack(), ExitStack()
         self._arrived = time.monotonic()
 
     @property
@@ -44,7 +45,7 @@ class OpenRequest:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Make this the request that is being answered."""
-        with self.ends:
+        with self.ends, self.reading:
             token = _current.set(self)
             try:
                 yield
@@ -71,12 +72,22 @@ class Admission:
         metrics: are told of every text.
         max_texts: the number of texts that may run or wait.
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
+        shares_prefixes: whether texts without key and salt share their prefixes.
 
     Attributes:
         draining: whether no more texts are let in.
     """
 
-    def __init__(self, engine: Engine, metrics: ServerMetrics, max_texts: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: ServerMetrics,
+        max_texts: int,
+        timeout: float | None = None,
+        *,
+        shares_prefixes: bool = True,
+    ) -> None:
+        self._shares_prefixes = shares_prefixes
         self._engine, self._metrics, self._max_texts, self._timeout = engine, metrics, max_texts, timeout
         self._handles: set[Handle] = set()
         self._preparing: set[asyncio.Timeout] = set()
@@ -95,9 +106,9 @@ class Admission:
         return bool(self._answering or self.open)
 
     @contextmanager
-    def request(self, client: str = "") -> Iterator[None]:
-        """A request of the client at an address: texts that are submitted inside of it end with it."""
-        with OpenRequest(client, self._timeout).answering():
+    def request(self, key: str | None = None) -> Iterator[None]:
+        """A request of who has a key: texts that are submitted inside of it end with it."""
+        with OpenRequest(key, self._timeout).answering():
             yield
 
     @asynccontextmanager
@@ -108,6 +119,8 @@ class Admission:
             ServerError: as for `submit`, also where the server shuts down meanwhile.
         """
         self.check()
+        if request := open_request():
+            request.reading.close()
         preparing = asyncio.timeout(None)
         self._preparing.add(preparing)
         try:
@@ -125,11 +138,21 @@ class Admission:
             if not preparing.expired():  # else it is ending already, which may take longer than until the next call
                 preparing.reschedule(0)
 
-    async def submit(self, prompt: Prompt, *, to: Callable[..., Handle] | None = None, **options: Any) -> Handle:
+    async def submit(
+        self,
+        prompt: Prompt,
+        *,
+        group: Hashable | None = None,
+        cache_salt: str | None = None,
+        to: Callable[..., Handle] | None = None,
+        **options: Any,
+    ) -> Handle:
         """Submit a text; reading its prompt holds up nobody.
 
         Args:
             prompt: text, token ids or messages, as `Engine.submit` takes them.
+            group: as for `Engine.submit`.
+            cache_salt: the request's own; prefixes are shared among texts of one key and salt, or within the group.
             to: the `Engine.submit` of an engine that takes the text in place of the server's.
             **options: the options of `Engine.submit`.
 
@@ -140,7 +163,12 @@ class Admission:
         self.check()
         begun = time.perf_counter()
         self._submitting += 1
-        submit = partial(to or self._engine.submit, prompt, max_unread=MAX_UNREAD, **options)
+        request, group = open_request(), object() if group is None else group
+        owner = (request and request.key, cache_salt)
+        salt = owner if self._shares_prefixes or any(owner) else group
+        submit = partial(
+            to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
+        )
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         submitting.add_done_callback(self._count)
         try:
@@ -219,7 +247,8 @@ class ClientPresence:
             await self._app(scope, receive, send)
             return
         client = _Client(receive, send)
-        with self._admission.request((scope.get("client") or ("",))[0]):
+        user = scope.get("user")  # starlette's, where keys are asked for
+        with self._admission.request(user and user.identity):
             answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
             leaving = asyncio.ensure_future(client.leaves())
             try:

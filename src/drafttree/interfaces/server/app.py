@@ -12,12 +12,14 @@ from starlette.middleware.cors import CORSMiddleware
 import drafttree
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server import chat, completions, service
-from drafttree.interfaces.server.access import AllowedHosts, ApiKey, BodyLimit, refuse
+from drafttree.interfaces.server.access import AllowedHosts, ApiKeys, refuse
 from drafttree.interfaces.server.admission import ClientPresence
 from drafttree.interfaces.server.anthropic import reply as anthropic
+from drafttree.interfaces.server.body_limits import BodyLimit
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.playground import routes as playground
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
+from drafttree.interfaces.server.request_log import RequestLog
 from drafttree.interfaces.server.responses import reply as responses
 from drafttree.interfaces.server.serving import ServerSettings, ServingContext
 
@@ -56,11 +58,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _middleware(serving: ServingContext) -> list[Middleware]:
     """What every request passes, the outermost first."""
     settings = serving.settings
-    found = [Middleware(AllowedHosts, hosts=settings.allowed_hosts)]
+    found = [
+        Middleware(RequestLog, lines=settings.access_log),
+        Middleware(AllowedHosts, hosts=settings.allowed_hosts),
+    ]
     if settings.cors:
         allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         found.append(Middleware(CORSMiddleware, **allowed))
-    if settings.api_key is not None:
-        found.append(Middleware(AuthenticationMiddleware, backend=ApiKey(settings.api_key), on_error=refuse))
-    found.append(Middleware(BodyLimit, most=settings.max_body_bytes))
+    if settings.api_keys:
+        found.append(Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse))
+    context = serving.decoder.target.context
+    found.append(Middleware(BodyLimit, context=context, most_bytes=settings.max_body_bytes))
     return [*found, Middleware(ClientPresence, admission=serving.admission)]

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 
 from drafttree.engine.chat import turn_end
 from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, TokenNames
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
@@ -20,7 +21,7 @@ from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
 logger = logging.getLogger("drafttree")
-router = APIRouter(prefix="/v1/chat", tags=["chat"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1/chat", tags=["chat"])
 
 
 class ChatCompletion(Described):
@@ -28,7 +29,7 @@ class ChatCompletion(Described):
 
 
 @router.post("/completions", response_model=ChatCompletion, responses=STREAMED)
-async def answer(request: ChatRequest, serving: Serving) -> Response:
+async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     texts = await begin_answers(request, serving)
     choices = [ChatChoice(index, each) for index, each in enumerate(texts.answers)]
@@ -48,7 +49,7 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
         _warn_of(request.left_out)
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
-    texts = await Texts.submit(serving, [prompt], [options], seeds(request))
+    texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
     return texts
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.fields import fields_of, mistake
 from drafttree.interfaces.server.grammar import outputs_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
@@ -17,7 +18,7 @@ from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTex
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
-router = APIRouter(prefix="/v1/completions", tags=["completions"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1/completions", tags=["completions"])
 
 
 MAX_PROMPTS = 256
@@ -91,13 +92,13 @@ class Completion(Described):
 
 
 @router.post("", response_model=Completion, responses=STREAMED)
-async def complete(request: CompletionRequest, serving: Serving) -> Response:
+async def complete(request: Body[CompletionRequest], serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
     serving.check_model(request.model)
     serving.admission.check()
     prompts, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
-    texts = await Texts.submit(serving, prompts, options, seeds(request), wanted=request.limit > 0)
+    texts = await Texts.submit(serving, prompts, options, seeds(request), request.cache_salt, wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
     choices = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))

@@ -1,10 +1,8 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
-import json
 import logging
-import sys
-import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -17,9 +15,11 @@ from drafttree.constraints.refusals import NO_THREADS
 from drafttree.core.errors import ContextError, DraftTreeError, EngineClosedError
 
 logger = logging.getLogger("drafttree")
+request_id: ContextVar[str] = ContextVar("request_id", default="none")
+"""The id of the request that is being answered."""
 
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
-STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
@@ -56,9 +56,9 @@ class AnthropicErrorReply(BaseModel):
     request_id: str
 
 
-def new_request_id() -> str:
-    """An id as Anthropic's replies have it in their header `request-id`."""
-    return f"req_{uuid.uuid4().hex}"
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's routes."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
 class ServerError(Exception):
@@ -91,22 +91,19 @@ class ServerError(Exception):
         message, param = _as_text(self.message), self.param and _as_text(self.param)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
-    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
         kind = "api_error" if error["type"] == SERVER_ERROR else error["type"]
         found = {"type": kind, "message": error["message"]}
         if self.code == NO_THREADS:
             found["details"] = {"error_code": NO_THREADS}
-        return {"type": "error", "error": found, "request_id": request_id}
+        return {"type": "error", "error": found, "request_id": request_id.get()}
 
     def response_to(self, path: str) -> JSONResponse:
         """The reply to a request of a path, with its status and headers."""
-        if path != ANTHROPIC and not path.startswith(f"{ANTHROPIC}/"):
-            return JSONResponse(self.body, self.status, self.headers)
-        request_id = new_request_id()
-        headers = {**(self.headers or {}), "request-id": request_id}
-        return JSONResponse(self.anthropic_body(request_id), self.status, headers)
+        return JSONResponse(self.anthropic_body if is_anthropic(path) else self.body, self.status, self.headers)
 
 
 def _as_text(quoted: str) -> str:
@@ -125,7 +122,7 @@ def as_server_error(error: Exception) -> ServerError:
             return ServerError(400, str(error), code="context_length_exceeded")
         case DraftTreeError():
             return ServerError(400, str(error), code="invalid_value")
-    logger.error("a request failed", exc_info=error)
+    logger.error("the request %s failed", request_id.get(), exc_info=error)
     return ServerError(500, "the server failed to answer this request; its log says why", code="internal_error")
 
 
@@ -141,45 +138,24 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def answer_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return (await _of_http(error, request)).response_to(request.url.path)
+        return _of_http(error, request).response_to(request.url.path)
 
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
-    for kind in (ServerError, DraftTreeError, Exception):
+    for kind in (ServerError, DraftTreeError):  # what else is raised, `RequestLog` answers
         app.add_exception_handler(kind, answer)
 
 
-async def _of_http(error: HTTPException, request: Request) -> ServerError:
-    """An error of the framework's; it says little of why it could not read a body."""
+def _of_http(error: HTTPException, request: Request) -> ServerError:
+    """An error of the framework's, which hides what is wrong with a body."""
     match error.__cause__:
-        case UnicodeDecodeError():
-            return ServerError(400, "the body is not UTF-8 text", code="invalid_utf8")
-        case RecursionError():
-            return ServerError(400, "the body is nested too deeply", code="invalid_json")
-        case ValueError():
-            place = ".".join(map(str, _place_of_long_integer(await request.body())))
-            what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-            return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code="int_parsing_size")
+        case ServerError() as wrong:
+            return wrong
+        case RequestValidationError() as wrong:
+            return _of_validation(wrong)
     message = f"{error.detail}: {request.method} {request.url.path}"
     code = STATUS_CODES.get(error.status_code)
     return ServerError(error.status_code, message, code=code, headers=error.headers)
-
-
-def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
-    """The steps to an integer that Python's parser refuses; none where what comes behind it is no JSON."""
-    most, long = sys.get_int_max_str_digits(), object()
-    try:
-        found = json.loads(body, parse_int=lambda digits: long if len(digits.lstrip("-")) > most else 0)
-    except (ValueError, RecursionError):
-        return ()
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), found)]
-    while waiting:
-        place, part = waiting.pop()
-        if part is long:
-            return place
-        steps = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-        waiting += [((*place, step), value) for step, value in steps]
-    return ()
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:

@@ -3,6 +3,7 @@
 The fields that change no text and those that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +16,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     WithJsonSchema,
     create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
 from drafttree.constraints.json_schema import drop_nulls
 from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
@@ -28,12 +30,39 @@ from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
 SURROGATE = re.compile("[\ud800-\udfff]")
 THOUGHT = "thought"
 """Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
+FAIL_FAST = ["list", "dict"] if "fail_fast" in inspect.signature(core_schema.dict_schema).parameters else ["list"]
+"""What pydantic can check up to its first mistake; objects since 2.13."""
 
 
 class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Let the check of a list or an object end at its first mistake, since no other one is told."""
+        schema = handler(source)
+        waiting: list[Any] = [schema]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, dict):
+                if part.get("type") in FAIL_FAST:
+                    part["fail_fast"] = True
+                waiting += part.values()
+            elif isinstance(part, list | tuple):
+                waiting += part
+        return schema
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_unknown_fields(cls, part: Any) -> Any:
+        """Leave out what is behind the first unknown field: there may be 100,000 of them, and one is told."""
+        if not isinstance(part, dict) or len(part) <= 2 * len(cls.model_fields):
+            return part
+        known = {name for field, info in cls.model_fields.items() for name in (field, info.alias)}
+        unknown = next(name for name in part if name not in known)
+        return {name: value for name, value in part.items() if name in known or name == unknown}
 
     @model_validator(mode="before")
     @classmethod

@@ -15,6 +15,8 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, Literal
 
+from prometheus_client import Histogram
+
 from drafttree.constraints import grammar
 from drafttree.constraints.grammar import Grammar
 from drafttree.core.errors import ConfigError
@@ -78,10 +80,11 @@ class Grammars:
 
     Args:
         decoder: the decoder of the served model.
+        times: is told how many seconds each request waits for its grammar.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, times: Histogram) -> None:
+        self._decoder, self._times = decoder, times
         self._wanted: PriorityQueue[tuple[int, int, Future[Made], WantedGrammar, tuple[int, ...]]] = PriorityQueue()
         self._order = count()
         self._make = lru_cache(maxsize=64)(self._make_first)
@@ -109,8 +112,9 @@ class Grammars:
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
             async with asyncio.timeout(request.seconds_left if request else None):
-                made, enforced = await asyncio.wrap_future(making)
-                return {**options, "grammar": made}, enforced
+                with self._times.time():
+                    made, enforced = await asyncio.wrap_future(making)
+                    return {**options, "grammar": made}, enforced
         except TimeoutError:
             message = f"the time of this request (--timeout) was over before {wanted.field} was read; try again later"
             raise ServerError(503, message, code="timeout", headers={"Retry-After": "1"}) from None

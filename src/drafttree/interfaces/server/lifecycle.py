@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -20,11 +21,8 @@ from drafttree.interfaces.server.serving import ServingContext
 
 LONG = 10.0
 """Seconds from which on a grace is long; in a shorter one the next three times are shorter in proportion."""
-ENDING, LEAVING = 5.0, 4.0
-"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more.
-
-Python itself takes 1.3 s to end behind torch and transformers, and three times as long on a machine that is busy.
-"""
+ENDING, LEAVING = 2.0, 1.0
+"""Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more."""
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
 AHEAD = 16 << 10
@@ -103,7 +101,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> None:
-    """Serve an application of `create_app` until a signal ends it.
+    """Serve an application of `create_app` until a signal ends it, and then end the process.
 
     Args:
         app: the application.
@@ -121,22 +119,31 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         raise _unavailable(host, port, error) from None
     model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
+    if not serving.settings.api_keys:
+        shared = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
+        tell(f"common prefixes of prompts are shared among {shared}")
     with frozen_heap():
         make_server(app, tell).run(sockets=[listener])
+    sys.stdout.flush()
+    os._exit(0)  # by itself Python takes seconds to end behind torch, where a machine is busy, of which texts have none
 
 
 def make_server(app: FastAPI, tell: Callable[[str], None]) -> DrainingServer:
     """The server of an application; arguments as for `run`."""
+    serving: ServingContext = app.state.serving
+    settings = serving.settings
     config = uvicorn.Config(
         app,
         http=Connection,
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=[*settings.trusted_proxies],
+        timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=STUCK,
     )
-    serving: ServingContext = app.state.serving
-    return DrainingServer(config, serving.admission, serving.settings.grace, tell)
+    return DrainingServer(config, serving.admission, settings.grace, tell)
 
 
 def address(host: str, port: int) -> str:

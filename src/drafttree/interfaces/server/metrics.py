@@ -52,6 +52,7 @@ class ServerMetrics:
 
     Attributes:
         registry: holds all metrics, for `generate_latest`.
+        grammar: the times that requests wait for their grammar.
     """
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -63,6 +64,8 @@ class ServerMetrics:
         self._next_token = self._seconds(
             "inter_token_latency_seconds", "From token to token, those of a round being even.", NEXT_TOKEN
         )
+        self._queue = self._seconds("request_queue_time_seconds", "Until a text's prompt is read.", FIRST_TOKEN)
+        self.grammar = self._seconds("grammar_compilation_time_seconds", "Until a grammar is made.", FIRST_TOKEN)
         self._whole_text = self._seconds("e2e_request_latency_seconds", "Until the end of a text.", WHOLE_TEXT)
         labels = ("model_name", "finished_reason")
         self._ended = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
@@ -76,11 +79,13 @@ class ServerMetrics:
         """
         handle.listen(_Watch(self, handle, begun).look)
 
-    def see_round(self, tokens: int, seconds: float, *, first: bool) -> None:
-        """Count the tokens that a round has added after so many seconds."""
-        if first:
-            self._first_token.observe(seconds)
-            return
+    def see_first(self, seconds: float, queued: float) -> None:
+        """Note when a text has begun, and how long it waited before."""
+        self._first_token.observe(seconds)
+        self._queue.observe(queued)
+
+    def see_round(self, tokens: int, seconds: float) -> None:
+        """Count the tokens that a later round has added after so many seconds."""
         for _ in range(tokens):
             self._next_token.observe(seconds / tokens)
 
@@ -158,7 +163,10 @@ class _Watch:
         """Note what is new."""
         now, rounds = time.perf_counter(), self._handle.metrics.rounds
         for turn in rounds[self._seen :]:
-            self._metrics.see_round(turn.committed, now - self._last, first=not self._seen)
+            if self._seen:
+                self._metrics.see_round(turn.committed, now - self._last)
+            else:
+                self._metrics.see_first(now - self._last, self._handle.metrics.queue_seconds)
             self._seen, self._last = self._seen + 1, now
         if self._handle.done and not self._ended:
             self._ended = True

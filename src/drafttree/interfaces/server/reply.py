@@ -4,6 +4,7 @@ Each API has a writer, which makes the whole reply and the events of its stream 
 OpenAI's and Anthropic's packages for Python read, whose types judge them in the tests.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
@@ -40,6 +41,7 @@ class Described(BaseModel):
     lossless: bool
     lossy: str | None = None
     quantization: str | None = None
+    timings: dict[str, float]
 
 
 class Writer(Protocol):
@@ -104,6 +106,7 @@ class Completions:
         self, request: SeveralTexts, serving: ServingContext, texts: Texts, choices: Sequence[Choice], *, chat: bool
     ) -> None:
         self._texts, self._choices, self._options = texts, choices, request.stream_options or StreamOptions()
+        self._running = len(choices)
         self._kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -117,11 +120,12 @@ class Completions:
         return (self._chunk(begun) for choice in self._choices for begun in choice.begin())
 
     def add(self, place: int, piece: Piece) -> Iterable[Json]:
+        self._running -= piece.finish_reason is not None
         return map(self._chunk, self._choices[place].add(piece))
 
     def end(self) -> Iterable[Json]:
         if self._options.include_usage:
-            yield {**self._head, "object": self._kinds[1], "choices": [], "usage": self._texts.usage.openai}
+            yield {**self._head, "object": self._kinds[1], "choices": [], **self._costs}
 
     def fail(self, error: ServerError) -> Json:
         return error.body
@@ -129,13 +133,19 @@ class Completions:
     @property
     def whole(self) -> Json:
         choices = [choice.whole for choice in self._choices]
-        return {**self._head, "object": self._kinds[0], "choices": choices, "usage": self._texts.usage.openai}
+        return {**self._head, "object": self._kinds[0], "choices": choices, **self._costs}
+
+    @property
+    def _costs(self) -> Json:
+        return {"usage": self._texts.usage.openai, "timings": self._texts.timings}
 
     def _chunk(self, choice: Json) -> Json:
-        usage: Json = {"usage": None} if self._options.include_usage else {}
+        costs: Json = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage_stats:
-            usage = {"usage": self._texts.usage.openai}
-        return {**self._head, "object": self._kinds[1], "choices": [choice], **usage}
+            costs = {"usage": self._texts.usage.openai}
+        if choice["finish_reason"] and not self._running and not self._options.include_usage:  # else one more follows
+            costs |= {"timings": self._texts.timings}
+        return {**self._head, "object": self._kinds[1], "choices": [choice], **costs}
 
 
 async def reply(
@@ -143,8 +153,9 @@ async def reply(
 ) -> Response:
     """The response to a request, which may want a stream; a header names the fields that have no effect."""
     reads_thoughts = serving.dialect.thought_name is not None
-    names = ", ".join(sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
-    told = [f"without effect: {names}"] * bool(names) + ["not enforced: schemas of tools"] * (not texts.enforced)
+    idle = await asyncio.to_thread(lambda: set(request.without_effect(reads_thoughts=reads_thoughts)))
+    told = [f"without effect: {', '.join(sorted(idle))}"] * bool(idle)
+    told += ["not enforced: schemas of tools"] * (not texts.enforced)
     if told:
         headers["Warning"] = ", ".join(f'299 drafttree "{each}"' for each in told)
     if request.stream:

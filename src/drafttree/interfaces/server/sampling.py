@@ -55,6 +55,9 @@ class SamplingFields(fields_of("server")):
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
         None, description="the same prompt, options and seed give the same text, whatever else the server does"
     )
+    cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="vLLM: prefixes are shared among requests of the same salt (and API key) alone"
+    )
     temperature: Annotated[float, Field(ge=0)] | None = Field(
         None, description="0 is greedy; default: the model's own, or else 1"
     )

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
@@ -18,21 +19,21 @@ from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 STARTED = int(time.time())
 
 
 @router.get("/v1/models", tags=["models"])
 async def list_models(serving: Serving) -> dict[str, Any]:
     """The served model, by all of its names."""
-    return {"object": "list", "data": [_card(name) for name in serving.settings.model_names]}
+    return {"object": "list", "data": [_card(name, serving) for name in serving.settings.model_names]}
 
 
 @router.get("/v1/models/{model:path}", tags=["models"])
 async def show_model(model: str, serving: Serving) -> dict[str, Any]:
     """The served model."""
     serving.check_model(model)
-    return _card(model)
+    return _card(model, serving)
 
 
 @router.post("/v1/embeddings", include_in_schema=False)
@@ -41,8 +42,10 @@ async def refuse_embeddings() -> None:
     raise ServerError(404, "embeddings are not served: the model writes text", code="not_served")
 
 
-def _card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+def _card(name: str, serving: ServingContext) -> dict[str, Any]:
+    """The model by one of its names; the length of its context has vLLM's name."""
+    card = {"id": name, "object": "model", "created": STARTED, "owned_by": "drafttree"}
+    return card | {"max_model_len": serving.decoder.target.context}
 
 
 @router.get("/health", tags=["health"])
@@ -126,7 +129,7 @@ class DetokenizeReply(BaseModel):
 
 
 @router.post("/tokenize", tags=["tokens"])
-async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
+async def tokenize(request: Body[TokenizeRequest], serving: Serving) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
@@ -137,7 +140,7 @@ async def tokenize(request: TokenizeRequest, serving: Serving) -> TokenizeReply:
 
 
 @router.post("/detokenize", tags=["tokens"])
-async def detokenize(request: DetokenizeRequest, serving: Serving) -> DetokenizeReply:
+async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> DetokenizeReply:
     """The text of tokens."""
     serving.check_model(request.model)
     check_tokens("tokens", request.tokens, serving.decoder)

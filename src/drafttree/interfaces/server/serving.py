@@ -1,5 +1,6 @@
 """A model that is served: its settings, and what routes share."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,6 +22,11 @@ from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
 
+PREFIX_BLOCK = 16
+"""Tokens in which prefixes are shared; see `PrefixCache.block`."""
+LARGE_BODIES = 2
+"""Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -28,15 +34,19 @@ class ServerSettings:
 
     Attributes:
         model_name: the name by which requests call the model, and replies where a request gives none.
-        api_key: the key that every request to `/v1` must carry; None for none.
+        api_keys: the keys of which every request to `/v1` must carry one; none lets in everybody.
+        shares_prefixes: whether requests without key and `cache_salt` share the beginnings of their prompts.
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
         prefix_tokens: as for `Engine`.
         max_token_gap: as for `Engine`.
-        max_body_bytes: the largest body of a request, in bytes.
+        max_body_bytes: the largest body of a request, in bytes; None for what the model's context needs.
         grace: seconds from the signal that ends the server to its end.
+        access_log: whether to log a line for each request.
+        trusted_proxies: addresses and networks of the proxies that may say whose requests they hand on; "*" for any.
+        keep_alive: seconds that a connection without a request is kept.
         allowed_hosts: the hosts, without port, that requests may name as this server's; "*" for any.
         other_names: further names by which requests may call the model.
         tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
@@ -44,15 +54,19 @@ class ServerSettings:
     """
 
     model_name: str
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
+    shares_prefixes: bool = True
     cors: tuple[str, ...] = ()
     max_batch: int = MAX_BATCH
     max_queue: int = 256
     timeout: float | None = None
     prefix_tokens: int | None = None
     max_token_gap: float = MAX_TOKEN_GAP
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int | None = None
     grace: float = 10.0
+    access_log: bool = False
+    trusted_proxies: tuple[str, ...] = ()
+    keep_alive: int = 5
     allowed_hosts: tuple[str, ...] = ("*",)
     other_names: tuple[str, ...] = ()
     tool_parser: str = AUTO
@@ -102,6 +116,7 @@ class ServingContext:
         admission: lets requests into the engine.
         grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
+        large_bodies: has a place for each large body that is being made into prompts.
 
     Raises:
         ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
@@ -112,6 +127,7 @@ class ServingContext:
         check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
+        decoder.prefixes.block = PREFIX_BLOCK
         self.engine = Engine(
             decoder,
             max_batch=settings.max_batch,
@@ -120,8 +136,15 @@ class ServingContext:
         )
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
-        self.admission = Admission(self.engine, self.metrics, settings.max_texts, settings.timeout)
-        self.grammars = Grammars(decoder)
+        self.admission = Admission(
+            self.engine,
+            self.metrics,
+            settings.max_texts,
+            settings.timeout,
+            shares_prefixes=settings.shares_prefixes,
+        )
+        self.grammars = Grammars(decoder, self.metrics.grammar)
+        self.large_bodies = asyncio.Semaphore(LARGE_BODIES)
 
     @property
     def model_name(self) -> str:

@@ -9,6 +9,7 @@ from itertools import product
 
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
+from drafttree.engine.metrics import ratio
 from drafttree.interfaces.server.answer import Answer, Json, Piece, ScoredToken, scored_tokens
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import ServingContext
@@ -129,6 +130,7 @@ class Texts:
         prompts: Sequence[list[int]],
         options: Sequence[Json],
         seeds: Sequence[int | None],
+        cache_salt: str | None,
         *,
         wanted: bool = True,
     ) -> "Texts":
@@ -139,6 +141,7 @@ class Texts:
             prompts: token ids of each prompt.
             options: the options of `Engine.submit`, for each prompt.
             seeds: one for each text of a prompt.
+            cache_salt: as for `Admission.submit`.
             wanted: False where the reply has no text, only what is known of the prompts.
 
         Raises:
@@ -154,7 +157,8 @@ class Texts:
             made = [await serving.grammars.made(each) for each in options]
         try:
             for (prompt, given), seed in product(zip(prompts, (each for each, _ in made), strict=True), seeds):
-                handles.append(await serving.admission.submit(prompt, **given, seed=seed, group=group))
+                given = {**given, "seed": seed, "group": group, "cache_salt": cache_salt}
+                handles.append(await serving.admission.submit(prompt, **given))
         except BaseException:
             for handle in handles:
                 handle.cancel()
@@ -193,6 +197,21 @@ class Texts:
             rejected=max(drafted - accepted, 0),
             reasoning=sum(answer.reasoning_tokens for answer in self.answers),
         )
+
+    @property
+    def timings(self) -> Json:
+        """How fast they are so far, by llama-server's names; of several texts, the times are the longest one's."""
+        usage, metrics = self.usage, [text.handle.metrics for text in self._texts]
+        found: Json = {"cache_n": usage.cached}
+        for name, tokens, seconds in (
+            ("prompt", usage.prompt - usage.cached, max(each.prefill_seconds for each in metrics)),
+            ("predicted", usage.generated, max(each.decoding_seconds for each in metrics)),
+        ):
+            found |= {f"{name}_n": tokens, f"{name}_ms": 1e3 * seconds}
+            found |= {f"{name}_per_token_ms": ratio(1e3 * seconds, tokens)}
+            found |= {f"{name}_per_second": ratio(tokens, seconds)}
+        drafted = usage.accepted + usage.rejected
+        return found | ({"draft_n": drafted, "draft_n_accepted": usage.accepted} if drafted else {})
 
 
 def _not_read(texts: Sequence[Text]) -> int:

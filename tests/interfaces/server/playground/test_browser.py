@@ -325,7 +325,7 @@ def test_a_visit_leaves_the_server_alone_and_the_console_empty(browser, address)
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
     """A server that wants a key."""
-    with serving(create_app(playground_decoder(), ServerSettings("embedded", api_key="open sesame"))) as address:
+    with serving(create_app(playground_decoder(), ServerSettings("embedded", api_keys=("open sesame",)))) as address:
         yield address
 
 

@@ -124,7 +124,7 @@ def test_the_facts_are_those_of_the_decoder():
 
 
 def test_the_server_gives_the_page_with_its_policy_and_no_key():
-    app = create_app(playground_decoder(), ServerSettings("embedded", api_key="secret"))
+    app = create_app(playground_decoder(), ServerSettings("embedded", api_keys=("secret",)))
     with TestClient(app) as client:
         reply = client.get("/")
     assert reply.headers["content-type"] == "text/html; charset=utf-8"

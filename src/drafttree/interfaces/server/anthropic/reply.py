@@ -10,17 +10,18 @@ from pydantic_core import from_json
 
 from drafttree.interfaces.server.answer import Ended, Json, Piece
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
-from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError, new_request_id
+from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError
 from drafttree.interfaces.server.reply import STREAMED, Described, reply
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
 ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-router = APIRouter(prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
+router = APIRouter(route_class=BodyRoute, prefix=ANTHROPIC, tags=["messages"], responses={**ERRORS})
 
 
 class MessageReply(Described):
@@ -28,25 +29,22 @@ class MessageReply(Described):
 
 
 @router.post("", response_model=MessageReply, responses=STREAMED)
-async def write(request: MessagesRequest, serving: Serving) -> Response:
+async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
-    texts = await begin_answers(request.as_chat(), serving)
-    model, request_id = request.model or serving.model_name, new_request_id()
+    texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
+    model = request.model or serving.model_name
     head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
-    writer = MessageText(head, texts, request.stop_strings, request_id)
-    return await reply(request, serving, texts, writer, **{"request-id": request_id})
+    return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
 
 
 @router.post("/count_tokens")
-async def count_tokens(request: CountTokensRequest, serving: Serving) -> dict[str, int]:
+async def count_tokens(request: Body[CountTokensRequest], serving: Serving) -> dict[str, int]:
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
-    decoder = serving.decoder
-    prompt = await asyncio.to_thread(
-        read_prompt, request.as_chat(), decoder.tokenizer, serving.dialect, decoder.target.context
-    )
+    decoder, chat = serving.decoder, await asyncio.to_thread(request.as_chat)
+    prompt = await asyncio.to_thread(read_prompt, chat, decoder.tokenizer, serving.dialect, decoder.target.context)
     return {"input_tokens": len(prompt)}
 
 
@@ -68,13 +66,12 @@ class MessageText:
         head: the fields that the message begins with and keeps.
         texts: the only text of the request.
         stop_strings: the request's own; the model's end of a turn is none of them.
-        request_id: the id of the request, for an error.
     """
 
     done = False
 
-    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str], request_id: str) -> None:
-        self._texts, self._stop_strings, self._request_id = texts, stop_strings, request_id
+    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str]) -> None:
+        self._texts, self._stop_strings = texts, stop_strings
         self._answer = texts.answers[0]
         self._content, self._input = list[Json](), ""
         ending = {"stop_reason": None, "stop_sequence": None, "usage": self._usage}
@@ -104,7 +101,7 @@ class MessageText:
         yield from ()
 
     def fail(self, error: ServerError) -> Json:
-        return error.anthropic_body(self._request_id)
+        return error.anthropic_body
 
     def _write(self, kind: str, text: str) -> Iterator[Json]:
         """Go on with a block of text or thinking, or begin it."""
@@ -130,8 +127,9 @@ class MessageText:
         yield from self._close()
         why = STOP_REASONS[reason] if stopped_by is None else "stop_sequence"
         delta = {"stop_reason": why, "stop_sequence": stopped_by}
-        self.whole |= {**delta, "usage": self._usage}
-        yield {"type": "message_delta", "delta": delta, "usage": self.whole["usage"]}
+        costs = {"usage": self._usage, "timings": self._texts.timings}
+        self.whole |= {**delta, **costs}
+        yield {"type": "message_delta", "delta": delta, **costs}
         yield {"type": "message_stop"}
 
     def _event(self, kind: str, **fields: Any) -> Json:

@@ -243,6 +243,28 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
 
+    @model_validator(mode="after")
+    def _check_prefill(self) -> Self:
+        if not self._goes_on:
+            return self
+        content, form = self.messages[-1].content, self.output_config and self.output_config.format
+        said = "".join(block.text for block in content if isinstance(block, TextBlock))
+        wrong = {
+            "calls tools, so that their results come next": any(isinstance(block, ToolUseBlock) for block in content),
+            "has no text to continue": not said,
+            "ends with whitespace, which no token continues": said != said.rstrip(),
+            "cannot be continued while thinking is enabled": self.thinking and self.thinking.type == "enabled",
+            "cannot be continued in the form of output_config.format": form,
+        }
+        if reason := next((reason for reason, found in wrong.items() if found), None):
+            raise mistake("wrong_prefill", f"the last message is the assistant's and {reason}; change or remove it")
+        return self
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the answer continues the last message."""
+        return self.messages[-1].role == "assistant"
+
     def as_chat(self, **more: Any) -> ChatRequest:
         """The chat whose prompt it is, with more fields of a chat.
 
@@ -263,6 +285,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             response_format=schema,
             chat_template_kwargs=self._template_variables(),
+            continue_final_message=self._goes_on,
             **more,
         )
 

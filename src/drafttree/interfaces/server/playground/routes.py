@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
 from drafttree.engine.batching import Handle
@@ -15,14 +15,16 @@ from drafttree.engine.generation import Chunk
 from drafttree.engine.prompt import Prompt
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import as_server_error
+from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
 from drafttree.interfaces.server.playground.page import Facts, make_page
 from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.sampling import TokenCount
 from drafttree.interfaces.server.serving import Serving
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(route_class=BodyRoute, include_in_schema=False)
 FIGURES = (
     "tokens",
     "rounds",
@@ -36,16 +38,14 @@ FIGURES = (
 """The figures of `Metrics.summary` that end a stream."""
 
 
-class PlaygroundMessage(BaseModel):
+class PlaygroundMessage(RequestModel):
     """A message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Asked(BaseModel):
+class Asked(RequestModel):
     """A text that the page wants, and how.
 
     Attributes:
@@ -59,15 +59,13 @@ class Asked(BaseModel):
         as_served: True to draft only where that pays, as for other texts of the server; False to draft in every round.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
     prompt: str | None = None
     messages: Annotated[list[PlaygroundMessage], Field(min_length=1)] | None = None
     max_tokens: TokenCount = 128
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = []
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = Field([])
     speculate: bool = True
     as_served: bool = False
 
@@ -107,13 +105,13 @@ Drafting = Annotated[DraftingEngine, Depends(_find)]
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
-    made = make_page(Facts.of(serving.decoder, serving.model_name, wants_key=serving.settings.api_key is not None))
+    made = make_page(Facts.of(serving.decoder, serving.model_name, wants_key=bool(serving.settings.api_keys)))
     headers = {"Content-Security-Policy": made.security_policy, "Cache-Control": "no-store"}
     return HTMLResponse(made.html, headers=headers)
 
 
 @router.post("/v1/playground/rounds")
-async def rounds(asked: Asked, serving: Serving, drafting: Drafting) -> EventSourceResponse:
+async def rounds(asked: Body[Asked], serving: Serving, drafting: Drafting) -> EventSourceResponse:
     """Write a text and stream its rounds."""
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
     options = asked.options(serving.decoder.tokenizer)
@@ -150,7 +148,7 @@ class RoundEvents:
     def _round(self, chunk: Chunk) -> dict[str, Any]:
         """A round, or the text that a cancelled request had held back."""
         metrics = self._handle.metrics
-        added = {"text": _pieces(chunk), "seconds": round(metrics.seconds - metrics.prefill_seconds, 5)}
+        added = {"text": _pieces(chunk), "seconds": round(metrics.decoding_seconds, 5)}
         served = self._observer.take() if chunk.tokens else None
         if served is None:
             return added

@@ -1,5 +1,6 @@
 """/v1/responses: the answer of a chat as OpenAI's Responses API has it."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from drafttree.interfaces.server.answer import Ended, Json, Piece
+from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ServerError
@@ -18,7 +20,7 @@ from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
-router = APIRouter(prefix="/v1/responses", tags=["responses"])
+router = APIRouter(route_class=BodyRoute, prefix="/v1/responses", tags=["responses"])
 
 
 class ModelResponse(Described):
@@ -26,9 +28,9 @@ class ModelResponse(Described):
 
 
 @router.post("", response_model=ModelResponse, responses=STREAMED)
-async def respond(request: ResponseRequest, serving: Serving) -> Response:
+async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
-    texts = await begin_answers(request.as_chat(), serving)
+    texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
     return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts, request.namespaces))
 
 
@@ -160,6 +162,7 @@ class ResponseText:
         usage = self._texts.usage
         self.whole |= {
             "status": status,
+            "timings": self._texts.timings,
             "usage": {
                 "input_tokens": usage.prompt,
                 "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},

@@ -1,0 +1,270 @@
+"""Drafted tokens that each verifier accepts, over tree shapes and temperatures, on the same contexts.
+
+A context is a beginning of a text that the target itself has written after a prompt, at the temperature in question;
+contexts of one text are a fixed stride apart. At every context and for every shape one tree is drawn, one is selected
+and one is selected in sight of the coupled noise, and the target scores all of them in one pass. `RRSw` and `Traversal`
+judge the drawn one, `PointMass` and `Coupled` the selected ones. Any other verifier has a tree of its own. Two things
+keep the work and the noise small:
+
+- Growth is predictable, so a chain of 2 is the beginning of a chain of 8 and a binary tree of depth 2 that of one of
+  depth 5, with the same law. The largest is drafted and the smaller ones are judged as its upper levels.
+- Given a tree, the expected number of accepted tokens is a sum that needs no draws. So what remains random is the tree
+  and the context, which `RRSw` and `Traversal` share. `Coupled` has no randomness besides its noise, and counts. For
+  all other verifiers what they accept in one round is counted.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import (
+    Device,
+    Drafter,
+    Dtype,
+    Seed,
+    Target,
+    complete_policy,
+    complete_verifier,
+    parse_temperatures,
+)
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
+from drafttree.verifiers import Coupled, Verifier
+from drafttree_lab.options import PromptOptions
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder, Prompt
+    from drafttree.engine.request import Request
+    from drafttree.measure.driver import Way
+    from drafttree.measure.run_store import RunStore
+
+Verifiers = Annotated[
+    list[str],
+    typer.Option(
+        "--verifiers", "--verifier", help='Verifiers, separated by commas, or "all".', autocompletion=complete_verifier
+    ),
+]
+MAX_LEVELS = 64
+"""Levels that every context leaves room for."""
+
+Shapes = Mapping[str, Mapping[str, int]]
+"""Per policy the shapes that are its upper levels, and how many levels each has at most."""
+SHAPES: Shapes = {
+    "chain:depth=8": {f"chain {depth}": depth for depth in (2, 4, 5, 6, 8)},
+    "template:tree=binary-5": {f"binary {depth}": depth for depth in (2, 3, 4, 5)},
+    "template:tree=eagle-sparse": {"eagle-sparse": 5},
+    "dynatree": {"dynatree": MAX_LEVELS},
+    "talon": {"talon": MAX_LEVELS},
+}
+VERIFIERS = ("rrsw", "traversal", "point-mass", "coupled")
+ALL = "all"
+"""The task of rows over all prompts."""
+
+PUBLISHED_GAIN = (0.022, 0.057)
+"""Of Traversal over RRSw in tokens per round: Traversal Verification (arXiv 2505.12398), tables 1 to 4."""
+
+Lengths = dict[str, dict[str, float]]
+"""Per shape and verifier the expected number of accepted tokens."""
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    prompts: PromptOptions,
+    results: ResultOptions,
+    target: Target = "embedded",
+    drafter: Drafter = "auto",
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Policies, such as "chain:depth=5;talon"; by default chains, binary trees, DynaTree ...',
+            autocompletion=complete_policy,
+        ),
+    ] = None,
+    verifiers: Verifiers = ["rrsw,traversal,point-mass,coupled"],  # noqa: B006
+    temperatures: Annotated[str, typer.Option(help="Above 0.")] = "0.2,0.4,0.6,0.8,1.0",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds per prompt and temperature.")] = 2,
+    stride: Annotated[int, typer.Option(min=1, help="Number of tokens between rounds.")] = 24,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Count the tokens that verifiers accept.
+
+    Over tree shapes and temperatures, and by category where prompts have several. --limit takes that many prompts from
+    each file, evenly spaced.
+    """
+    warmth = parse_temperatures(temperatures)
+    grown, judges = shapes and [*parse_policies(shapes).values()], [*parse_verifiers(verifiers).values()]
+
+    from drafttree.interfaces.cli.decoders import load_speculative
+
+    decoder = load_speculative(target, drafter, dtype, device)
+    tasks = prompts.token_ids_by_task(decoder, rounds * stride + 64)
+    ids, store = [each for _, each in tasks], results.open_store(context, tasks)
+    options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
+    options |= {"shapes": grown, "verifiers": judges, "tasks": [task for task, _ in tasks]}
+    with progress(len(warmth) * len(ids)) as advance:
+        report = measure_acceptance(decoder, ids, progress=advance, store=store, **options)
+    results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def measure_acceptance(
+    decoder: "Decoder",
+    prompts: "Sequence[Prompt]",
+    *,
+    temperatures: Sequence[float],
+    rounds: int = 2,
+    stride: int = 24,
+    seed: int = 0,
+    shapes: Sequence[PolicyLike] | None = None,
+    verifiers: Sequence[VerifierLike] = VERIFIERS,
+    tasks: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+    store: "RunStore | None" = None,
+) -> dict[str, Any]:
+    """Measure the accepted length of verifiers over tree shapes.
+
+    A row has the tokens per round of every verifier, the bonus token counted, and the gain of Traversal over RRSw where
+    both are asked for.
+
+    Args:
+        decoder: the decoder with a language model as drafter; its policy grows the trees its texts are written with.
+        prompts: texts or token ids, with room for `rounds * stride + 64` more tokens.
+        temperatures: above 0, of target and drafter.
+        rounds: contexts per prompt and temperature, fewer where a text ends early; the first is the prompt.
+        stride: tokens between them.
+        seed: the random seed of texts and trees.
+        shapes: policies as for `parse_policies`, each a shape; None for those of `SHAPES`.
+        verifiers: as for `parse_verifiers`.
+        tasks: per prompt, its category; where there are several, each has rows of its own.
+        progress: called after every prompt and temperature with the temperature.
+        store: keeps finished runs; by default none.
+
+    Raises:
+        ConfigError: the drafter is none, or cannot begin several trees in the same place; or a shape and a verifier are
+            not lossless together.
+    """
+    from drafttree.drafters.language_model import LanguageModelDrafter
+
+    if not isinstance(decoder.drafter, LanguageModelDrafter):
+        raise ConfigError("acceptance is measured with a language model as drafter; name one")
+    judges, decoder = parse_verifiers(verifiers), decoder.with_verifier(Coupled)
+    grown: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
+    _check(grown, judges)
+
+    def run(temperature: float, asked: "tuple[int, Prompt]") -> list[Lengths]:
+        own = {"temperature": temperature, "seed": seed + asked[0]}
+        with torch.inference_mode():
+            contexts = _contexts(decoder, asked[1], rounds, stride, own)
+            return [_lengths(decoder, text, grown, judges) for text in contexts]
+
+    ways: dict[str, Way] = {f"{temperature:g}": partial(run, temperature) for temperature in temperatures}
+    named = [*tasks] or [ALL] * len(prompts)
+    asked = [(task, each) for task, each in zip(named, enumerate(prompts), strict=True)]
+    cells = measure.race(ways, asked, list[Lengths], store=store, progress=progress)
+    rows = list[dict[str, Any]]()
+    for temperature in ways:
+        found = [(cell.group, _mean(cell.result)) for cell in cells if cell.way == temperature]
+        groups = {ALL: [each for _, each in found]}
+        if len({*named}) > 1:
+            groups |= {
+                task: [each for own, each in found if own == task] for task in dict.fromkeys(own for own, _ in found)
+            }
+        rows += [_row(float(temperature), task, shape, own) for task, own in groups.items() for shape in own[0]]
+    judged = sum(len(cell.result) for cell in cells)
+    return {"rows": rows, "prompts": len(prompts), "rounds": judged, "stride": stride, "published_gain": PUBLISHED_GAIN}
+
+
+def _contexts(
+    decoder: "Decoder", prompt: "Prompt", rounds: int, stride: int, options: dict[str, Any]
+) -> "Iterator[Request]":
+    """One sequence, moved along a text of the target's, with the caches of the target and the drafter."""
+    from drafttree.models import prefill
+
+    ahead = (rounds - 1) * stride
+    text = decoder.generate(prompt, max_new_tokens=ahead, **options).tokens if ahead else []
+    request = decoder.new_request(prompt, max_new_tokens=ahead + MAX_LEVELS, **options)
+    decoder.loop.read_prompt(request)
+    yield request
+    for first in range(0, ahead, stride):
+        following = text[first : first + stride]
+        if len(following) < stride or following[-1] in decoder.eos:
+            return
+        assert request.drafting.session is not None
+        with torch.inference_mode():
+            prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
+            request.drafting.session.commit(following, ())
+        request.tokens += following
+        yield request
+
+
+def _lengths(
+    decoder: "Decoder", request: "Request", shapes: Shapes, verifiers: Mapping[str, type[Verifier]]
+) -> Lengths:
+    """The accepted lengths of every shape and verifier at a context."""
+    from drafttree_lab.judged_tree import JudgedTree, grower_of, score_trees
+
+    growers = dict.fromkeys(map(grower_of, verifiers.values()))
+    grown = {(spec, each): JudgedTree(decoder, request, make_policy(spec), each) for spec in shapes for each in growers}
+    score_trees(decoder, request, list(grown.values()))
+    return {
+        shape: {name: grown[spec, grower_of(each)].accepted(each, levels) for name, each in verifiers.items()}
+        for spec, upper in shapes.items()
+        for shape, levels in upper.items()
+    }
+
+
+def _check(shapes: Shapes, verifiers: Mapping[str, type[Verifier]]) -> None:
+    """Refuse what cannot be judged.
+
+    Raises:
+        ConfigError: a shape depends on costs, or is not lossless with a verifier.
+    """
+    from drafttree.engine import compatibility
+
+    for spec in shapes:
+        policy = make_policy(spec)
+        if policy.uses_costs:
+            raise ConfigError(f"{spec!r} grows by what passes cost, not by a shape of its own; name another policy")
+        for verifier in verifiers.values():
+            compatibility.check(policy, verifier)
+
+
+def _mean(lengths: list[Lengths]) -> Lengths:
+    """The mean over a prompt's rounds, as tokens per round: the bonus token is counted from here on."""
+    return {
+        shape: {judge: 1 + statistics.fmean(round_[shape][judge] for round_ in lengths) for judge in judges}
+        for shape, judges in lengths[0].items()
+    }
+
+
+def _row(temperature: float, task: str, shape: str, found: Sequence[Lengths]) -> dict[str, Any]:
+    values = {judge: [prompt[shape][judge] for prompt in found] for judge in found[0][shape]}
+    tokens = {judge: measure.Interval.by_student(of_prompts) for judge, of_prompts in values.items()}
+    compared = [values[name] for name in ("traversal", "rrsw") if name in values]
+    gain = measure.Interval.of_gain_by_student(*compared) if len(compared) == 2 else None
+    row = {"temperature": temperature, "shape": shape, "tokens": tokens, "gain": gain}
+    return row | {"task": task, "prompts": len(found)}
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    for temperature, task in dict.fromkeys((row["temperature"], row["task"]) for row in report["rows"]):
+        own = [row for row in report["rows"] if (row["temperature"], row["task"]) == (temperature, task)]
+        rows = [{"tree": row["shape"], **row["tokens"], "traversal over rrsw": row["gain"]} for row in own]
+        columns = {"tree": "", **dict.fromkeys(own[0]["tokens"], ".3f"), "traversal over rrsw": ".1%"}
+        title = f"T = {temperature:g}, {task}: tokens per round, {own[0]['prompts']} prompts"
+        make_console().print(measure.to_table(title, rows, columns), "")
+    rounds = f"{report['rounds']} rounds, {report['stride']} tokens apart"
+    print(f"intervals are 95 % over prompts, by Student's t; {rounds}")
+    if any(row["gain"] for row in report["rows"]):
+        low, high = PUBLISHED_GAIN
+        print(f"published gain of traversal over rrsw at T = 1: {low:.1%} to {high:.1%}")

@@ -1,0 +1,373 @@
+"""Many requests at once: speculation under one budget against packed plain decoding, fixed budgets and others.
+
+Every way decodes the same prompts, a turn after the other; each turn has other prompts, and another way goes first.
+Only rounds of the steady state count: the batch is full, and no prompt is being read.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import torch
+from drafttree.core.sampling import Sampling
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Drafter, PolicySpec, parse_numbers, split_names
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.loading import make_policy
+from drafttree.loading.specs import default_policy
+from drafttree.measure.method import PLAIN
+from drafttree.measure.shapes import find_shape
+from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
+from drafttree_lab.peers.programs import LLAMA_CPP, TRANSFORMERS, check_installed, open_program
+
+if TYPE_CHECKING:
+    from drafttree.engine.batching.loop import BatchLoop
+    from drafttree.engine.decoder import Decoder
+    from drafttree.measure.driver import Cell, Way
+
+SPECULATIVE, ONE_BY_ONE, FIXED = "speculative", "one by one", "fixed "
+PEERS = (TRANSFORMERS, LLAMA_CPP)
+ALONE, ALONE_AT = 4, 16
+"""Prompts of a turn that are decoded one by one, at one size (or one below it), since the batch does not change it."""
+WARM_UP_TOKENS = 16
+"""Of the prompts and of the texts of the turn by which a way is warmed up at a size."""
+TIE = 1e-5
+"""The distance of the two best logits up to which either may be taken."""
+SHOWN = 10
+"""Differing texts that are listed at most."""
+RATIOS = {"batch": ">", "turns": ">", "plain/s": ".1f", "R": ".2f", "R end to end": ".2f", "best fixed": ">"}
+RATIOS |= dict.fromkeys(("over best fixed", "over transformers", "over llama.cpp"), ".2f")
+RATIOS |= dict.fromkeys(("plain over transformers", "plain over llama.cpp", "plain over one by one"), ".2f")
+DRAFTS = {"batch": ">", "k": ".1f", "drafted": ".0%", "tau": ".2f", "expected": ".2f", "predicted gain": ".2f"}
+DRAFTS |= dict.fromkeys(("v", "c", "delta", "h", "h0", "R law", "R"), ".2f")
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """What one way has made of the prompts of one turn.
+
+    Attributes:
+        texts: token ids, without the prompts.
+        seconds: from the first prompt that was given to the last token, prompts included.
+        rounds: columns of its rounds in the steady state, `seconds` until the next one begins; and `gain`, the speed of
+            drafting over plain rounds that the engine predicts, 0 before any drafts.
+        drafter_failures: rounds that went on without drafts, since the drafter raised an error.
+    """
+
+    texts: list[list[int]]
+    seconds: float
+    rounds: dict[str, list[float]]
+    drafter_failures: int = 0
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    models: TargetOptions,
+    prompts: PromptOptions,
+    results: ResultOptions,
+    draws: DrawOptions = DrawOptions(max_new_tokens=64),
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32,64",
+    drafter: Drafter = "auto",
+    policy: PolicySpec = None,
+    budgets: Annotated[
+        str, typer.Option(help="Fixed budgets to compare with: drafted nodes per request and round.")
+    ] = "1,2,4,8",
+    peers: Annotated[
+        str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}; transformers' generate_batch.")
+    ] = None,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one/--no-one-by-one", help="Also generate one text after the other.")
+    ] = True,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of turns per size, each with other prompts.")] = 3,
+) -> None:
+    """Measure speculation by batch size.
+
+    Compares the shared budget with packed plain decoding, fixed budgets and other programs, in turns on the same
+    prompts, with texts of the same length.
+    """
+    sizes = list(dict.fromkeys(sorted(parse_numbers(batches, "--batches", 1))))
+    nodes, programs = parse_numbers(budgets, "--budgets", 1), split_names(peers) if peers else []
+    check_installed(programs)
+    if wrong := {*programs} - {*PEERS}:
+        raise ConfigError(f"{wrong.pop()} writes one text at a time; leave it out of --peers")
+    if programs and draws.temperature:
+        raise ConfigError("other programs draw in their own ways; leave out --temperature or --peers")
+    chosen = make_policy(policy) if policy else default_policy(None)
+    Sampling.from_options(asdict(draws))
+    if models.inflated:
+        find_shape(models.inflated)
+
+    decoder = models.load(drafter).with_policy(chosen)
+    if decoder.drafter is None:
+        raise ConfigError(f"there is no drafter for {models.target!r}; name one with --drafter")
+    ids = prompts.mixed_token_ids(decoder, draws.max_new_tokens)
+    store = results.open_store(context, ids)
+    options = {**asdict(draws), "ignore_eos": True}
+    turns = [(str(size), (size, turn_prompts(ids, size, turn))) for turn in range(repeats) for size in sizes]
+    alone = str(max((size for size in sizes if size <= ALONE_AT), default=sizes[0]))
+    ways: dict[str, Way] = {
+        SPECULATIVE: EngineWay(decoder, options).run,
+        PLAIN: EngineWay(decoder.plain(), options).run,
+        **{f"{FIXED}{own}": EngineWay(decoder.with_target(decoder.target), options, own).run for own in nodes},
+        **({ONE_BY_ONE: partial(_run_one_by_one, EngineWay(decoder.plain(), options))} if one_by_one else {}),
+    }
+    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
+        others, notes = _peers(programs, decoder, ids[0], draws.max_new_tokens, max(sizes), models, Path(folder))
+        ways |= others
+
+        def runs(way: str, size: str) -> bool:
+            return way != ONE_BY_ONE or size == alone
+
+        with progress(sum(runs(way, size) for size, _ in turns for way in ways)) as advance:
+            cells = measure.race(ways, turns, BatchRun, runs=runs, store=store, progress=advance)
+    report: dict[str, Any] = {"rows": make_rows(cells), "target": repr(decoder.target)}
+    report |= {"threads": torch.get_num_threads(), "prompts": len(ids)}
+    report["texts"] = sum(len(cell.result.texts) for cell in cells)
+    report |= {"differences": [*find_differences(decoder, cells, dict(enumerate(turns)), options)], "peers": notes}
+    report["drafter_failures"] = sum(cell.result.drafter_failures for cell in cells)
+    results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def turn_prompts(prompts: Sequence[Sequence[int]], size: int, turn: int) -> list[list[int]]:
+    """The prompts of a turn, which are the next ones, and begin anew where they end.
+
+    So much is cut off at their beginning that one pass can read all of a turn: texts begin together then, and the batch
+    is full from their first tokens to the end of one.
+    """
+    from drafttree.engine.round_loop import LONGEST_PART
+
+    longest = LONGEST_PART // size + 1  # the last token of a prompt is not read with the others
+    return [[*prompt[-longest:]] for prompt in islice(cycle(prompts), turn * size, (turn + 1) * size)]
+
+
+class EngineWay:
+    """Decoding by the loop of an engine, driven without its thread, so that all prompts are there before it begins.
+
+    There is one for every batch size, warmed up by a short turn; what it learns of costs and acceptance it knows in
+    later turns, as a server does.
+
+    Args:
+        decoder: the decoder whose target, drafter and policy decode.
+        options: as for `Decoder.generate`; each prompt has the next seed.
+        budget: drafted nodes per request and round; None lets the engine choose by costs.
+    """
+
+    def __init__(self, decoder: "Decoder", options: Mapping[str, Any], budget: int | None = None) -> None:
+        self._decoder, self._options, self._budget = decoder, options, budget
+        self._loops: dict[int, BatchLoop] = {}
+
+    def run(self, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
+        """Decode the prompts of a turn, so many at a time."""
+        size, prompts = turn
+        if size not in self._loops:
+            self._loops[size] = self._decoder.batch_loop(size, budget=self._budget)
+            short = [prompt[-WARM_UP_TOKENS:] for prompt in prompts]
+            self._write(size, short, {**self._options, "max_new_tokens": WARM_UP_TOKENS})
+        return self._write(size, prompts, self._options)
+
+    def _write(self, size: int, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> BatchRun:
+        from drafttree.engine.batching.loop import Result
+
+        errors: list[Exception] = []
+        loop, begun = self._loops[size], time.perf_counter()
+        metrics, failures, results = loop.metrics, loop.metrics.drafter_failures, [Result(errors) for _ in prompts]
+        for place, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+            request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + place})
+            request.reader, request.order = result, place
+            loop.add(request)
+        rounds, gains = [], list[float]()
+        while loop.busy:
+            started = time.perf_counter()
+            loop.step()
+            turn = metrics.latest
+            if turn and turn.batch == size and not turn.prefill_rows:
+                expected = turn.batch if turn.expected is None else turn.expected
+                rounds.append(replace(turn, seconds=time.perf_counter() - started, expected=expected))
+                gains.append(metrics.predicted_gain or 0.0)
+        seconds = time.perf_counter() - begun
+        if errors:
+            raise errors[0]
+        found, texts = measure.columns(rounds), [result.text.tokens for result in results]
+        kept = {name: found[name].tolist() for name in found.dtype.names or ()} | {"gain": gains}
+        return BatchRun(texts, seconds, kept, metrics.drafter_failures - failures)
+
+
+def _run_one_by_one(engine: EngineWay, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
+    return engine.run((1, turn[1][:ALONE]))
+
+
+def _peers(
+    programs: Sequence[str],
+    decoder: "Decoder",
+    trial: list[int],
+    length: int,
+    largest: int,
+    models: TargetOptions,
+    folder: Path,
+) -> tuple[dict[str, "Way"], list[str]]:
+    """Other programs as ways, and what they are, or why they do not run."""
+    ways, notes = dict[str, "Way"](), list[str]()
+
+    def way(program: Any, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
+        texts, times = program(turn[1], length)
+        return BatchRun(texts, max(own[-1] for own in times), steady_rounds(times))
+
+    if TRANSFORMERS in programs:
+        from drafttree_lab.peers import continuous_batching
+
+        reason = continuous_batching.why_not(decoder, trial)
+        notes.append(f"transformers: {f'not measured: {reason}' if reason else continuous_batching.describe(decoder)}")
+        if not reason:
+            ways[TRANSFORMERS] = partial(way, partial(continuous_batching.generate_batch, decoder))
+    if LLAMA_CPP in programs:
+        original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
+        dtype = models.quantize or str(measure.transformers_model(decoder).dtype).removeprefix("torch.")
+        from drafttree.engine.round_loop import LONGEST_PART
+
+        program: Any = open_program(
+            LLAMA_CPP, decoder, original, dtype, folder, LONGEST_PART + 1 + length, streams=largest
+        )
+        ways[LLAMA_CPP] = partial(way, program.generate_together)
+    return ways, notes
+
+
+def steady_rounds(times: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """The passes between the last prompt's first token and the end of a text, each with a token for every text.
+
+    Args:
+        times: when each token of each text was there.
+    """
+    begin, shortest = max(own[0] for own in times), min(times, key=lambda own: own[-1])
+    seconds = [later - sooner for sooner, later in pairwise([begin, *(time for time in shortest if time > begin)])]
+    texts = [float(len(times))] * len(seconds)
+    return {"seconds": seconds, "committed": texts, "batch": texts, "nodes": texts}
+
+
+def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
+    """The figures of every batch size; speeds are of the steady state unless they are said to be end to end.
+
+    `R` is speculative over plain decoding. A ratio is left out where a way has no steady state in some turn; plain
+    decoding over one text after the other has no interval where those are of the turns of another size.
+    """
+    sizes = dict.fromkeys(cell.group for cell in cells)
+    rows = [_row(size, [cell for cell in cells if cell.group == size]) for size in sizes]
+    alone = next((row["speeds"][ONE_BY_ONE] for row in rows if ONE_BY_ONE in row["speeds"]), None)
+    for row in rows:
+        if alone and row["plain over one by one"] is None and (speed := row["speeds"].get(PLAIN)):
+            row["plain over one by one"] = measure.Interval(speed / alone)
+    return rows
+
+
+def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
+    ways = dict.fromkeys(cell.way for cell in cells)
+    runs = {way: [cell.result for cell in cells if cell.way == way] for way in ways}
+    rounds = {way: [measure.from_lists(run.rounds) for run in own] for way, own in runs.items()}
+    steady = {
+        way: [float(each.committed.sum() / each.seconds.sum()) for each in own]
+        for way, own in rounds.items()
+        if all(each.seconds.sum() for each in own)
+    }
+    whole = {way: [sum(map(len, run.texts)) / run.seconds for run in own] for way, own in runs.items()}
+    speeds, end_to_end = ({way: statistics.geometric_mean(own) for way, own in by.items()} for by in (steady, whole))
+    best = max((way for way in speeds if way.startswith(FIXED)), key=speeds.__getitem__, default=None)
+
+    def ratio(own: str, other: str | None) -> "measure.Interval | None":
+        if own not in steady or other not in steady:
+            return None
+        return measure.Interval.of_ratio_by_student(steady[own], steady[other])
+
+    row: dict[str, Any] = {"batch": size, "turns": len(runs[PLAIN]), "plain/s": speeds.get(PLAIN)}
+    row |= {"speeds": speeds, "end to end": end_to_end, "R": ratio(SPECULATIVE, PLAIN)}
+    row["R end to end"] = measure.Interval.of_ratio_by_student(whole[SPECULATIVE], whole[PLAIN])
+    row |= {"best fixed": best and best.removeprefix(FIXED), "over best fixed": ratio(SPECULATIVE, best)}
+    row |= {f"over {name}": ratio(SPECULATIVE, name) for name in PEERS}
+    row |= {f"plain over {name}": ratio(PLAIN, name) for name in (*PEERS, ONE_BY_ONE)}
+    if SPECULATIVE not in steady or PLAIN not in steady:
+        return row
+    own, plain = (_joined(rounds[way]) for way in (SPECULATIVE, PLAIN))
+    drafted, requests = own.nodes - own.batch, own.batch.sum()
+    predicted = own.gain[(drafted > 0) & (own.gain > 0)]
+    speed, base = (float(each.committed.sum() / each.seconds.sum()) for each in (own, plain))
+    measured = end_to_end[SPECULATIVE] / end_to_end[PLAIN]
+    law = measure.SpeedupLaw.of_rounds(own, plain, measured=measured, decoding=speed / base)
+    row |= {"k": drafted.sum() / requests, "drafted": (drafted > 0).mean(), "expected": own.expected.sum() / requests}
+    row |= {"predicted gain": predicted.mean() if len(predicted) else None, "R law": law.predicted}
+    return row | {name: term for name, term in asdict(law).items() if name not in ("measured", "decoding")}
+
+
+def _joined(rounds: Sequence[Any]) -> Any:
+    """The rounds of several runs."""
+    names = rounds[0].dtype.names
+    return measure.from_lists({name: [value for each in rounds for value in each[name]] for name in names})
+
+
+def find_differences(
+    decoder: "Decoder",
+    cells: Sequence["Cell"],
+    turns: Mapping[int, tuple[str, tuple[int, Sequence[list[int]]]]],
+    options: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """The texts that are not plain decoding's of the same turn, and whether the choice was a tie."""
+    plain = {cell.prompt: cell.result.texts for cell in cells if cell.way == PLAIN}
+    for cell in cells:
+        size, prompts = turns[cell.prompt][1]
+        for place, text in enumerate(cell.result.texts):
+            given = {**options, "seed": options["seed"] + place}
+            if found := measure.find_difference(decoder, prompts[place], plain[cell.prompt][place], text, **given):
+                where = {"batch": size, "turn": cell.prompt // len({c.group for c in cells}), "way": cell.way}
+                tie = found.explained or found.gap <= TIE
+                yield where | {"prompt": place, "position": found.position, "gap": found.gap, "tie": tie}
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    console, rows = make_console(), report["rows"]
+    told = "intervals are 95 %, over the turns, by Student's t on the logarithms of ratios"
+    console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain; {told}", rows, RATIOS))
+    drafts = "k nodes per request and round; R law = tau (1 + h0) / (v + c*delta + h), in plain passes at this batch"
+    console.print(measure.to_table(drafts, rows, DRAFTS))
+    ways = dict.fromkeys(way for row in rows for way in row["end to end"])
+    speeds = [{"batch": row["batch"], **{way: _speeds(row, way) for way in ways}} for row in rows]
+    columns = {"batch": ">", **dict.fromkeys(ways, ">")}
+    console.print(measure.to_table("tokens/s of all together: steady state / end to end", speeds, columns))
+    for line in _notes(report):
+        print(line)
+
+
+def _speeds(row: Mapping[str, Any], way: str) -> str | None:
+    steady = f"{row['speeds'][way]:.1f}" if way in row["speeds"] else "-"
+    return f"{steady} / {row['end to end'][way]:.1f}" if way in row["end to end"] else None
+
+
+def _notes(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['target']}, {report['threads']} threads"
+    yield "steady state: rounds of a full batch in which no prompt is read"
+    yield "the best fixed budget is the one that was fastest in these very turns"
+    if any(ONE_BY_ONE in row["end to end"] for row in report["rows"]):
+        yield f"one by one: plain decoding, without a batch, of the first {ALONE} prompts of each turn at one size"
+    if failures := report["drafter_failures"]:
+        yield f"the drafter FAILED in {failures} rounds, which went on without drafts; the log says why"
+    yield from report["peers"]
+    if max(int(row["batch"]) for row in report["rows"]) > report["prompts"]:
+        yield f"{report['prompts']} different prompts: larger batches hold some of them more than once"
+    different, texts = report["differences"], report["texts"]
+    said = f"texts: {texts - len(different)} of {texts} are plain decoding's token for token"
+    ties = sum(each["tie"] for each in different)
+    yield f"{said}, {ties} differ by a tie, {len(different) - ties} DIFFER" if different else said
+    for each in sorted(different, key=lambda each: each["tie"])[:SHOWN]:
+        where = f"batch {each['batch']}, turn {each['turn']}, prompt {each['prompt']}, token {each['position']}"
+        yield f"  {each['way']}: {where}: best logits {each['gap']:.2e} apart{' (tie)' if each['tie'] else ''}"
+    if len(different) > SHOWN:
+        yield f"  in all: {', '.join(f'{way} {n}' for way, n in Counter(each['way'] for each in different).items())}"

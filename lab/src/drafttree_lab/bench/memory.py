@@ -1,0 +1,167 @@
+"""The memory that methods need at most, each measured in a process of its own.
+
+A process's high-water mark never falls, so that of one which has run several methods is the largest one's.
+"""
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Device, Dtype, Target, VerifierName
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.loading import find_verifier
+from drafttree.measure.method import NO_DRAFTER, Method, parse_methods
+from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
+
+METHODS = "embedded-draft;lookup;mixed:embedded-draft"
+COLUMNS = {"method": "", **dict.fromkeys(("loaded", "peak", "added", "GPU loaded", "GPU peak", "GPU added"), ".1f")}
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""What Linux resets the peak of the resident memory by (proc(5))."""
+REFUSED = "refused"
+"""The key under which a process tells why it could not do its work."""
+
+Use = dict[str, int]
+"""Bytes: `loaded`, resident once the models are loaded, and `peak`, at most while decoding (where the system is not
+Linux, loading included); `device_loaded` and `device_peak`, those of the GPU, 0 where none is in use; and `tokens`."""
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    draws: DrawOptions,
+    results: ResultOptions,
+    prompts: PromptOptions = PromptOptions(limit=2),
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='"DRAFTER|POLICY|VERIFIER;..." (the last two optional). May be repeated.'),
+    ] = None,
+    target: Target = "embedded",
+    verifier: VerifierName = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Measure the peak memory of methods, each in its own process."""
+    judge = find_verifier(verifier)
+    chosen = [replace(each, verifier=each.verifier or judge) for each in parse_methods(methods or [METHODS]).values()]
+    specs = [NO_DRAFTER, *(each.spec for each in chosen if each.drafter)]
+
+    from drafttree.engine import compatibility
+
+    for each in chosen:
+        if each.verifier:
+            compatibility.check(each.policy, each.verifier)
+    texts = prompts.token_ids(TargetOptions(target, dtype, device).load(), draws.max_new_tokens)
+    task = {"target": target, "dtype": dtype, "device": device, "prompts": texts, "options": asdict(draws)}
+    store = results.open_store(context, texts)
+    with progress(len(specs)) as advance:
+        ways = {spec: partial(measure_memory, spec) for spec in specs}
+        cells = measure.race(ways, [("all", task)], Use, store=store, progress=advance)
+    rows = []
+    for cell in cells:
+        added = {f"{kind}added": cell.result[f"{kind}peak"] - cell.result[f"{kind}loaded"] for kind in ("", "device_")}
+        rows.append({"method": cell.way, **cell.result, **added})
+    table = measure.to_table("MB", map(_in_mb, rows), COLUMNS)
+    results.finish(store, {"rows": rows}, lambda: make_console().print(table))
+
+
+def _in_mb(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = {name: name.replace("GPU ", "device_") for name in COLUMNS if name != "method"}
+    own = {name: row[key] / 1e6 for name, key in names.items() if row["device_peak"] or name == key}
+    return {"method": row["method"], **own}
+
+
+def measure_memory(spec: str, task: Mapping[str, Any]) -> Use:
+    """Measure one method in a fresh process.
+
+    Args:
+        spec: the method's specification, "none" for plain decoding.
+        task: `target`, `dtype` and `device` as for `drafttree.load`, `prompts` as token ids, and `options` as for
+            `Decoder.generate`.
+
+    Raises:
+        ConfigError: it is refused: its names, its drafter or the options.
+        ModelError: the process has died, as of too little memory.
+    """
+    given = json.dumps({**task, "method": spec})
+    done = subprocess.run([sys.executable, "-m", __name__], input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing; perhaps memory ran out"])[-1]
+        raise ModelError(f"the process of {spec!r} has ended with code {done.returncode}: {last}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    if REFUSED in found:
+        raise ConfigError(f"{spec}: {found[REFUSED]}")
+    return found
+
+
+def decode(task: Mapping[str, Any]) -> Use:
+    """Load a method's models and decode, minding the memory of this process."""
+    from drafttree.loading.load import load
+
+    method = Method.parse(task["method"])
+    parts = (method.drafter or NO_DRAFTER, method.policy, method.verifier)
+    decoder = load(task["target"], *parts, dtype=task["dtype"], device=task["device"])
+    gc.collect()
+    loaded, device_loaded = resident("VmRSS"), _on_device(torch.cuda.memory_allocated)
+    reset_peak()
+    _on_device(torch.cuda.reset_peak_memory_stats)
+    tokens = sum(len(decoder.generate(prompt, **task["options"]).tokens) for prompt in task["prompts"])
+    return {
+        "loaded": loaded,
+        "peak": max(loaded, resident("VmHWM")),  # memory may be given back between the reading and the reset
+        "device_loaded": device_loaded,
+        "device_peak": _on_device(torch.cuda.max_memory_allocated),
+        "tokens": tokens,
+    }
+
+
+def reset_peak() -> None:
+    """Let the peak of the resident memory begin anew, where the system can."""
+    with suppress(OSError):
+        CLEAR.write_text(RESET_PEAK)
+
+
+def resident(field: str) -> int:
+    """Bytes of resident memory: "VmRSS" now, "VmHWM" at most; where the system is not Linux, both at most.
+
+    `getrusage` is no help on Linux: its peak is inherited from the process that has started this one.
+    """
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        from drafttree.engine.metrics import peak_memory
+
+        return peak_memory()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def _on_device(function: Callable[[], int | None]) -> int:
+    """The result of a function of the GPU's memory, 0 where none is in use."""
+    return (function() or 0) if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
+
+
+def main() -> None:
+    """Do the task of standard input."""
+    try:
+        found = decode(json.load(sys.stdin))
+    except DraftTreeError as error:
+        found = {REFUSED: str(error)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,484 @@
+"""Methods against plain decoding, over the same prompts, by turns in one process.
+
+A base model decoded greedily often ends in a loop, which any drafter predicts; so where all prompts are of one group,
+those whose text loops are reported apart from those whose text does not.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import (
+    DraftTemperature,
+    QuantizeDrafter,
+    Repeats,
+    VerifierName,
+    complete_policy,
+    parse_numbers,
+    split_names,
+)
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.loading import find_verifier, parse_policies
+from drafttree.measure.method import AUTO, NO_DRAFTER, PLAIN, Method, parse_methods
+from drafttree.policies import Chain
+from drafttree.verifiers import Coupled
+from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
+from drafttree_lab.peers.programs import LLAMA_CPP, PEERS, TRANSFORMERS, check_installed, open_program, versions
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+    from drafttree.measure.driver import Cell, Way
+
+POLICIES = "auto;chain;dynatree;talon;eagle;opt-tree"
+EXACT = " with exact_text"
+COPIED = 256 << 20
+"""Bytes of an array much larger than any cache."""
+PARTS = ("growth", "mask", "verify", "commit", "text")
+"""The parts of a round outside the two models' passes, by the names that `Round` has for their seconds."""
+TIMES = ("v", "c", "h", "h0", "R law", "R", "R decoding", "at h = 0", "over its chain")
+"""Figures that disturbed times do not tell."""
+LAW = {"method": "", "tau": ".2f", "delta": ".2f", "v": ".2f", "c": ".2f", "h": ".2f", "R law": ".2f", "R": ".2f"}
+LAW |= {"over its chain": ".2f", "tokens/s": ".1f", "of nodes": ".1%", "of levels": ".1%", "nodes": ".1f"}
+LAW |= {"same text": ">", "ties": ".0f", "gap": ".3f"}
+REST = {"method": "", "R decoding": ".2f", "at h = 0": ".2f", "round": ".0f", "outside": ".0f"}
+REST |= dict.fromkeys((*PARTS, "other", "operations", "calls"), ".0f")
+REST |= {"ms a draft pass": ".2f", "weights, MB": ".2f", "cache, MB": ".2f", "GB/s": ".1f", "of the roofline": ".0%"}
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    models: TargetOptions,
+    draws: DrawOptions,
+    results: ResultOptions,
+    prompts: PromptOptions,
+    drafters: Annotated[
+        list[str] | None,
+        typer.Option("--drafters", "--drafter", help='Names, folders or hub names; by default what "auto" stands for.'),
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policies",
+            "--policy",
+            help=f'Specifications or "all", for each drafter; by default "{POLICIES}".',
+            autocompletion=complete_policy,
+        ),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(help='Instead: "DRAFTER|POLICY|VERIFIER;..." (the last two optional). May be repeated.'),
+    ] = None,
+    verifier: VerifierName = "auto",
+    draft_temperature: DraftTemperature = None,
+    quantize_drafter: QuantizeDrafter = None,
+    exact_text: Annotated[bool, typer.Option("--exact-text", help="Also run every method with exact_text.")] = False,
+    peers: Annotated[str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}.")] = None,
+    passes: Annotated[
+        str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
+    ] = None,
+    contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256",
+    count_work: Annotated[
+        bool, typer.Option("--count-work", help="Also count torch operations and own calls.")
+    ] = False,
+    repeats: Repeats = 3,
+) -> None:
+    """Measure methods against plain decoding, in turns.
+
+    Every drafter with every policy, or those of --methods: the terms of the speed-up by prompt file, and what a round
+    spends where. --limit takes that many prompts from each file, evenly spaced.
+    """
+    if methods and (drafters or policies):
+        raise ConfigError("--methods names drafters and policies; leave out --drafters and --policies")
+    names, judge = split_names(";".join(drafters or [AUTO]), ";"), find_verifier(verifier)
+    if NO_DRAFTER in names:
+        raise ConfigError(f"--drafters: {NO_DRAFTER!r} is not a drafter; plain decoding is run in any case")
+    every = [Method(name, policy) for name in names for policy in parse_policies(policies or [POLICIES]).values()]
+    chosen = [each for each in parse_methods(methods or every).values() if each.drafter]
+    sizes = parse_numbers(passes, "--passes", 1) if passes else []
+    behind, programs = parse_numbers(contexts, "--contexts", 1), split_names(peers) if peers else []
+    check_installed(programs)
+    if TRANSFORMERS in programs and models.quantize:
+        raise ConfigError("transformers has no int8 here; leave it out of --peers, or leave out --quantize")
+    if draws.temperature and {*programs} - {TRANSFORMERS}:
+        raise ConfigError(
+            "other programs draw in ways of their own; leave out --temperature, or take transformers alone"
+        )
+
+    from drafttree.engine.generation import Generation
+    from drafttree.interfaces.cli.decoders import judged_by
+
+    names = [str(each.drafter) for each in chosen]
+    loaded = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=quantize_drafter)
+    decoder = judged_by(loaded.with_drafter(None), judge)
+    drafting = _load_drafters(decoder, models, {*names} - {AUTO}, quantize_drafter) | {AUTO: loaded.drafter}
+    decoders = _make_decoders(decoder, chosen, drafting, exact_text=exact_text)
+    sets = prompts.token_ids_by_file(decoder, draws.max_new_tokens)
+    store = results.open_store(context, sets, versions(programs))
+    options = asdict(draws) | ({} if draft_temperature is None else {"draft_temperature": draft_temperature})
+    asked = [(group, ids) for group, each in sets.items() for ids in each]
+    longest = max(max(len(ids) for _, ids in asked) + draws.max_new_tokens, max(behind) + max(sizes, default=0))
+    with TemporaryDirectory(prefix="drafttree-peers-") as folder:
+        opened = _open(programs, models, decoder, Path(folder), longest)
+        ways: dict[str, Way] = {name: partial(_write, each, options) for name, each in decoders.items()}
+        ways |= _transformers(decoders, options) if TRANSFORMERS in programs else {}
+        ways |= {name: partial(each.generate, max_new_tokens=draws.max_new_tokens) for name, each in opened.items()}
+        with progress(repeats * len(asked) * len(ways)) as advance:
+            how: dict[str, Any] = {"repeats": repeats, "warm_up": True, "store": store, "progress": advance}
+            cells = measure.race(ways, asked, Generation | measure.ReferenceRun, **how)
+        machine = {} if store.interrupted else _measure_machine(decoder, opened, sizes, behind, repeats)
+
+    def find(plain: "Cell", own: "Cell") -> Any:
+        return measure.find_difference(decoder, asked[own.prompt][1], plain.result.tokens, own.result.tokens, **options)
+
+    rows = [*make_rows(cells, chains(chosen), _seeded(ways, decoders, draws.temperature), find)]
+    for row in rows:
+        if each := decoders.get(row["method"]):
+            row |= _read_bytes(each, row, machine) if sizes and machine else {}
+            if count_work and not store.interrupted:
+                row |= _count_work(each, asked[0][1], options)
+    report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
+    report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(_looping(cells))}
+    results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def make_rows(
+    cells: Sequence["Cell"],
+    chains: Mapping[str, str] = {},
+    seeded: Callable[[str], bool] = lambda way: True,
+    find: Callable[["Cell", "Cell"], Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """A row for every group of prompts and way: medians over the repeats, ratios over prompts and repeats.
+
+    Args:
+        cells: what `race` gives.
+        chains: by way, the chain that it is compared with.
+        seeded: whether a way has to write plain decoding's text.
+        find: the first difference between plain decoding's text and another.
+    """
+    found = {(cell.way, cell.prompt, cell.repeat): cell for cell in cells}
+    names = dict.fromkeys(cell.group for cell in cells)
+    groups = {name: {cell.prompt for cell in cells if cell.group == name} for name in names}
+    if len(groups) == 1 and 0 < len(looping := _looping(cells)) < len(everything := next(iter(groups.values()))):
+        groups |= {"looping": looping, "not looping": everything - looping}
+    for group, numbers in groups.items():
+        for way in dict.fromkeys(cell.way for cell in cells):
+            own = [cell for cell in cells if cell.way == way and cell.prompt in numbers]
+
+            def beside(name: str, own: list["Cell"] = own) -> list["Cell"]:
+                return [found[name, cell.prompt, cell.repeat] for cell in own]
+
+            row: dict[str, Any] = {
+                "group": group,
+                "method": way,
+                "prompts": len(numbers),
+                "R": _ratio(own, beside(PLAIN)),
+            }
+            row |= _figures(own, beside(PLAIN))
+            if way in chains and row.get("doubt") is None:
+                row["over its chain"] = _ratio(own, beside(chains[way]))
+            if seeded(way):
+                row |= _compare(own, beside(PLAIN + EXACT if way.endswith(EXACT) else PLAIN), find)
+            yield row
+
+
+def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
+    """What the rounds of a way tell, each figure its median over the repeats; of another program its speed."""
+    from drafttree.engine.metrics import Metrics
+
+    repeats = sorted({cell.repeat for cell in own})
+    if isinstance(own[0].result, measure.ReferenceRun):
+        texts = [[cell.result for cell in own if cell.repeat == repeat] for repeat in repeats]
+        speeds = [sum(len(text.tokens) for text in run) / sum(text.seconds for text in run) for run in texts]
+        return {"tokens/s": statistics.median(speeds)}
+
+    def total(cells: Sequence["Cell"], *those: int) -> Metrics:
+        return Metrics.total(cell.result.metrics for cell in cells if cell.repeat in those)
+
+    runs = [(total(own, repeat), total(plain, repeat)) for repeat in repeats]
+    laws = [measure.SpeedupLaw.of(*pair) for pair in runs]
+    whole = total(own, *repeats)
+    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in asdict(laws[0])}
+    law = measure.SpeedupLaw(**terms)
+    figures = {name: terms[name] for name in ("tau", "delta", "v", "c", "h", "h0")}
+    figures |= {"R law": law.predicted, "R decoding": law.decoding, "at h = 0": law.without_host}
+    told = {
+        "tokens/s": "tokens_per_second",
+        "of nodes": "acceptance_rate",
+        "of levels": "level_acceptance",
+        "nodes": "mean_nodes",
+    }
+    figures |= {name: statistics.median(getattr(run, each) for run, _ in runs) for name, each in told.items()}
+    figures |= {"ms a draft pass": 1e3 * whole.draft_pass, "weights, MB": whole.draft_weight_bytes / 1e6}
+    figures |= {"cache, MB": whole.draft_cache_bytes / 1e6} | _parts(own, repeats)
+    if own[0].way != PLAIN and (doubt := measure.doubt(whole, total(plain, *repeats))):
+        figures |= {**dict.fromkeys(TIMES), "doubt": doubt}
+    return figures
+
+
+def _parts(own: Sequence["Cell"], repeats: Sequence[int]) -> dict[str, float]:
+    """Mean microseconds of a round by part, in the repeat of median time outside the two models' passes.
+
+    The first round of a text, in which the drafter reads the prompt, is left out.
+    """
+    found = []
+    for repeat in repeats:
+        texts = (cell.result.metrics.rounds[1:] for cell in own if cell.repeat == repeat)
+        rounds = measure.columns(each for text in texts for each in text)
+        names = {name: f"{name}_seconds" for name in ("target", "draft", *PARTS)} | {"round": "seconds"}
+        mean = {name: float(1e6 * rounds[each].mean()) if len(rounds) else 0.0 for name, each in names.items()}
+        outside = mean["round"] - mean["target"] - mean["draft"]
+        found.append(mean | {"outside": outside, "other": outside - sum(mean[part] for part in PARTS)})
+    return sorted(found, key=lambda each: each["outside"])[len(found) // 2]
+
+
+def _ratio(own: Sequence["Cell"], base: Sequence["Cell"]) -> "measure.Interval":
+    """The speed of one way in that of another, prompts included, from every prompt and repeat."""
+
+    def speeds(cells: Sequence["Cell"]) -> list[float]:
+        return [getattr(cell.result, "metrics", cell.result).tokens_per_second for cell in cells]
+
+    return measure.Interval.of_ratio_by_student(speeds(own), speeds(base))
+
+
+def _compare(
+    own: Sequence["Cell"], plain: Sequence["Cell"], find: Callable[["Cell", "Cell"], Any] | None
+) -> dict[str, Any]:
+    """How many texts are plain decoding's, and how close the choice was at the first difference of the others."""
+    pairs = [*zip(plain, own, strict=True)]
+    others = [pair for pair in pairs if pair[0].result.tokens != pair[1].result.tokens]
+    row: dict[str, Any] = {"same text": f"{len(pairs) - len(others)}/{len(pairs)}"}
+    if others and find:
+        differences = [find(*pair) for pair in others]
+        row |= {"ties": sum(each.explained for each in differences), "gap": max(each.gap for each in differences)}
+    return row
+
+
+def _looping(cells: Sequence["Cell"]) -> set[int]:
+    """The prompts behind which plain decoding's text ends in a loop."""
+    first = (cell for cell in cells if cell.way == PLAIN and cell.repeat == 0)
+    return {cell.prompt for cell in first if measure.loops(cell.result.tokens)}
+
+
+def chains(methods: Sequence[Method]) -> dict[str, str]:
+    """By method, the first one of the same drafter and verifier that drafts chains."""
+    first: dict[tuple[str | None, str], str] = {}
+    for method in methods:
+        if isinstance(method.policy, Chain):
+            first.setdefault((method.drafter, method.verifier_name), method.spec)
+    found = {method.spec: first.get((method.drafter, method.verifier_name)) for method in methods}
+    return {spec: chain for spec, chain in found.items() if chain}
+
+
+def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
+    """Every text that has rounds; a prompt has its number in its group."""
+    numbers = {group: sorted({c.prompt for c in cells if c.group == group}) for group in {c.group for c in cells}}
+    for cell in cells:
+        if metrics := getattr(cell.result, "metrics", None):
+            where = {"prompt": numbers[cell.group].index(cell.prompt), "repeat": cell.repeat}
+            yield {"way": cell.way, "group": cell.group, **where, **measure.describe(metrics)}
+
+
+def _load_drafters(decoder: "Decoder", models: TargetOptions, names: set[str], quantize: str | None) -> dict[str, Any]:
+    """The drafters by name; an inflated target has those of the target that it was inflated from."""
+    from drafttree.loading import find_drafter
+    from drafttree.measure.inflation import drafters_for_inflated
+
+    if models.inflated:
+        return {**drafters_for_inflated(decoder, models.target, sorted(names), quantize)}
+    target = measure.transformers_model(decoder)
+    return {name: find_drafter(name, target, decoder.tokenizer, quantize) for name in names}
+
+
+def _make_decoders(
+    decoder: "Decoder", methods: Sequence[Method], drafters: Mapping[str, Any], *, exact_text: bool
+) -> dict[str, "Decoder"]:
+    """Plain decoding and every method, with `exact_text` too if that is wanted."""
+    from drafttree.measure.method_decoders import make_decoders
+    from drafttree.models import TargetModel, select_exact_text
+
+    found = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
+    if exact_text:
+        exact = TargetModel(measure.transformers_model(decoder).module, select_exact_text)
+        found |= {f"{name}{EXACT}": each.with_target(exact) for name, each in found.items()}
+    return found
+
+
+def _write(decoder: "Decoder", options: Mapping[str, Any], ids: list[int]) -> Any:
+    return decoder.generate(ids, **options)
+
+
+def _seeded(
+    ways: Mapping[str, Any], decoders: Mapping[str, "Decoder"], temperature: float | None
+) -> Callable[[str], bool]:
+    """Whether prompt and seed decide a way's text: those of drawing verifiers and of other programs follow drafts."""
+    from drafttree.engine.compatibility import is_text_of_seed
+
+    drawn = {name for name in ways if name not in decoders or not is_text_of_seed(decoders[name].verifier or Coupled)}
+    return lambda name: not temperature or name not in drawn
+
+
+def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any]) -> dict[str, "Way"]:
+    """transformers' own ways of generating; assisted ones where a language model drafts."""
+    from transformers import GenerationConfig
+
+    from drafttree.drafters.language_model import LanguageModelDrafter
+    from drafttree.measure.reference import released
+    from drafttree.models import TargetModel
+
+    own = {name: value for name, value in options.items() if name != "draft_temperature"}
+    run = partial(measure.transformers_generate, decoders[PLAIN], **own)
+
+    def assisted(model: TargetModel, schedule: str, ids: list[int]) -> Any:
+        with released(model) as assistant:
+            assistant.generation_config = GenerationConfig(num_assistant_tokens_schedule=schedule)
+            return run(ids, assistance={"assistant_model": assistant})
+
+    ways: dict[str, Way] = {
+        "transformers": run,
+        "transformers prompt lookup": partial(run, assistance={"prompt_lookup_num_tokens": 10}),
+    }
+    drafters = {name.partition("|")[0]: each.drafter for name, each in decoders.items()}
+    models = {
+        name: each.model
+        for name, each in drafters.items()
+        if isinstance(each, LanguageModelDrafter) and isinstance(each.model, TargetModel)
+    }
+    return ways | {
+        f"transformers assisted by {name}, {schedule}": partial(assisted, model, schedule)
+        for name, model in models.items()
+        for schedule in ("constant", "heuristic")
+    }
+
+
+def _open(
+    programs: Sequence[str], models: TargetOptions, decoder: "Decoder", folder: Path, context: int
+) -> dict[str, Any]:
+    """The other programs but transformers, with the weights of the target, in the folder's files."""
+    others = [name for name in programs if name != TRANSFORMERS]
+    if not others:
+        return {}
+    original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
+    dtype = models.quantize or str(measure.transformers_model(decoder).dtype).removeprefix("torch.")
+    return {name: open_program(name, decoder, original, dtype, folder, context) for name in others}
+
+
+def _measure_machine(
+    decoder: "Decoder", programs: Mapping[str, Any], sizes: Sequence[int], contexts: Sequence[int], repeats: int
+) -> dict[str, Any]:
+    """The target and the machine; where passes are wanted, milliseconds of each and the bandwidth of a large copy.
+
+    A pass behind more tokens than the model was made for is timed too: only the time is looked at.
+    """
+    from drafttree.engine.drafting.measure import time_passes
+
+    target = measure.transformers_model(decoder)
+    found: dict[str, Any] = {
+        "device": str(target.device),
+        "dtype": target.precision,
+        "threads": torch.get_num_threads(),
+    }
+    found["parameters"] = sum(parameter.numel() for parameter in target.module.parameters())
+    if not sizes:
+        return found
+    times = {"drafttree": lambda context: time_passes(target, sizes, context, 10 * repeats)}
+    if LLAMA_CPP in programs:
+        times[LLAMA_CPP] = lambda context: programs[LLAMA_CPP].time_passes(sizes, context, 10 * repeats)
+    passes = [
+        {"passes": f"{name}, behind {context}", "ms": {size: 1e3 * spent for size, spent in work(context).items()}}
+        for context in contexts
+        for name, work in times.items()
+    ]
+    read = pass_bytes(target, contexts[0])
+    return found | {"passes": passes, "bandwidth": copy_bandwidth(target.device), "context": contexts[0], "bytes": read}
+
+
+def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
+    """Bytes per second, read and written, of a copy much larger than any cache: the machine's roofline."""
+    from drafttree.engine.drafting.measure import wait_for
+
+    source = torch.ones(COPIED, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+
+    def once() -> float:
+        wait_for(device)
+        started = time.perf_counter()
+        copy.copy_(source)
+        wait_for(device)
+        return 2 * COPIED / (time.perf_counter() - started)
+
+    return statistics.median([once() for _ in range(1 + repeats)][1:])
+
+
+def pass_bytes(model: Any, context: int) -> int:
+    """Bytes a pass over one node reads: every weight but the embedding's other rows, and the cache of a context."""
+    from drafttree.models import prefill
+
+    module = model.module
+    weights = {id(parameter): parameter.nbytes for parameter in module.parameters()}
+    table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
+    if table is not head:
+        weights[id(table)] = table[0].nbytes
+    cache = model.new_cache(context)
+    prefill(model, cache, [0])
+    return sum(weights.values()) + cache.nbytes * context // cache.capacity
+
+
+def _read_bytes(decoder: "Decoder", row: Mapping[str, Any], machine: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes per second that the models' passes of a way read, and their share of what a large copy moves."""
+    from drafttree.models import TargetModel
+
+    draft = getattr(decoder.drafter, "model", None)
+    drafted = pass_bytes(draft, machine["context"]) if isinstance(draft, TargetModel) else 0
+    moved = row["tokens/s"] / row["tau"] * (machine["bytes"] + row["delta"] * drafted)
+    return {"GB/s": moved / 1e9, "of the roofline": moved / machine["bandwidth"]}
+
+
+def _count_work(decoder: "Decoder", ids: list[int], options: Mapping[str, Any]) -> dict[str, float]:
+    from drafttree_lab.round_work import count_work
+
+    return count_work(decoder, ids, **options)._asdict()
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    console, machine = make_console(), report["machine"]
+    if machine:
+        size = f"{machine['parameters'] / 1e6:.1f} M parameters, {machine['threads']} threads"
+        console.print(f"{machine['device']}, {machine['dtype']}, {size}", soft_wrap=True)
+    if "passes" in machine:
+        reads = f"behind {machine['context']} tokens a target pass reads {machine['bytes'] / 1e6:.1f} MB"
+        console.print(f"a large copy moves {machine['bandwidth'] / 1e9:.1f} GB/s; {reads}", soft_wrap=True)
+        sizes = [*machine["passes"][0]["ms"]]
+        shown = [
+            {"": f"{row['passes']}, {name}"} | {str(size): row["ms"][size] / unit for size in sizes}
+            for row in machine["passes"]
+            for name, unit in (("ms", 1), ("v", row["ms"][sizes[0]]))
+        ]
+        console.print(
+            measure.to_table("passes over so many rows", shown, {"": "", **dict.fromkeys(map(str, sizes), ".2f")})
+        )
+    for group in dict.fromkeys(row["group"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["group"] == group]
+        console.print(measure.to_table(f"{group}: {rows[0]['prompts']} prompts", rows, LAW))
+        for row in rows:
+            if row.get("doubt"):
+                print(f"{row['method']}: {row['doubt']}")
+        rows = [row for row in rows if "tau" in row]
+        console.print(measure.to_table("mean µs per round outside the passes, by part; what drafters cost", rows, REST))
+    loops = "texts loop (their last 48 tokens repeat with a period of at most 16)"
+    print(f"{report['looping']} of {report['prompts']} {loops}")
+    print("R = tau (1 + h0) / (v + c*delta + h); intervals are 95 %, by Student's t on the logarithms of ratios")
+    if report["versions"]:
+        print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))

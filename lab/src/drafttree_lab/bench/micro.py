@@ -1,0 +1,342 @@
+"""The time of single parts, on synthetic rows: how long verifiers take, and how long trees take to grow.
+
+Verifiers judge trees that are grown from synthetic drafter rows by the same code as real ones; the target's rows are
+the drafter's with noise on every logit, so that about as many tokens are accepted as from a fair drafter. The yardstick
+is the product that makes the target's logits, hidden states times head, measured in the same run: a round costs that
+and the rest of two models besides, so the share of a round is lower than the share that is printed.
+
+Growth has rows that follow Zipf's law in place of the drafter's passes, as in TALON's appendix E.6 (figure 15): the
+r-th most probable token has a probability in proportion to 1 / r ** alpha, 0.7 for texts of high entropy, 1.35 for
+natural language, 5 for nearly deterministic ones. Rows differ in the order of their tokens only.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import ConfigError
+from drafttree.core.lazy import Tensor, torch
+from drafttree.core.sampling import Sampling
+from drafttree.core.tree import DraftTree, Proposal
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Device, PolicySpecs, complete_verifier, parse_numbers
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.loading import PolicyLike, VerifierLike, parse_policies, parse_verifiers
+from drafttree.policies import Chain, Fixed
+from drafttree.policies.base import TextContext, TreePolicy
+from drafttree.verifiers import Greedy, Verifier
+
+if TYPE_CHECKING:
+    from drafttree.core.randomness import Randomness
+    from drafttree.drafters.base import Frontier, Session
+    from drafttree.measure.driver import Way
+    from drafttree.measure.run_store import RunStore
+
+NONE = "none"
+POLICIES = "eagle:depth=9;talon;dynatree;fixed;opt-tree;chain"
+"""EAGLE's tree and TALON's are those of the paper: K = 10, D = 8, N = 60, mu = 0.03."""
+PEAK, APART = 0.85, 0.7
+"""Spread of the logits, as a share of the one at which a random row has a single likely token; noise on the target."""
+WARM_UP, REPEATS, ROWS = 20, 100, 64
+"""Trees that are grown before any counts, and that count; different rows, of which a wide frontier sees some twice."""
+JUDGED = {"verifier": "", "nodes": ".0f", "accepted": ".2f", "ms": ".2f", "share": ".1%", "grow ms": ".2f"}
+JUDGED |= {"logits ms": ".2f"}
+GROWN = {"policy": "", "nodes": ".0f", "levels": ".0f"}
+GROWN |= dict.fromkeys(("ms a tree", "ms a level", "mean ms a tree"), ".3f")
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    results: ResultOptions,
+    verifiers: Annotated[
+        list[str],
+        typer.Option(
+            "--verifiers",
+            "--verifier",
+            help='Verifiers to time, separated by commas, "all" or "none".',
+            autocompletion=complete_verifier,
+        ),
+    ] = ["all"],  # noqa: B006
+    policies: PolicySpecs = [POLICIES],  # noqa: B006
+    vocab: Annotated[str, typer.Option(help="Vocabulary sizes.")] = "32000,128000",
+    nodes: Annotated[str, typer.Option(help="Tree sizes that verifiers judge, root included.")] = "16,64,256",
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 4096,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of verifiers, above 0.")] = 1.0,
+    alpha: Annotated[str, typer.Option(help="Exponents of Zipf's law, above 0, for growth.")] = "0.7,1.35,5",
+    repeats: Annotated[int, typer.Option(min=1, help="Number of trees per figure that verifiers judge.")] = 5,
+    trees: Annotated[int, typer.Option(min=1, help="Number of trees per figure that are grown.")] = REPEATS,
+    device: Device = "auto",
+) -> None:
+    """Time verifiers, and how policies grow trees, without models.
+
+    Verifiers beside the logits they need; growth on rows that follow Zipf's law. "none" leaves one of the two out.
+    """
+    sizes, vocabs, alphas = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab"), _parse_exponents(alpha)
+    judges = [] if verifiers == [NONE] else [*parse_verifiers(verifiers).values()]
+    grown = [] if policies == [NONE] else [*parse_policies(policies).values()]
+
+    from drafttree.loading import find_device
+
+    on, store = find_device(device), results.open_store(context)
+    shared: dict[str, Any] = {"vocabs": vocabs, "device": on, "store": store}
+    with progress(len(vocabs) * (len(sizes) * len(judges) + len(alphas) * len(grown))) as advance:
+        shared["progress"] = advance
+        own = {"nodes": sizes, "hidden": hidden, "temperature": temperature, "repeats": repeats}
+        judged = time_verifiers(judges, **own, **shared) if judges else []
+        rows = time_growth(grown, alphas=alphas, repeats=trees, **shared) if grown and not store.interrupted else []
+    report = {"verifiers": judged, "growth": rows, "device": str(on), "threads": torch.get_num_threads()}
+    report |= {"hidden": hidden, "temperature": temperature, "trees": trees}
+    results.finish(store, measure.to_json(report), lambda: _show(report))
+
+
+def _parse_exponents(text: str) -> list[float]:
+    """Numbers above 0 from a list separated by commas.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(number > 0 and math.isfinite(number) for number in found):
+        raise ConfigError(f"--alpha is {text!r}; give numbers above 0, separated by commas")
+    return list(dict.fromkeys(found))
+
+
+def time_verifiers(
+    verifiers: Sequence[VerifierLike],
+    *,
+    nodes: Sequence[int],
+    vocabs: Sequence[int],
+    hidden: int = 4096,
+    temperature: float = 1.0,
+    repeats: int = 5,
+    device: "torch.device | None" = None,
+    progress: Callable[[str], None] = lambda _: None,
+    store: "RunStore | None" = None,
+) -> list[dict[str, Any]]:
+    """Time verifiers on synthetic trees: medians in seconds, `share` of verifying in verifying and logits together.
+
+    Args:
+        verifiers: as for `parse_verifiers`.
+        nodes: tree sizes, root included.
+        vocabs: vocabulary sizes.
+        hidden: width of the hidden states the logits are made from.
+        temperature: above 0; `greedy` decodes at 0.
+        repeats: trees judged for each figure, after one that is not counted.
+        device: the CPU by default.
+        progress: called after every verifier with its name.
+        store: keeps finished runs; by default none.
+    """
+    device, chosen = device or torch.device("cpu"), parse_verifiers(verifiers)
+
+    @lru_cache(maxsize=1)
+    def head(vocab: int) -> Tensor:
+        return torch.randn(hidden, vocab, device=device)
+
+    @lru_cache(maxsize=1)
+    def synthetic(vocab: int, size: int) -> tuple[_SyntheticLogits, float]:
+        ones = torch.ones(size, hidden, device=device)
+        times = [_seconds(lambda: ones @ head(vocab), device) for _ in range(repeats + 1)]
+        return _SyntheticLogits(size, vocab, device), statistics.median(times[1:])
+
+    def run(verifier: type[Verifier], at: tuple[int, int]) -> dict[str, float]:
+        judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
+        with torch.inference_mode():
+            rows, logits = synthetic(*at)
+            found = _judge(judge, rows, repeats)
+        return found | {"logits": logits, "share": found["verify"] / (found["verify"] + logits)}
+
+    ways: dict[str, Way] = {name: partial(run, verifier) for name, verifier in chosen.items()}
+    sizes = [("verifiers", at) for at in product(vocabs, nodes)]
+    cells = measure.race(ways, sizes, dict[str, float], store=store, progress=progress)
+    return [_at(cell, ("vocab", "nodes"), sizes) for cell in cells]
+
+
+def _at(cell: Any, names: Sequence[str], prompts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A row of a cell, with what it was measured at."""
+    kind = "verifier" if cell.group == "verifiers" else "policy"
+    return {kind: cell.way, **dict(zip(names, prompts[cell.prompt][1], strict=True)), **cell.result}
+
+
+class _SyntheticLogits:
+    """Synthetic logits of target and drafter, in the order in which nodes are expanded."""
+
+    def __init__(self, nodes: int, vocab: int, device: "torch.device") -> None:
+        self.nodes, self.vocab, self.device = nodes, vocab, device
+        spread = PEAK * (2 * torch.tensor(float(vocab)).log()).sqrt().item()
+        generator = torch.Generator(device).manual_seed(0)
+        self.draft = spread * torch.randn(nodes, vocab, device=device, generator=generator)
+        self.target = torch.randn(nodes, vocab, device=device, generator=generator).mul_(APART).add_(self.draft)
+
+    def tree(self, judge: Verifier, randomness: "Randomness") -> DraftTree:
+        """A tree in which every node has two children, or a chain."""
+        from drafttree.drafters.base import Session
+        from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
+        from drafttree.engine.tree_growth import grow
+
+        binary = Fixed(depth=16, breadth=2, threshold=0.0, budget=self.nodes)
+        policy = Chain(depth=self.nodes - 1, budget=self.nodes) if judge.chains_only else binary
+        draft = AdjustedDraft(
+            [Session(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
+        )
+        how = {"proposal": judge.proposal, "randomness": [randomness]}
+        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], **how)
+        return tree
+
+
+class _Rows:
+    """The logits of a drafter whose passes cost nothing."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self._next = rows, 1
+
+    def root(self, sessions: "Sequence[Session]") -> Tensor:
+        return self._rows[:1]
+
+    def expand(self, sessions: "Sequence[Session]", frontiers: "Sequence[Frontier]") -> Tensor:
+        first, self._next = self._next, self._next + len(frontiers[0].tokens)
+        return self._rows[first : self._next]
+
+
+def _judge(judge: Verifier, synthetic: "_SyntheticLogits", repeats: int) -> dict[str, float]:
+    """Grow and judge trees of different seeds, the first one as a warm-up.
+
+    `growing` is what the tree cost beside the drafter's passes: the noise shown to it, or its children drawn.
+    """
+    from drafttree.core.randomness import SeededRandomness
+
+    growing, verifying, accepted = [], [], []
+    for seed in range(repeats + 1):
+        randomness = SeededRandomness(seed, synthetic.vocab, synthetic.device).at(7)
+        begun = _now(synthetic.device)
+        tree = synthetic.tree(judge, randomness)
+        grown = _now(synthetic.device)
+        verdict = judge.verify(tree, synthetic.target[: tree.size], randomness)
+        verifying.append(_now(synthetic.device) - grown)
+        growing.append(grown - begun)
+        accepted.append(len(verdict.path) - 1)
+    times = {"verify": statistics.median(verifying[1:]), "growing": statistics.median(growing[1:])}
+    return {"accepted": statistics.fmean(accepted[1:]), **times}
+
+
+def time_growth(
+    policies: Sequence[PolicyLike],
+    *,
+    vocabs: Sequence[int],
+    alphas: Sequence[float],
+    repeats: int = REPEATS,
+    device: "torch.device | None" = None,
+    progress: Callable[[str], None] = lambda _: None,
+    store: "RunStore | None" = None,
+) -> list[dict[str, Any]]:
+    """Time the growth of trees on synthetic rows: `seconds` of a tree, the median, `mean_seconds`, which the paper has.
+
+    `auto` is told costs by which it drafts as deep and wide as it may; the others weigh no costs.
+
+    Args:
+        policies: as for `parse_policies`.
+        vocabs: vocabulary sizes.
+        alphas: exponents of Zipf's law, above 0.
+        repeats: trees grown for each figure, after some that are not counted.
+        device: the CPU by default.
+        progress: called after every figure with the policy's specification.
+        store: keeps finished runs; by default none.
+    """
+    device = device or torch.device("cpu")
+    draft = lru_cache(maxsize=1)(partial(zipf_draft, device=device))
+
+    def run(policy: TreePolicy, at: tuple[int, float]) -> dict[str, float]:
+        with torch.inference_mode():
+            return _grow(policy, draft(*at), repeats, device)
+
+    ways: dict[str, Way] = {spec: partial(run, policy) for spec, policy in parse_policies(policies).items()}
+    rows = [("growth", at) for at in product(vocabs, alphas)]
+    cells = measure.race(ways, rows, dict[str, float], store=store, progress=progress)
+    return [_at(cell, ("vocab", "alpha"), rows) for cell in cells]
+
+
+def zipf_draft(vocab: int, alpha: float, device: "torch.device") -> Any:
+    """The logits of a drafter whose passes cost nothing: views of rows made beforehand."""
+    from drafttree.engine.tree_growth import DraftRows
+
+    class ZipfDraft(DraftRows):
+        def __init__(self) -> None:
+            ranks = torch.arange(1, vocab + 1, dtype=torch.float64)
+            logprobs = (-alpha * ranks.log()).log_softmax(0).float()
+            generator = torch.Generator().manual_seed(0)
+            orders = (torch.randperm(vocab, generator=generator) for _ in range(ROWS))
+            self._rows = torch.stack([logprobs[order] for order in orders]).to(device)
+
+        def root(self) -> Tensor:
+            return self._rows[:1]
+
+        def expand(self, frontiers: "Sequence[Frontier]") -> Tensor:
+            width = len(frontiers[0].tokens)
+            if width > len(self._rows):  # the first tree with a frontier wider than any before takes the time for it
+                self._rows = self._rows.repeat(-(-width // len(self._rows)), 1)
+            return self._rows[:width]
+
+    return ZipfDraft()
+
+
+def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -> dict[str, float]:
+    """Grow the same tree again and again."""
+    from drafttree.engine.drafting.controller import Controller
+    from drafttree.engine.drafting.measure import TRIAL_COSTS
+    from drafttree.engine.drafting.prices import Prices
+    from drafttree.engine.tree_growth import grow
+
+    states, controller = [policy.init_state(TextContext(TRIAL_COSTS))], Controller(Prices(TRIAL_COSTS, frozen=True))
+
+    def work() -> DraftTree:
+        limits = controller.limits(policy, Proposal.TOP_K, [(True, 0)], 1, 1) if policy.uses_costs else None
+        return grow(policy, rows, [0], [policy.budget], states=states, limits=limits)[0]
+
+    tree = work()
+    kept = [_seconds(work, device) for _ in range(WARM_UP - 1 + repeats)][-repeats:]
+    seconds, levels = statistics.median(kept), len(tree.widths)
+    times = {"seconds": seconds, "per_level": seconds / max(levels, 1), "mean_seconds": statistics.fmean(kept)}
+    return {"nodes": tree.size, "levels": levels, **times}
+
+
+def _seconds(work: Callable[[], object], device: "torch.device") -> float:
+    begun = _now(device)
+    work()
+    return _now(device) - begun
+
+
+def _now(device: "torch.device") -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    console, where = make_console(), f"{report['device']}, {report['threads']} threads"
+    for vocab in dict.fromkeys(row["vocab"] for row in report["verifiers"]):
+        own = [row for row in report["verifiers"] if row["vocab"] == vocab]
+        names = {"ms": "verify", "grow ms": "growing", "logits ms": "logits"}
+        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in own]
+        title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {where}"
+        console.print(measure.to_table(title, rows, JUDGED), "")
+    if report["verifiers"]:
+        print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
+    for vocab, alpha in dict.fromkeys((row["vocab"], row["alpha"]) for row in report["growth"]):
+        own = [row for row in report["growth"] if (row["vocab"], row["alpha"]) == (vocab, alpha)]
+        names = {"ms a tree": "seconds", "ms a level": "per_level", "mean ms a tree": "mean_seconds"}
+        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in own]
+        title = f"vocabulary {vocab}, alpha {alpha:g}; {where}, {report['trees']} trees each"
+        console.print(measure.to_table(title, rows, GROWN), "")
+    if report["growth"]:
+        print("medians but for the last column; the drafter's passes are left out, the softmax of its logits is not")

@@ -1,1 +1,0 @@
-"""Experiments: prompts and methods by turns, and what is measured of them."""

@@ -1,1 +1,0 @@
-"""The time of single parts on synthetic data."""

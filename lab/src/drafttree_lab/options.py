@@ -1,0 +1,144 @@
+"""The groups of options that the benches share."""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree.interfaces.cli.options import (
+    Device,
+    Dtype,
+    Files,
+    Inflate,
+    Length,
+    Limit,
+    Quantize,
+    Seed,
+    Target,
+    Temperature,
+    name_files,
+)
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.prompts import Example, spread_examples
+from drafttree.measure.shapes import find_shape
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+
+NO_TASK = "other"
+"""The task of prompts without a category."""
+
+
+@dataclass(frozen=True)
+class FormOptions:
+    """The form in which prompts are asked."""
+
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Apply the chat template to the prompts, all turns included.")
+    ] = False
+    category: Annotated[
+        str | None, typer.Option(help="Take only prompts whose category starts with this (.jsonl).")
+    ] = None
+    turns: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of turns per conversation. Default: 1; all with --chat."),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tokens per turn. Longer turns are cut.")
+    ] = None
+
+    @property
+    def prompt_form(self) -> PromptForm:
+        return PromptForm(self.chat, self.category, self.turns, self.prompt_tokens)
+
+
+@dataclass(frozen=True)
+class PromptOptions(FormOptions):
+    """Which prompts are asked, by default the shipped openings."""
+
+    prompts: Files = None
+    limit: Limit = None
+
+    def token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
+        """The token ids of the prompts, with room for so many new tokens."""
+        from drafttree.interfaces.cli.decoders import read_token_ids
+
+        return read_token_ids(decoder, self.prompts, self.limit, new_tokens, self.prompt_form)
+
+    def mixed_token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
+        """The same, but by default of all prompts that ship, one of each kind after the other."""
+        if self.prompts:
+            return self.token_ids(decoder, new_tokens)
+
+        from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
+        from drafttree.measure.prompt_sets import shipped_sets
+
+        form = self.prompt_form
+        turns = zip_longest(*shipped_sets(**form.selection), shipped_examples(None, form))
+        mixed = [each for turn in turns for each in turn if each]
+        return encode_prompts(decoder, mixed[: self.limit], form, new_tokens)
+
+    def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
+        """The token ids of prompts evenly spaced over each file, by its name."""
+        from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
+
+        files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
+        sets = files or {"openings": shipped_examples(self.limit, self.prompt_form)}
+        return {name: encode_prompts(decoder, each, self.prompt_form, new_tokens) for name, each in sets.items()}
+
+    def token_ids_by_task(self, decoder: "Decoder", new_tokens: int) -> list[tuple[str, list[int]]]:
+        """The token ids of prompts evenly spaced over the files, each with its task, the first part of its category."""
+        from drafttree.interfaces.cli.decoders import shipped_examples
+        from drafttree.measure.prompt_encoding import encode_prompts
+
+        examples = self._spread(self.prompts) if self.prompts else shipped_examples(self.limit, self.prompt_form)
+        return [
+            ((example.category or NO_TASK).partition("/")[0], ids)
+            for example in examples
+            for ids in encode_prompts(decoder, [example], self.prompt_form, new_tokens)
+        ]
+
+    def _spread(self, paths: Any) -> list[Example]:
+        return spread_examples(paths, self.limit, **self.prompt_form.selection)
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The target, and how it is held."""
+
+    target: Target = "embedded"
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    inflated: Inflate = None
+    quantize: Quantize = None
+
+    def load(self, drafter: str = "none", **kinds: str | None) -> "Decoder":
+        """A decoder of the target.
+
+        Args:
+            drafter: as for `drafttree.load`.
+            **kinds: `quantize_drafter`, as for `drafttree.load`.
+        """
+        if self.inflated:
+            find_shape(self.inflated)
+
+        from drafttree.interfaces.cli.decoders import hide_bars, load_named
+        from drafttree.measure.inflation import load_inflated
+
+        hide_bars()
+        kinds |= {"quantize": self.quantize}
+        if self.inflated:
+            return load_inflated(self.target, drafter, self.inflated, self.dtype, self.device, **kinds)
+        return load_named(self.target, drafter, dtype=self.dtype, device=self.device, **kinds)
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How long the texts are, and how they are drawn."""
+
+    max_new_tokens: Length = 128
+    temperature: Temperature = 0.0
+    seed: Seed = 0

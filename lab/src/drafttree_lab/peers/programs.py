@@ -1,0 +1,89 @@
+"""The programs that drafttree is measured beside, on the same weights."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drafttree.core.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from drafttree.engine.decoder import Decoder
+    from drafttree_lab.peers.llama_cpp import LlamaCpp
+    from drafttree_lab.peers.openvino import OpenVino
+
+TRANSFORMERS, LLAMA_CPP, OPENVINO = PEERS = ("transformers", "llama.cpp", "openvino")
+PACKAGES = {
+    TRANSFORMERS: {"transformers": "transformers"},
+    LLAMA_CPP: {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
+    OPENVINO: {"openvino_genai": "openvino-genai", "gguf": "gguf"},
+}
+"""What each needs: packages by the names of their modules."""
+FILES = {
+    LLAMA_CPP: {"float32": "f32", "bfloat16": "bf16", "int8": "q8_0"},
+    OPENVINO: {"float32": "f16", "bfloat16": "f16", "int8": "q8_0"},
+}
+"""The kind of GGUF file by dtype; OpenVINO GenAI reads neither f32 nor bf16, but computes in either."""
+
+
+def check_installed(peers: Sequence[str]) -> None:
+    """Refuse peers that cannot be run here.
+
+    Raises:
+        ConfigError: one is unknown, or a package of it is not installed.
+    """
+    for peer in peers:
+        if peer not in PACKAGES:
+            raise unknown("peer", peer, PACKAGES)
+        for module, package in PACKAGES[peer].items():
+            if find_spec(module) is None:
+                raise ConfigError(
+                    f'{peer} needs {package}, which is not installed: pip install "drafttree-lab[peers]" '
+                    f'(from a clone: pip install "./lab[peers]"), or leave {peer} out of --peers'
+                )
+
+
+def versions(peers: Sequence[str]) -> dict[str, str]:
+    """The version of the program of each peer."""
+    return {peer: version(next(iter(PACKAGES[peer].values()))) for peer in peers}
+
+
+def open_program(
+    peer: str, decoder: "Decoder", original: "Decoder", dtype: str, folder: Path, context: int, streams: int = 1
+) -> "LlamaCpp | OpenVino":
+    """A peer with the weights of a decoder.
+
+    Args:
+        peer: "llama.cpp" or "openvino".
+        decoder: the decoder it is measured beside, on the CPU.
+        original: one with the same weights before they were quantised.
+        dtype: "float32", "bfloat16" or "int8".
+        folder: where its GGUF file is written.
+        context: tokens of a text at most.
+        streams: texts at once at most.
+
+    Raises:
+        ConfigError: the target cannot be written, is not on the CPU, or is of another dtype.
+    """
+    import torch
+
+    from drafttree.measure.reference import transformers_model
+    from drafttree_lab.peers.gguf_file import write_gguf
+
+    if transformers_model(decoder).device.type != "cpu":
+        raise ConfigError(f"{peer} is measured on the CPU; add --device cpu")
+    if dtype not in FILES[peer]:
+        raise unknown(f"dtype of {peer}", dtype, FILES[peer])
+    path = folder / f"{FILES[peer][dtype]}.gguf"
+    if not path.exists():
+        write_gguf(transformers_model(original).module, original.tokenizer, path, FILES[peer][dtype])
+    threads, eos = torch.get_num_threads(), decoder.eos
+    if peer == OPENVINO:
+        from drafttree_lab.peers.openvino import OpenVino
+
+        return OpenVino(path, dtype=dtype, threads=threads, eos=eos)
+    from drafttree_lab.peers.llama_cpp import LlamaCpp
+
+    exact = dtype == "float32"
+    return LlamaCpp(path, exact_cache=exact, threads=threads, eos=eos, context=context, streams=streams)

@@ -1,0 +1,136 @@
+"""What the options of a replay choose: results, models, who drafts, and the prompts."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from drafttree.core.errors import ConfigError, InputError, unknown
+from drafttree.measure.prompts import Example, spread_examples
+from drafttree_lab.replay.paper import PromptSet, paper_names, read_paper
+
+ALL, EMBEDDED = "all", "embedded"
+ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
+Place = tuple[str, str]
+"""The name of a paper and of one of its sets."""
+
+
+@dataclass(frozen=True)
+class PromptTexts:
+    """The prompts of the papers' sets.
+
+    Attributes:
+        texts: the texts.
+        missing: why there are none.
+        notes: what the texts lack, where not all of the set ships.
+    """
+
+    texts: Mapping[Place, Sequence[Example]]
+    missing: Mapping[Place, str]
+    notes: Mapping[Place, str]
+
+
+def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Papers and results by name: "talon/1", "talon" for all of a paper, "all" for all.
+
+    Raises:
+        ConfigError: there is no such paper or result.
+    """
+    found: dict[tuple[str, str], None] = {}
+    for name in names:
+        paper, slash, result = name.partition("/")
+        papers = paper_names() if name == ALL else [paper]
+        for each in papers:
+            known = read_paper(each).results
+            if slash and result not in known:
+                raise unknown(f"table or figure of {paper}", result, known)
+            found |= dict.fromkeys((each, one) for one in ([result] if slash else known))
+    return list(found)
+
+
+def check_model(papers: Sequence[str], model: str | None) -> None:
+    """Whether one of some papers has a target of this name.
+
+    Raises:
+        ConfigError: none has.
+    """
+    known = [name for paper in papers for name in read_paper(paper).models]
+    if model is not None and model not in known:
+        raise unknown("model", model, known)
+
+
+def parse_roles(entries: Sequence[str]) -> dict[str, str]:
+    """Drafters by role from entries of the form ROLE=DRAFTER.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    found = {}
+    for entry in entries:
+        role, _, drafter = entry.partition("=")
+        if not role.strip() or not drafter.strip():
+            raise ConfigError(f"--as {entry!r} is not of the form ROLE=DRAFTER, such as SD=double7/vicuna-68m")
+        found[role.strip()] = drafter.strip()
+    return found
+
+
+def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Who drafts: the drafters of the roles of some papers, and roles without one, with the reason.
+
+    Args:
+        papers: their names.
+        target: the target; on the embedded one roles that are not given have stand-ins.
+        given: drafters by role.
+
+    Raises:
+        ConfigError: no paper has such a role.
+    """
+    roles = {name: role for paper in papers for name, role in read_paper(paper).roles.items()}
+    if wrong := next((name for name in given if name not in roles), None):
+        raise unknown("role", wrong, roles)
+    found = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
+    found |= given
+    missing = {
+        name: f"no drafter stands for {role.paper}; name one with --as {name}=DRAFTER"
+        for name, role in roles.items()
+        if name not in found
+    }
+    return found, missing
+
+
+def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) -> PromptTexts:
+    """The prompts of the sets of some papers, as many of each, evenly spaced.
+
+    Args:
+        papers: their names.
+        folder: the folder with the files that the papers' sets name; None for those that ship.
+        limit: prompts of each set.
+
+    Raises:
+        InputError: there is no such folder, or a file is bad; the message has its name and the number of the line.
+    """
+    if folder and not folder.is_dir():
+        raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
+    sets: dict[Place, PromptSet] = {
+        (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
+    }
+    texts, missing, notes = {}, {}, {}
+    with nullcontext(folder) if folder else as_file(files("drafttree_lab.replay") / "data") as base:
+        for place, each in sets.items():
+            paths = (Path(base) / f"{each.file}{ending}" for ending in ENDINGS)
+            path = next((path for path in paths if path.is_file()), None)
+            if folder and not path:
+                missing[place] = f"{each.file} is not in {folder}"
+            elif not path or (each.withheld and not folder):
+                why = f" ({each.withheld})" if each.withheld else ""
+                missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
+            else:
+                texts[place] = spread_examples([path], limit, category=each.category, excerpt=None)
+                part = f"only prompts of {each.part} ship; give a folder that has all with --data"
+                lacks = [part] if each.part else []
+                if (found := len(texts[place])) < limit:
+                    lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
+                if lacks and not folder:
+                    notes[place] = "; ".join(lacks)
+    return PromptTexts(texts, missing, notes)

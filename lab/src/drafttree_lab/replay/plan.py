@@ -1,0 +1,366 @@
+"""What is run for tables and figures: the ways that run by turns on the same prompts, and the tasks in their order."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from drafttree.core.cost_curve import Costs
+from drafttree.loading import find_verifier, make_policy
+from drafttree.measure.method import Method
+from drafttree_lab.replay.costs import PassCosts
+from drafttree_lab.replay.inputs import Place, PromptTexts
+from drafttree_lab.replay.paper import (
+    AUTOREGRESSIVE,
+    OF_TEXTS,
+    Average,
+    Axis,
+    AxisValue,
+    Metric,
+    Paper,
+    PaperMethod,
+    Result,
+    read_paper,
+)
+
+NO_PROMPTS = ""
+"""The set of results that need no prompts."""
+Digests = Mapping[Place, Sequence[str]]
+"""Digests of the prompts of the papers' sets."""
+Key = tuple[str | int | float, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of a result is run.
+
+    Attributes:
+        limit: prompts of each set.
+        max_new_tokens: new tokens of a text, at most.
+        prompt_tokens: tokens of a prompt, at most; None for the paper's.
+        chat: whether prompts are chats, which are not cut.
+        points: values of an axis at most, the first and the last among them; None for all.
+        model: a target of the papers, whose published numbers and costs are compared; None for that
+            of each result, or the paper's first where a result has several.
+    """
+
+    limit: int = 10
+    max_new_tokens: int = 128
+    prompt_tokens: int | None = None
+    chat: bool = False
+    points: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class ReplayMethod(Method):
+    """A row of a paper's table as it is run: drafter, tree policy and verifier, or what a paper compares with them.
+
+    Attributes:
+        assisted: whether the drafter assists transformers' own `generate` at its defaults; the policy is not used.
+        lossy_window: latest tokens that the target attends to, beside the first four (StreamingLLM); None for all.
+    """
+
+    assisted: bool = False
+    lossy_window: int | None = None
+
+    @property
+    def learns(self) -> bool:
+        """Whether a text depends on those before it."""
+        return self.drafter is not None and self.policy.remembers and not self.assisted
+
+    @property
+    def spec(self) -> str:
+        if self.assisted:
+            return f"{self.drafter}|transformers assisted"
+        window = f", lossy_window={self.lossy_window}" if self.lossy_window else ""
+        return super().spec + window
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a text depends on besides prompt and way.
+
+    Attributes:
+        set: the set of prompts, by its name in the paper.
+        temperature: the temperature the target samples at.
+        max_new_tokens: new tokens of the text.
+        prompt_tokens: tokens of the prompt, at most; None for no limit but the context.
+        ignore_eos: whether it goes on past EOS tokens.
+    """
+
+    set: str
+    temperature: float
+    max_new_tokens: int
+    prompt_tokens: int | None
+    ignore_eos: bool = False
+
+    @property
+    def key(self) -> Key:
+        """As a part of the keys of cells, which have the digest of the prompt in place of the set."""
+        return (self.temperature, self.max_new_tokens, self.prompt_tokens or 0, int(self.ignore_eos))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Ways that run by turns, on the same prompts and at the same setting.
+
+    Attributes:
+        setting: the setting of all.
+        value: the value of the first axis that varies a setting; None where there is none.
+        ways: the ways, by the name of the method, or `method@value` where the axis varies policies; plain decoding
+            first.
+    """
+
+    setting: Setting
+    value: AxisValue | None
+    ways: Mapping[str, ReplayMethod]
+
+    @property
+    def digest(self) -> str:
+        """Of all its ways."""
+        return short_digest(sorted((name, way.spec) for name, way in self.ways.items()))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A result of a paper with its runs.
+
+    Attributes:
+        paper: its name.
+        name: the name of the result, "1" or "fig3".
+        missing: methods that cannot be run, with the reason.
+        model: the target of the paper whose published numbers are compared.
+        costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
+        averages: by metric how the paper averages, where it does otherwise than most.
+        notes: what the prompts of its sets lack, a clause each.
+    """
+
+    paper: str
+    name: str
+    result: Result
+    blocks: Sequence[Block]
+    missing: Mapping[str, str]
+    model: str = ""
+    costs: Mapping[str, PassCosts] = field(default_factory=dict)
+    averages: Mapping[Metric, Average] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def id(self) -> str:
+        """Paper and result."""
+        return f"{self.paper}/{self.name}"
+
+    def average(self, metric: Metric) -> Average:
+        """How the paper averages a metric."""
+        return self.averages.get(metric, "texts" if metric in OF_TEXTS else "total")
+
+    def is_of_its_setting(self, block: Block) -> bool:
+        """Whether claims and published numbers are about a block, and not about values of a second axis."""
+        return not self.result.second_axis or block.setting.max_new_tokens == self.result.max_new_tokens
+
+    @property
+    def runs(self) -> int:
+        """Texts of a prompt of every set."""
+        return sum(len(block.ways) for block in self.blocks)
+
+    @property
+    def most_prompts(self) -> int | None:
+        """Prompts of a set that say all there is to say; None where more of them say more."""
+        return 1 if self.result.kind == "memory" else None
+
+    @property
+    def main(self) -> bool:
+        """Whether a main claim rests on it."""
+        return any(claim.main for claim in self.result.claims)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is run at once: one prompt of a block of an experiment, in one repeat.
+
+    Attributes:
+        prompt: number of the prompt in its set.
+        digest: the digest of its token ids.
+        earlier: digests of the prompts before it in its set, which policies that learn between texts have seen.
+    """
+
+    experiment: Experiment
+    block: Block
+    prompt: int
+    digest: str
+    repeat: int
+    earlier: Sequence[str] = ()
+
+    @property
+    def turn_key(self) -> Key:
+        """Of its times, for exactly these ways: each ran beside all others."""
+        return ("turn", self.experiment.id, self.block.digest, *self.block.setting.key, self.digest, self.repeat)
+
+    @property
+    def other_key(self) -> Key:
+        """Of its cell, in a result of another kind than decoding."""
+        kind, block = self.experiment.result.kind, self.block
+        return (kind, block.digest, str(block.value), *block.setting.key, self.digest)
+
+    def counts_key(self, way: ReplayMethod) -> Key:
+        """Of the counts of one of its ways, which every result with the same setting shares."""
+        learned = [short_digest(list(self.earlier))] if way.learns else []
+        return ("counts", way.spec, *self.block.setting.key, self.digest, *learned)
+
+
+def short_digest(value: object) -> str:
+    """A digest of plain data."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def plan_all(
+    results: Sequence[tuple[str, str]],
+    drafters: Mapping[str, str],
+    missing_roles: Mapping[str, str],
+    prompts: PromptTexts,
+    sizes: Sizes,
+) -> list[Experiment]:
+    """The runs of results, without sets that have no prompts, but with what these sets lack; arguments as for `plan`.
+
+    Args:
+        results: papers and names.
+        prompts: the prompts of the papers' sets.
+    """
+    found = []
+    for paper, name in results:
+        own = plan(paper, name, drafters, missing_roles, sizes)
+        blocks = [block for block in own.blocks if (paper, block.setting.set) not in prompts.missing]
+        missing, notes = (
+            {each: of[paper, each] for each in own.result.sets if (paper, each) in of}
+            for of in (prompts.missing, prompts.notes)
+        )
+        found.append(replace(own, blocks=blocks, missing={**own.missing, **missing}, notes=clauses(notes)))
+    return found
+
+
+def clauses(reasons: Mapping[str, str]) -> list[str]:
+    """Each reason once, behind the names of all it holds for."""
+    return [
+        f"{', '.join(name for name, own in reasons.items() if own == why)}: {why}"
+        for why in dict.fromkeys(reasons.values())
+    ]
+
+
+def plan(
+    paper: str, name: str, drafters: Mapping[str, str], missing_roles: Mapping[str, str], sizes: Sizes
+) -> Experiment:
+    """The runs of a result.
+
+    Args:
+        paper: its name.
+        name: the name of the result.
+        drafters: the drafters, by role.
+        missing_roles: roles without a drafter, with the reason.
+        sizes: how much is run.
+    """
+    found = read_paper(paper)
+    result = found.results[name]
+    chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
+    missing = {
+        method: missing_roles[own] for method, each in chosen.items() if (own := each.role or "") in missing_roles
+    }
+    methods = {method: each for method, each in chosen.items() if method not in missing}
+    blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
+    lengths = [axis for axis in _axes(result) if axis.varies == "max_new_tokens"]
+    points = [value for axis in lengths for value in _thinned(axis.values, sizes.points)]
+    if long := [str(value) for value in points if int(value) > sizes.max_new_tokens]:
+        missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
+    printed = {each.model for each in result.published} & found.models.keys()
+    only = printed.pop() if len(printed) == 1 else next(iter(found.models))
+    model = sizes.model if sizes.model in found.models else only
+    own = found.models[model]
+    costs = {
+        method: PassCosts(own.draft_pass[each.role], Costs.of(own.target_pass), own.round)
+        if each.role
+        else PassCosts(0.0, Costs.of(own.target_pass))
+        for method, each in methods.items()
+        if not each.role or each.role in own.draft_pass
+    }
+    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages)
+
+
+def _blocks(
+    paper: Paper, result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
+) -> Iterator[Block]:
+    """A block for every set of prompts, temperature and value of the axes that vary a setting."""
+    axes = [axis for axis in _axes(result) if axis.varies != "policy"]
+    points = product(*(_thinned(axis.values, sizes.points) for axis in axes))
+    for values, temperature, name in product(points, result.temperatures, result.sets or [NO_PROMPTS]):
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "max_new_tokens": min(result.max_new_tokens, sizes.max_new_tokens),
+            "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.longest_prompt(name),
+            "ignore_eos": paper.ignore_eos,
+        }
+        varied: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
+        setting = Setting(name, **(options | {what: value for what, value in varied.items() if what != "rows"}))
+        if setting.max_new_tokens <= sizes.max_new_tokens:
+            value = values[0] if values else None
+            yield Block(setting, value, _ways(result, methods, drafters, setting, value, sizes))
+
+
+def _ways(
+    result: Result,
+    methods: Mapping[str, PaperMethod],
+    drafters: Mapping[str, str],
+    setting: Setting,
+    value: AxisValue | None,
+    sizes: Sizes,
+) -> dict[str, ReplayMethod]:
+    """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
+    axes = [axis for axis in _axes(result) if axis.varies == "policy"]
+    points = _thinned(axes[0].values, sizes.points) if axes else []
+    found = {}
+    for name, method in methods.items():
+        varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
+        for point in points if varies else [value]:
+            way = ReplayMethod(
+                drafter=drafters[method.role] if method.role else None,
+                policy=make_policy(method.policy_at(setting.set, point)),
+                verifier=find_verifier(method.verifier if method.verifier and setting.temperature else "auto"),
+                assisted=method.assisted,
+                lossy_window=method.lossy_window,
+            )
+            found[f"{name}@{point}" if varies else name] = way
+    return found
+
+
+def _axes(result: Result) -> list[Axis]:
+    return [axis for axis in (result.axis, result.second_axis) if axis]
+
+
+def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisValue]:
+    """So many of the values, evenly spaced from the first to the last."""
+    if points is None or points >= len(values):
+        return values
+    if points == 1:
+        return values[-1:]
+    return [values[round(index * (len(values) - 1) / (points - 1))] for index in range(points)]
+
+
+def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
+    """All tasks: first those of results with a main claim, and of these the first prompt of all sets and results.
+
+    The others come one after the other, those with the fewest runs first, as a result says nothing until it has
+    prompts enough.
+
+    Args:
+        experiments: experiments to run.
+        digests: digests of the prompts.
+        repeats: repeats of every prompt.
+    """
+    others = sorted((each for each in experiments if not each.main), key=lambda each: each.runs)
+    for chosen in ([each for each in experiments if each.main], *([each] for each in others)):
+        most = max((len(digests[each.paper, block.setting.set]) for each in chosen for block in each.blocks), default=0)
+        for repeat, number, each in product(range(repeats), range(most), chosen):
+            for block in each.blocks:
+                own = digests[each.paper, block.setting.set][: each.most_prompts]
+                if number < len(own):
+                    yield Task(each, block, number, own[number], repeat, own[:number])

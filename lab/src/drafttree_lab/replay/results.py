@@ -1,0 +1,342 @@
+"""A result beside the paper's: every value that was published or measured, and the verdicts; kept in a folder.
+
+Results are kept beside the cells that they follow from, so that a report needs no model.
+"""
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+
+from drafttree.core.errors import InputError
+from drafttree.measure.prompts import read_text
+from drafttree.measure.run_store import RUNS
+from drafttree_lab.replay.costs import MEASURED
+from drafttree_lab.replay.judge import Verdict, correct_verdicts
+from drafttree_lab.replay.measured import SPEEDS, Measured, Value
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric, Published, paper_names, read_paper
+from drafttree_lab.replay.plan import Block, Experiment
+
+FOLDER = "results"
+FORMAT = 2
+"""Of results and cells: 2 has both verdicts of a claim, and texts that go on past EOS tokens."""
+PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
+"""Metrics that say something of plain decoding too."""
+DEEPEST, LAST_RANK = 16, 10
+"""Levels and ranks of a heat map; ranks behind the last are counted with it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table.
+
+    Attributes:
+        method: its row, as the paper has it, with `@value` where the axis varies policies.
+        set: the set of prompts, or `AVERAGE` or `UNTOLD`, of which only the paper has numbers.
+        temperature: the temperature the target samples at.
+        value: the value of the axis where it varies a setting; None else.
+        metric: what it is.
+        published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
+        model: that target.
+        measured: ours; None as long as no prompt is finished.
+        by_law: for a speed-up, tau / (v + c delta) by counts at the given costs; None else.
+    """
+
+    method: str
+    set: str
+    temperature: float
+    value: float | int | str | None
+    metric: Metric
+    published: float | None
+    model: str | None
+    measured: Value | None
+    by_law: Value | None = None
+
+    @property
+    def column(self) -> str:
+        """The name of its column: the set, with temperature and value of the axis where there are several."""
+        name = "set not told" if self.set == UNTOLD else self.set
+        warmth = f"T = {self.temperature:g}" if self.temperature else ""
+        value = "" if self.value in (None, self.temperature) else str(self.value)
+        return ", ".join(filter(None, [name, warmth, value]))
+
+
+@dataclass(frozen=True)
+class ResultSummary:
+    """A table or figure, replayed.
+
+    Attributes:
+        id: paper and name, "talon/fig3".
+        line: the line of the paper's text.
+        not_looping: the verdicts on texts that do not end in a loop, which any drafter predicts; empty where none or
+            all do.
+        looping: share of the texts that end in a loop.
+        missing: methods that were not run, with the reason.
+        reach: by method, the most nodes of a tree and the budget, where the budget was never reached.
+        costs: the costs of passes by which counts are judged, in words.
+        figure: how it is drawn; None for a table.
+        points: what a figure needs besides the entries, as `figure_data` gives it.
+        notes: what else a reader has to know, a sentence each.
+        done: finished ones of its tasks.
+    """
+
+    id: str
+    title: str
+    line: int
+    verdicts: list[Verdict]
+    not_looping: list[Verdict]
+    looping: float
+    entries: list[Entry]
+    missing: dict[str, str]
+    reach: dict[str, tuple[int, int]]
+    costs: str
+    figure: str | None
+    points: dict[str, Any]
+    notes: list[str]
+    done: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """A result as it stood after a command.
+
+    Attributes:
+        command: the command that ran it last.
+        environment: versions, machine and time, by name.
+        format: `FORMAT` when it was written.
+    """
+
+    summary: ResultSummary
+    command: str
+    environment: dict[str, str]
+    format: int = FORMAT
+
+
+def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -> ResultSummary:
+    """A result from its finished cells.
+
+    Args:
+        measured: the cells.
+        ended: why no more of it is run, if it ended before its time.
+        done: tasks that are finished.
+        tasks: tasks of all.
+    """
+    experiment = measured.experiment
+    result = experiment.result
+    return ResultSummary(
+        id=experiment.id,
+        title=result.title,
+        line=result.line,
+        verdicts=measured.verdicts(),
+        not_looping=replace(measured, group="not looping").verdicts() if 0 < measured.looping < 1 else [],
+        looping=measured.looping,
+        entries=list(_entries(measured)),
+        missing=dict(experiment.missing),
+        reach=_reach(measured),
+        costs=_told_costs(measured),
+        figure=result.figure,
+        points=figure_data(measured),
+        notes=[note for note in (result.unavailable, ended, result.not_comparable, *experiment.notes) if note],
+        done=done,
+        tasks=tasks,
+    )
+
+
+def correct_main_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
+    """Results whose main claims are corrected for their number; those on texts that do not loop apart."""
+    verdicts = correct_verdicts([each.verdicts for each in results])
+    not_looping = correct_verdicts([each.not_looping for each in results])
+    both = zip(results, verdicts, not_looping, strict=True)
+    return [replace(each, verdicts=own, not_looping=other) for each, own, other in both]
+
+
+def _reach(measured: Measured) -> dict[str, tuple[int, int]]:
+    """By method, how far its largest tree stayed below the budget."""
+    found: dict[str, tuple[int, int]] = {}
+    for block in measured.experiment.blocks:
+        for name, way in block.ways.items():
+            budget = getattr(way.policy, "budget", None) if "budget=" in way.policy_spec else None
+            texts = (measured.counts(block, name, number) for number in measured.numbers(block, "tau"))
+            sizes = [max(counts.nodes) for counts in texts if counts and counts.nodes]
+            if budget and sizes:
+                found[name] = (max(found.get(name, (0, 0))[0], *sizes), budget)
+    return {name: (most, budget) for name, (most, budget) in found.items() if most < budget}
+
+
+def _told_costs(measured: Measured) -> str:
+    """The costs of passes by which counts are judged; empty where no claim or table needs any."""
+    experiment, source = measured.experiment, measured.costs
+    if not SPEEDS & set(experiment.result.metrics) or experiment.result.kind != "decoding" or not experiment.costs:
+        return ""
+    if source.given or source.name == MEASURED:
+        return f"costs: {source.name}"
+    names: dict[float, list[str]] = {}
+    for name, costs in experiment.costs.items():
+        if costs.draft:
+            names.setdefault(costs.draft, []).append(name)
+    drafts = ", ".join(f"c = {cost:g} ({', '.join(own)})" for cost, own in names.items())
+    target = next(iter(experiment.costs.values())).target
+    curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
+    beyond = ", on in proportion" if len(target.sizes) > 1 else ""
+    rounds = max(costs.round for costs in experiment.costs.values())
+    more = f"; h = {rounds:g} a round" if rounds else ""
+    return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}{beyond}{more}"
+
+
+def _entries(measured: Measured) -> Iterator[Entry]:
+    """All numbers of the ways that are run, then the paper's that are of no set: means, and where it tells no set."""
+    experiment = measured.experiment
+    metrics = experiment.result.metrics
+    for block in experiment.blocks:
+        setting = block.setting
+        for name, metric in product(block.ways, metrics):
+            if name == AUTOREGRESSIVE and metric not in PLAIN_TOO:
+                continue
+            published, model = _published(experiment, block, name, metric)
+            law = measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None
+            own = measured.value(block, name, metric)
+            place = name, setting.set, setting.temperature, block.value, metric
+            yield Entry(*place, published, model, own, law)
+    found: dict[tuple[object, ...], Entry] = {}
+    for each in _published_blocks(experiment):
+        columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
+        for column, (method, row) in product(columns, each.rows.items()):
+            number, place = row[each.columns.index(column)], (method, column, each.temperature, each.metric)
+            if number == number and each.metric in metrics:
+                entry = Entry(method, str(column), each.temperature, None, each.metric, number, each.model, None)
+                found.setdefault(place, entry)
+    yield from found.values()
+
+
+def _published_blocks(experiment: Experiment) -> list[Published]:
+    """The published numbers, those of the chosen target first."""
+    return sorted(experiment.result.published, key=lambda each: each.model != experiment.model)
+
+
+def _published(experiment: Experiment, block: Block, name: str, metric: Metric) -> tuple[float | None, str | None]:
+    """The paper's number for a cell, of the chosen target, or else of the first that has one."""
+    method, _, value = name.partition("@")
+    axis = experiment.result.axis
+    warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
+    for each in _published_blocks(experiment) if experiment.is_of_its_setting(block) else []:
+        fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
+        if not fits or each.set not in (None, block.setting.set):
+            continue
+        wanted = {block.setting.set, value, str(block.value)} - {"", "None"}
+        for column, number in zip(each.columns, each.rows[method], strict=True):
+            if str(column) in wanted and number == number:
+                return number, each.model
+    return None, None
+
+
+def figure_data(measured: Measured) -> dict[str, Any]:
+    """By method, what a figure is drawn from besides the values of its table; empty where these are all.
+
+    A heat map has the share of all rounds that accepted a node of each rank (columns) on each level (rows). A scatter
+    plot has draft passes and committed tokens of rounds, with how many rounds have them. Boxes have, by set, the tokens
+    per round of every text. Of tokens it is the first text: how many each round drafted and accepted; it adds one more.
+    """
+    figure = measured.experiment.result.figure
+    if figure not in ("heatmap", "scatter", "boxes", "tokens"):
+        return {}
+    found: dict[str, Any] = {}
+    blocks = measured.experiment.blocks
+    for name in dict.fromkeys(name for block in blocks for name in block.ways if name != AUTOREGRESSIVE):
+        texts = [
+            (block.setting.set, counts)
+            for block in blocks
+            for number in measured.numbers(block, "tau")
+            if (counts := measured.counts(block, name, number))
+        ]
+        if figure == "heatmap":
+            shares, rounds = Counter[tuple[int, int]](), sum(len(counts.ranks) for _, counts in texts)
+            for ranks in (ranks for _, counts in texts for ranks in counts.ranks):
+                shares.update((level, min(rank, LAST_RANK)) for level, rank in enumerate(ranks[:DEEPEST]))
+            levels = range(max((level for level, _ in shares), default=-1) + 1)
+            found[name] = [[shares[level, rank] / rounds for rank in range(1, LAST_RANK + 1)] for level in levels]
+        elif figure == "scatter":
+            pairs = Counter(pair for _, own in texts for pair in zip(own.passes, own.committed, strict=True))
+            found[name] = [(passes, committed, count) for (passes, committed), count in sorted(pairs.items())]
+        elif figure == "boxes":
+            found[name] = {}
+            for prompt_set, counts in texts:
+                above, below = counts.fraction("tau")
+                found[name].setdefault(prompt_set, []).append(above / below)
+        else:
+            found[name] = texts[0][1].accepted if texts else []
+    return found
+
+
+def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:
+    """Keep summaries, each in a file of its own; an earlier one of the same result is replaced.
+
+    Main claims are kept as they were judged alone: they are corrected for their number when they are read together.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+    environment = describe_environment()
+    try:
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        for each in results:
+            path = folder / FOLDER / f"{each.id.replace('/', '-')}.json"
+            kept = _ADAPTER.dump_json(KeptResult(each, command, environment), indent=1)
+            path.with_suffix(".new").write_bytes(kept)
+            os.replace(path.with_suffix(".new"), path)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}; name another with --out") from error
+
+
+def read_results(folder: Path) -> list[KeptResult]:
+    """All kept summaries, in the order of the papers, with main claims corrected for their number.
+
+    Raises:
+        InputError: there are none, or a file is broken or of another format.
+    """
+    paths = sorted((folder / FOLDER).glob("*.json"))
+    cells = folder / RUNS
+    if not paths and cells.is_file() and (runs := cells.read_bytes().count(b"\n")):
+        kept = f"{runs} finished run{'s' if runs > 1 else ''} of a replay that ended before its first results"
+        raise InputError(f"{folder}: {kept}; the same command goes on from there")
+    if not paths:
+        raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
+    order = [f"{paper}/{name}" for paper in paper_names() for name in read_paper(paper).results]
+    places = {name: place for place, name in enumerate(order)}
+    kept = sorted(map(_read, paths), key=lambda kept: places.get(kept.summary.id, len(places)))
+    corrected = correct_main_claims([each.summary for each in kept])
+    return [replace(each, summary=summary) for each, summary in zip(kept, corrected, strict=True)]
+
+
+def describe_environment() -> dict[str, str]:
+    """Versions, machine and time of a run."""
+    packages = {name: version(name) for name in ("drafttree", "torch", "transformers")}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    own = {"python": platform.python_version(), "device": device, "threads": str(torch.get_num_threads())}
+    return packages | own | {"time": datetime.now(UTC).isoformat(timespec="minutes")}
+
+
+def _read(path: Path) -> KeptResult:
+    try:
+        found = json.loads(read_text(path))
+        kept = _ADAPTER.validate_python(found) if "summary" not in found or found.get("format") == FORMAT else None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: no result of a replay; remove it, and run drafttree replay again") from error
+    if kept is None:
+        raise InputError(
+            f"{path}: a result in the format of another version; run its command again, with another --out"
+        )
+    return kept
+
+
+_ADAPTER = TypeAdapter(KeptResult)

@@ -1,0 +1,298 @@
+"""Runs the cells of experiments: counts, which need no clock, and turns, in which all ways of a block run by turns."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.engine.compatibility import is_text_of_seed
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.model_digest import model_digest
+from drafttree.loading.load import load
+from drafttree.measure.driver import by_turns
+from drafttree.measure.inflation import load_inflated
+from drafttree.measure.json_lines import UnwritableError
+from drafttree.measure.method import Method
+from drafttree.measure.method_decoders import make_decoders
+from drafttree.measure.prompt_encoding import encode_prompts
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.run_store import RunStore
+from drafttree_lab.replay.assisted import AssistedGeneration
+from drafttree_lab.replay.costs import BY_PAPER, CostSource
+from drafttree_lab.replay.inputs import Place, PromptTexts
+from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
+from drafttree_lab.replay.paper import AUTOREGRESSIVE
+from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Task, short_digest, tasks
+from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
+from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes, Written
+
+Prompts = Mapping[Place, Sequence[Sequence[int]]]
+"""Token ids of the prompts of the papers' sets."""
+
+
+class Writer(Protocol):
+    """What writes the texts of a method: a `Decoder`, or another loop."""
+
+    def generate(self, prompt: list[int], **options: Any) -> Written:
+        """The text after a prompt; options as for `Decoder.generate`."""
+        ...
+
+
+def run_replay(
+    planned: Sequence[Experiment],
+    prompts: Prompts,
+    make_decoder: Callable[[ReplayMethod], Writer],
+    measure: Callable[[Task, Sequence[int]], Fractions],
+    store: RunStore,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    timed: bool = True,
+    costs: CostSource = BY_PAPER,
+    progress: Callable[[str], None] = lambda _: None,
+    keep: Callable[[list[ResultSummary]], None] = lambda _: None,
+) -> list[ResultSummary]:
+    """Run what is not kept yet, and tell what all of it amounts to; main claims are not corrected for their number.
+
+    Args:
+        planned: the experiments.
+        prompts: token ids by paper and set.
+        make_decoder: makes the decoder of a method.
+        measure: what a task of another kind than decoding measures after a prompt.
+        store: the store of the cells.
+        repeats: turns of every prompt.
+        seed: the random seed.
+        timed: whether to time; counts need no quiet machine.
+        costs: where the costs come from by which counts are judged.
+        progress: called after every task with its result.
+        keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
+            takes a twentieth of the time.
+    """
+    digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
+    todo = list(tasks(planned, digests, repeats if timed else 1))
+    runner = Runner(make_decoder, measure, prompts, store, seed=seed, timed=timed)
+
+    def found() -> list[ResultSummary]:
+        summaries = []
+        for each in planned:
+            own = [task for task in todo if task.experiment is each]
+            own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
+            measured = Measured(each, store, own_digests, repeats, costs=costs)
+            done = sum(map(runner.is_done, own))
+            summaries.append(summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own)))
+        return summaries
+
+    due = -math.inf
+    with store.interruptible():
+        for task in todo:
+            runner.run(task)
+            progress(task.experiment.id)
+            if (begun := time.monotonic()) >= due:
+                keep(found())
+                due = time.monotonic() + 19 * (time.monotonic() - begun)
+    return found()
+
+
+@dataclass
+class Runner:
+    """Runs tasks, and keeps their cells.
+
+    Attributes:
+        make_decoder: makes what writes the texts of a method, plain decoding among them.
+        measure: measures the methods of a task of another kind than decoding, after a prompt.
+        prompts: token ids by paper and set.
+        store: the store of the cells.
+        seed: the random seed.
+        timed: whether to time; else each way is counted once.
+        ended: why no more of a result is run, by its id.
+        warm: ways that have run in this process.
+        histories: of methods that go from text to text with what they learned, what writes the texts of a setting,
+            with the number of the prompt that follows.
+    """
+
+    make_decoder: Callable[[ReplayMethod], Writer]
+    measure: Callable[[Task, Sequence[int]], Fractions]
+    prompts: Prompts
+    store: RunStore
+    seed: int = 0
+    timed: bool = True
+    ended: dict[str, str] = field(default_factory=dict)
+    warm: set[str] = field(default_factory=set)
+    histories: dict[Key, tuple[Writer, int]] = field(default_factory=dict)
+
+    def is_done(self, task: Task) -> bool:
+        """Whether all cells of a task are kept."""
+        if task.experiment.result.kind != "decoding":
+            return self.store.find(task.other_key, Fractions) is not None
+        if self.timed and self.store.find(task.turn_key, WayTimes) is None:
+            return False
+        keys = [task.counts_key(way) for way in task.block.ways.values()]
+        return all(self.store.find(key, TextCounts) is not None for key in keys)
+
+    def run(self, task: Task) -> None:
+        """Run a task that is not kept, unless its result has ended; an error or another text ends its result alone."""
+        experiment = task.experiment
+        if experiment.id in self.ended:
+            return
+        if not self.is_done(task):
+            self.store.check_time()
+            try:
+                if experiment.result.kind == "decoding":
+                    self._decode(task)
+                else:
+                    self.store.run(task.other_key, Fractions, lambda: self.measure(task, self._prompt(task)))
+            except UnwritableError:
+                raise
+            except DraftTreeError as error:
+                self.ended[experiment.id] = str(error)
+        if difference := self._difference(task):
+            self.ended[experiment.id] = difference
+
+    def _prompt(self, task: Task, number: int | None = None) -> list[int]:
+        setting = task.block.setting
+        prompts = self.prompts[task.experiment.paper, setting.set]
+        return list(prompts[task.prompt if number is None else number][: setting.prompt_tokens])
+
+    def _decode(self, task: Task) -> None:
+        times: WayTimes = {}
+        for _, name in by_turns([*task.block.ways], 1, task.prompt + task.repeat):
+            way = task.block.ways[name]
+            key = task.counts_key(way)
+            if not self.timed and self.store.find(key, TextCounts) is not None:
+                continue
+            generation = self._write(task, way)
+            self.store.run(key, TextCounts, lambda own=generation: TextCounts.of(own))
+            times[name] = TextTimes.of(generation.metrics)
+        if self.timed:
+            self.store.run(task.turn_key, WayTimes, lambda: times)
+
+    def _write(self, task: Task, way: ReplayMethod) -> Written:
+        setting, prompt = task.block.setting, self._prompt(task)
+        options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": self.seed}
+        options["ignore_eos"] = setting.ignore_eos
+        if self.timed and way.spec not in self.warm:
+            self.warm.add(way.spec)
+            self.make_decoder(way).generate(prompt, **options)
+        if not way.learns:
+            return self.make_decoder(way).generate(prompt, **options)
+        # The prompts before it in the set come first in any case, so that its counts are the same in a replay that was
+        # cut short and in one that was not.
+        key = (task.experiment.paper, way.spec, setting.set, *setting.key)
+        writer, following = self.histories.get(key, (None, 0))
+        if writer is None or following != task.prompt:
+            writer = self.make_decoder(way)
+            for number in range(task.prompt):
+                writer.generate(self._prompt(task, number), **options)
+        self.histories[key] = writer, task.prompt + 1
+        return writer.generate(prompt, **options)
+
+    def _difference(self, task: Task) -> str | None:
+        """The method whose text is another than plain decoding's, where both are to write the same."""
+        ways, setting = task.block.ways, task.block.setting
+        plain = self.store.find(task.counts_key(ways[AUTOREGRESSIVE]), TextCounts)
+        for name, way in ways.items():
+            if way.assisted or way.lossy_window:
+                continue
+            if setting.temperature and way.verifier and not is_text_of_seed(way.verifier):
+                continue  # of the same law only
+            found = self.store.find(task.counts_key(way), TextCounts)
+            if plain and found and found.tokens != plain.tokens:
+                where = f"after prompt {task.prompt} of {setting.set}"
+                return f"{name} wrote another text than {AUTOREGRESSIVE} {where}"
+        return None
+
+
+class ReplayTarget:
+    """A target that is loaded once, or once per drafter where it is inflated; `load_drafter` gives it with a drafter.
+
+    Args:
+        name: as for `drafttree.load`.
+        dtype: the dtype of the target.
+        device: the device of the target.
+        shape: the shape whose cost the target is to have; None for its own.
+    """
+
+    def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
+        self._name, self._dtype, self._device, self._shape = name, dtype, device, shape
+        self.load_drafter = cache(self._load_drafter)
+
+    @cached_property
+    def plain(self) -> Decoder:
+        """The target as it is, without a drafter."""
+        return load(self._name, "none", dtype=self._dtype, device=self._device)
+
+    def make_decoder(self, method: ReplayMethod) -> Writer:
+        """What writes the texts of a method.
+
+        Raises:
+            ConfigError: its drafter cannot assist transformers' `generate`, where that is asked for.
+            ModelError: its drafter cannot be loaded or does not fit the target; the message names it.
+        """
+        if method.assisted:
+            return AssistedGeneration(self.load_drafter(method.drafter))
+        return self._make_decoder(method, method.lossy_window)
+
+    def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
+        """What a task of another kind than decoding measures after a prompt.
+
+        Raises:
+            ConfigError: it cannot be measured on an inflated target.
+        """
+        kind = task.experiment.result.kind
+        if kind == "expansion":
+            return measure_expansion(task)
+        if kind == "acceptance":
+            return measure_acceptance(task, ids, self._make_decoder, seed)
+        if self._shape:
+            raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
+        return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
+
+    def encode(self, prompts: PromptTexts, length: int, *, chat: bool) -> dict[Place, list[list[int]]]:
+        """The token ids of all prompts' first turns, with room for so many new tokens.
+
+        Raises:
+            InputError: the target has no chat template, where it is needed.
+        """
+        form = PromptForm(chat=chat, turns=1)
+        return {place: encode_prompts(self.plain, texts, form, length) for place, texts in prompts.texts.items()}
+
+    def open_store(self, folder: Path, minutes: float | None, **options: object) -> RunStore:
+        """The store of a folder, which is for this target alone.
+
+        Args:
+            folder: the folder of the runs.
+            minutes: after which nothing is run any more.
+            **options: what else decides the cells.
+
+        Raises:
+            InputError: the folder holds the runs of another target, or something else.
+        """
+        loaded: Any = self.plain.target
+        target = {"target": self._name, "dtype": str(loaded.dtype), "device": str(loaded.device)}
+        weights = {"inflate": self._shape or "", "digest": model_digest(loaded)}
+        command = {"command": "drafttree replay", "format": FORMAT, **target, **weights, **options}
+        return RunStore(folder, command, partial=True, minutes=minutes)
+
+    def _make_decoder(self, method: Method, lossy_window: int | None = None) -> Decoder:
+        base = self.load_drafter(method.drafter)
+        drafters = {method.drafter: base.drafter} if method.drafter and base.drafter else {}
+        if lossy_window:
+            module = transformers_model(base).module
+            base = load(module, "none", tokenizer=base.tokenizer, lossy_window=lossy_window)
+        return make_decoders(base, [method], drafters)[method.spec]
+
+    def _load_drafter(self, drafter: str | None) -> Decoder:
+        if self._shape:
+            return load_inflated(self._name, drafter or "none", self._shape, self._dtype, self._device)
+        if drafter is None:
+            return self.plain
+        try:
+            return make_decoders(self.plain, [Method.parse(drafter)])[Method.parse(drafter).spec]
+        except DraftTreeError as error:
+            raise ModelError(f"the drafter {drafter!r} cannot draft for {self._name!r}: {error}") from error

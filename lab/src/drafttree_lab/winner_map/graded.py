@@ -1,0 +1,252 @@
+"""A drafter whose agreement with the target can be chosen, between noise and the target itself.
+
+A grade's temperature makes the drafter as sure of its best token, on average, as it is right. So agreement is all that
+grades differ in, and a policy that reads the drafter's probabilities reads what they mean. Small models need this: the
+embedded target gives its own greedy tokens half the probability that large models give theirs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ConfigError
+from drafttree.core.randomness import derived_seed, gumbel
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.language_model import LanguageModelDrafter
+from drafttree.models import Model, Segment
+
+HALVINGS = 24
+"""Steps of a bisection: the grade is then known more finely than a text tells grades apart."""
+MOST_NOISE = 256.0
+"""Scale of the noise beyond which no less agreement is looked for."""
+SHARPEST = math.log(64)
+"""Logarithm of what temperatures are divided or multiplied by, at most."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How near a drafter is to the target; without weight and noise it is the draft model as it is.
+
+    Attributes:
+        weight: share of the target's logits in the drafter's, 0 to 1.
+        noise: scale of Gumbel noise that is added to the drafter's logits. At scale s its best token is one drawn at
+            temperature s.
+        temperature: divides the logits in the end: it decides how sure the drafter is, and none of its best tokens.
+        seed: seed of the noise.
+    """
+
+    weight: float = 0.0
+    noise: float = 0.0
+    temperature: float = 1.0
+    seed: int = 0
+
+    def logits(self, draft: Tensor, target: Tensor | None, positions: Tensor, tokens: Tensor) -> Tensor:
+        """The graded logits `[nodes, vocab]`, in the smaller of the two vocabularies.
+
+        Args:
+            draft: `[nodes, vocab]` logits of the draft model.
+            target: those of the target; None is enough without a weight.
+            positions: int64 `[nodes]` positions of the nodes that the logits follow.
+            tokens: int64 `[nodes]` their token ids. The noise is a function of seed, position and token alone.
+        """
+        mixed = draft
+        if self.weight and target is not None:
+            vocab = min(draft.shape[-1], target.shape[-1])
+            mixed = torch.lerp(draft[:, :vocab].float(), target[:, :vocab].float(), self.weight)
+        if self.noise:
+            vocab = mixed.shape[-1]
+            places = positions * vocab + tokens
+            mixed = mixed + self.noise * gumbel(derived_seed(self.seed, "graded drafter"), places, vocab)
+        return mixed / self.temperature
+
+
+class GradedDrafter(ShownBySize):
+    """Drafts with the logits of a draft model, mixed with those of the target or with noise, more or less sure.
+
+    It asks the target on every level, so its time says nothing. What it counts is one pass a level, like any drafter.
+
+    Args:
+        draft: drafts with the draft model.
+        target: drafts with the target itself.
+        grade: how near to the target it is.
+
+    Raises:
+        ConfigError: the grade is out of range.
+    """
+
+    def __init__(self, draft: LanguageModelDrafter, target: LanguageModelDrafter, grade: Grade) -> None:
+        if not 0 <= grade.weight <= 1 or grade.noise < 0 or grade.temperature <= 0:
+            raise ConfigError(f"{grade}: weight lies between 0 and 1, noise is 0 or more, temperature above 0")
+        self.draft, self.target, self.grade = draft, target, grade
+        self.vocab_size = min(draft.vocab_size, target.vocab_size)
+        self.context = min((each.context for each in (draft, target) if each.context is not None), default=None)
+        self.levels: int | None = None
+        self.hidden_layers = ()
+        self.nbytes = draft.nbytes
+
+    def start(self, prompt: list[int], capacity: int) -> Session:
+        """Begin a request with a session of the draft model, and one of the target where it has a weight."""
+        target = self.target.start(prompt, capacity) if self.grade.weight else None
+        return GradedSession(self.grade, self.draft.start(prompt, capacity), target, prompt)
+
+
+class GradedSession(Session):
+    """The sessions of both models for one request.
+
+    Args:
+        grade: how their logits are mixed.
+        draft: session of the draft model.
+        target: session of the target; None where it has no weight.
+        prompt: token ids of the prompt.
+    """
+
+    def __init__(self, grade: Grade, draft: Session, target: Session | None, prompt: Sequence[int]) -> None:
+        self._grade, self._draft, self._target = grade, draft, target
+        self._sessions = [draft, *([target] if target else [])]
+        self._last, self._root, self._level = prompt[-1], len(prompt) - 1, 0
+
+    @property
+    def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._draft.passes
+
+    @property
+    def seconds(self) -> float:
+        return sum(session.seconds for session in self._sessions)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(session.nbytes for session in self._sessions)
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        for session in self._sessions:
+            session.prefill(hidden_states, tokens)
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        for session in self._sessions:
+            session.commit(tokens, hidden_states)
+        self._last, self._root = tokens[-1], self._root + len(tokens)
+
+    def root(self) -> Tensor:
+        self._level = 0
+        draft, target = self._draft.root(), self._target.root() if self._target else None
+        return self._graded(draft, target, torch.tensor([[self._last]], device=draft.device))
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        self._level += 1
+        target = self._target.expand(tokens, origins) if self._target else None
+        return self._graded(self._draft.expand(tokens, origins), target, tokens)
+
+    def _graded(self, draft: Tensor, target: Tensor | None, tokens: Tensor) -> Tensor:
+        positions = torch.full_like(tokens[0], self._root + self._level)
+        return self._grade.logits(draft[0], None if target is None else target[0], positions, tokens[0])[None]
+
+
+@dataclass(frozen=True)
+class KnownText:
+    """What both models expect along a text of the target's own, given its true beginning at every position.
+
+    Attributes:
+        draft: `[tokens, vocab]` logits of the draft model.
+        target: `[tokens, vocab]` logits of the target.
+        positions: int64 `[tokens]` positions of the tokens that the logits follow.
+        tokens: int64 `[tokens]` these tokens.
+        wanted: int64 `[tokens]` the target's token behind each.
+    """
+
+    draft: Tensor
+    target: Tensor
+    positions: Tensor
+    tokens: Tensor
+    wanted: Tensor
+
+    @classmethod
+    def read(cls, draft: Model, target: Model, prompt: Sequence[int], written: Sequence[int]) -> "KnownText":
+        """Read a text with both models, in one pass each.
+
+        Args:
+            draft: the draft model.
+            target: the target.
+            prompt: token ids of the prompt.
+            written: token ids of what the target has written after it.
+        """
+        text, first = [*prompt, *written][:-1], len(prompt) - 1
+        ids = torch.tensor([*text[first:], written[-1]], device=target.device)
+        logits = []
+        for model in (draft, target):
+            known = [min(token, model.vocab_size - 1) for token in text]
+            segment = Segment.of_text(model.new_cache(len(text)), known, model.device)._replace(wanted=slice(None))
+            (output,) = model.forward([segment])
+            logits.append(output.logits[0][first:])
+        expected, own = logits
+        return cls(expected, own, torch.arange(first, len(text), device=ids.device), ids[:-1], ids[1:])
+
+    def graded(self, grade: Grade) -> Tensor:
+        """The logits `[tokens, vocab]` of a drafter of this grade."""
+        return grade.logits(self.draft, self.target, self.positions, self.tokens)
+
+
+@dataclass(frozen=True)
+class GradedAgreement:
+    """A grade, and what it came to on the texts.
+
+    Attributes:
+        wanted: the agreement that was looked for.
+        grade: the grade that comes nearest.
+        reached: its agreement.
+        confidence: mean probability that it gives to its best token, which its temperature brings to the agreement.
+    """
+
+    wanted: float
+    grade: Grade
+    reached: float
+    confidence: float
+
+
+def agreement(grade: Grade, texts: Sequence[KnownText]) -> float:
+    """The share of positions at which the best token of a drafter of this grade is the target's own."""
+    agreed = [text.graded(grade).argmax(-1) == text.wanted for text in texts]
+    return torch.cat(agreed).double().mean().item()
+
+
+def confidence(grade: Grade, texts: Sequence[KnownText]) -> float:
+    """The mean probability that a drafter of this grade gives to its best token."""
+    return torch.cat([text.graded(grade).softmax(-1).amax(-1) for text in texts]).double().mean().item()
+
+
+def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAgreement:
+    """The grade whose agreement comes nearest to a wanted one: with more of the target than the draft model, or noise.
+
+    Args:
+        wanted: agreement, 0 to 1.
+        texts: texts of the target on which it is counted.
+        seed: seed of the noise.
+    """
+    if agreement(Grade(), texts) > wanted:
+
+        def disagreement(noise: float) -> float:
+            return 1 - agreement(Grade(noise=noise, seed=seed), texts)
+
+        most = 1.0
+        while disagreement(most) < 1 - wanted and most < MOST_NOISE:
+            most *= 2
+        plain = Grade(noise=bisect(disagreement, 1 - wanted, 0.0, most), seed=seed)
+    else:
+        plain = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
+    reached = agreement(plain, texts)
+
+    def of_sharpness(sharpness: float) -> Grade:
+        return replace(plain, temperature=math.exp(-sharpness))
+
+    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), reached, -SHARPEST, SHARPEST)
+    return GradedAgreement(wanted, of_sharpness(sharp), reached, confidence(of_sharpness(sharp), texts))
+
+
+def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a rising function reaches a value, between two ends; an end where it does not."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) >= wanted else (middle, high)
+    return high

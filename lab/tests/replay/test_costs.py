@@ -1,0 +1,49 @@
+"""What passes cost where counts decide."""
+
+from dataclasses import replace
+
+import pytest
+
+from drafttree.core.cost_curve import Costs
+from drafttree.errors import ConfigError
+from drafttree_lab.replay.costs import CostSource, PassCosts
+from lab_helpers.replay_cells import counted, keep_times, measured, plain
+
+
+def test_costs_are_named_or_given():
+    assert CostSource.parse("published") == CostSource("published")
+    assert CostSource.parse("measured") == CostSource("measured")
+    given = CostSource.parse("c=0.08, v=1.2").given
+    assert given.draft == 0.08
+    assert [given.target.at(nodes) for nodes in (1, 60)] == [1.2, 1.2]
+
+
+@pytest.mark.parametrize("text", ["", "c=0.1", "v=1,c=0.1", "c=-1,v=1", "mine"])
+def test_other_costs_are_refused(text):
+    with pytest.raises(ConfigError, match=r"--cost is .*; give \"published\", \"measured\" or such as"):
+        CostSource.parse(text)
+
+
+def test_a_text_costs_its_passes():
+    # two rounds over 4 nodes, halfway between those that are known, with 3 draft passes each
+    costs = PassCosts(0.1, Costs((1, 7), (1.0, 2.0)))
+    assert costs.total(counted([3, 0])) == pytest.approx(2 * (1.5 + 0.3))
+    assert costs.fraction("tokens_per_second", counted([3, 0])) == (5, pytest.approx(3.6))
+    assert costs.fraction("tpot", counted([3, 0])) == (pytest.approx(3.6), 5)
+
+
+def test_measured_costs_are_those_of_the_turns(experiment):
+    texts = [{"AR": plain(5), "chain": counted([3]), "tree": counted([3])}] * 2
+    found = measured(experiment, {"a": texts, "b": texts}, costs=CostSource.parse("measured"))
+    block = experiment.blocks[0]
+    assert found.pass_costs(block, "tree") is None
+    keep_times(found, {"AR": 1.0, "chain": 1.0, "tree": 1.0})
+    costs = found.pass_costs(block, "tree")
+    assert (costs.draft, costs.target.at(60)) == (pytest.approx(0.1), pytest.approx(1.0))
+
+
+def test_given_costs_are_not_plain_decodings(experiment):
+    known = replace(experiment, costs={"AR": PassCosts(0.0, Costs((1,), (1.0,)))})
+    found = measured(known, {"a": [], "b": []}, costs=CostSource.parse("c=0.2,v=1.5"))
+    assert found.pass_costs(known.blocks[0], "AR").target.at(1) == 1.0
+    assert found.pass_costs(known.blocks[0], "tree@3").draft == 0.2

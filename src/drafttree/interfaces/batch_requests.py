@@ -1,0 +1,75 @@
+"""Lines of `drafttree batch` in the form of OpenAI's batches: "custom_id", "method", "url" and "body".
+
+The server's application answers them in this process, so a reply is the one that `drafttree serve` would send.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyio.from_thread import start_blocking_portal
+from httpx import ASGITransport, AsyncClient
+
+from drafttree.core.errors import InputError
+from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.serving import ServerSettings
+from drafttree.loading.names import target_name
+
+if TYPE_CHECKING:
+    from drafttree.engine import Decoder
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+UNBOUNDED = 1 << 40
+"""Waiting texts: those of the lines ahead are never refused, whatever their `n`."""
+
+
+class RequestLines:
+    """The server's application, and a loop in which it answers requests.
+
+    Args:
+        decoder: writes the texts.
+        names: the names by which requests call the model, none for the target's own.
+        max_batch: texts at once, at most.
+    """
+
+    def __init__(self, decoder: "Decoder", names: Sequence[str], max_batch: int) -> None:
+        model, *others = names or [target_name(decoder.target)]
+        limits = {"max_batch": max_batch, "max_queue": UNBOUNDED, "max_token_gap": math.inf}
+        app = create_app(decoder, ServerSettings(model, other_names=tuple(others), **limits))
+        transport = ASGITransport(app, raise_app_exceptions=False)
+        self._client = AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
+        self._ends = ExitStack()
+        self._portal = self._ends.enter_context(start_blocking_portal())
+        self._ends.callback(app.state.serving.engine.close)  # first of all, so that nothing is left to wait for
+
+    def submit(self, entry: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+        """Send the request of a line; what is returned waits for its reply.
+
+        Raises:
+            InputError: the line is wrong in a way that the server could not tell.
+        """
+        custom_id, method, url, body = (entry.get(name) for name in ("custom_id", "method", "url", "body"))
+        if not isinstance(custom_id, str):
+            raise InputError(f"custom_id is {custom_id!r}; give a string by which the reply is known")
+        if method != "POST":
+            raise InputError(f"method is {method!r}; give 'POST'")
+        if url not in URLS:
+            raise InputError(f"url is {url!r}; give one of {', '.join(URLS)}")
+        if not isinstance(body, dict):
+            raise InputError("body is no object; give that of the request")
+        if body.get("stream"):
+            raise InputError("body.stream is set, but a batch has no streams; leave it out")
+        sent = self._portal.start_task_soon(partial(self._client.post, url, json=body))
+
+        def wait() -> dict[str, Any]:
+            reply = sent.result()
+            told = {"status_code": reply.status_code, "request_id": reply.headers["x-request-id"], "body": reply.json()}
+            return {"response": told, "error": None}
+
+        return wait
+
+    def close(self) -> None:
+        """End all texts."""
+        self._ends.close()

@@ -1,0 +1,165 @@
+"""`drafttree connect`: what points a coding agent at a running server."""
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import typer
+
+from drafttree.core.errors import ConfigError
+
+TIMEOUT = 10
+"""Seconds for the server to say what it serves."""
+NO_KEY = "none"
+"""What stands for the key where the server asks for none, since the agents want one."""
+
+
+class Agent(StrEnum):
+    """An agent that can be connected."""
+
+    CLAUDE_CODE = "claude-code"
+    CODEX = "codex"
+    OPENCODE = "opencode"
+
+
+class Served(NamedTuple):
+    """A model of a running server; its context is None where the server does not say it."""
+
+    url: str
+    model: str
+    context: int | None
+    key: str | None
+
+
+class Setup(NamedTuple):
+    """What an agent needs: its command, variables of the environment, and arguments that go before all others."""
+
+    program: str
+    environment: dict[str, str]
+    arguments: Sequence[str] = ()
+
+
+def claude_code(served: Served) -> Setup:
+    """Claude Code, by settings of one run, which go over those of its files as variables do not.
+
+    Every kind of its models is the served one. The key is no argument, since other users can see those.
+    """
+    kinds = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "DEFAULT_FABLE_")
+    variables = {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_API_KEY": "",  # it would go before the token
+        **{f"ANTHROPIC_{kind}MODEL": served.model for kind in kinds},
+        "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else no two prompts begin alike, and none is reused
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if served.context is not None:
+        limits = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW")
+        variables |= dict.fromkeys(limits, str(served.context))
+        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(served.context // 8)  # it keeps that free
+    arguments = ["--settings", json.dumps({"env": variables})]
+    return Setup("claude", {"ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY}, arguments)
+
+
+def codex(served: Served) -> Setup:
+    """Codex, by settings of one run, which go over those of its file."""
+    provider = {"name": "drafttree", "base_url": f"{served.url}/v1", "wire_api": "responses"}
+    provider |= {"env_key": "DRAFTTREE_API_KEY"} if served.key else {}
+    settings: dict[str, object] = {
+        "model": served.model,
+        "model_provider": "drafttree",
+        **{f"model_providers.drafttree.{name}": value for name, value in provider.items()},
+    }
+    if served.context is not None:
+        settings["model_context_window"] = served.context
+    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    arguments = [part for pair in pairs for part in ("-c", pair)]
+    return Setup("codex", {"DRAFTTREE_API_KEY": served.key} if served.key else {}, arguments)
+
+
+def opencode(served: Served) -> Setup:
+    """OpenCode, by a configuration that goes over those of its files."""
+    name, model = f"drafttree/{served.model}", dict[str, Any](name=served.model)
+    if served.context is not None:
+        model["limit"] = {"context": served.context, "output": served.context // 4}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "drafttree",
+        "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key or NO_KEY},
+        "models": {served.model: model},
+    }
+    content = {"model": name, "small_model": name, "provider": {"drafttree": provider}}
+    return Setup("opencode", {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
+
+
+SETUPS: dict[Agent, tuple[Callable[[Served], Setup], int]] = {
+    Agent.CLAUDE_CODE: (claude_code, 65536),
+    Agent.CODEX: (codex, 32768),
+    Agent.OPENCODE: (opencode, 32768),
+}
+"""By agent: its setup, and the context that it needs. The first prompt of Claude Code has some 20,000 tokens and those
+of the others some 10,000; Claude Code shortens a conversation 13,000 tokens and an answer before the end."""
+
+
+def connect(
+    agent: Annotated[Agent, typer.Argument(help="The agent to connect.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Command of the agent to run, with arguments.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Name of the model. Default: the first one served.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="DRAFTTREE_API_KEY", help="Key of the server, if it asks for one.")
+    ] = None,
+) -> None:
+    """Point a coding agent at a running server.
+
+    Prints the lines for a shell that set up and start it. With a command behind --, runs that instead, as in "drafttree
+    connect claude-code -- claude". The server must answer, take the key and have the context that the agent needs.
+    """
+    served = _find(url.rstrip("/").removesuffix("/v1"), model, api_key)
+    setup_of, needed = SETUPS[agent]
+    if served.context is not None and served.context < needed:
+        raise ConfigError(
+            f"{agent} needs a context of {needed} tokens, and {served.model!r} has {served.context}; serve a model "
+            "with a larger one, or raise --max-model-len"
+        )
+    setup = setup_of(served)
+    if not command:
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in setup.environment.items()]
+        print(*lines, shlex.join([setup.program, *setup.arguments]), sep="\n")
+        return
+    program, *others = command
+    try:
+        os.execvpe(program, [program, *setup.arguments, *others], {**os.environ, **setup.environment})
+    except OSError as error:
+        raise ConfigError(f"{program} cannot be run: {error.strerror}; install it, or name its path") from None
+
+
+def _find(url: str, model: str | None, key: str | None) -> Served:
+    """The model of that name that a server lists, or the first one.
+
+    Raises:
+        ConfigError: no server answers there, it does not take the key, or it does not have the model.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as reply:
+            contexts = {card["id"]: card.get("max_model_len") for card in json.load(reply)["data"]}
+    except HTTPError as error:
+        advice = "; give its key by --api-key or DRAFTTREE_API_KEY" if error.code == 401 else ""
+        raise ConfigError(f"{url}/v1/models answers {error.code} {error.reason}{advice}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"no server answers at {url} ({reason}); start drafttree serve, or give its --url") from None
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{url}/v1/models lists no models; give the address of a server as --url") from None
+    if not contexts or model not in (None, *contexts):
+        raise ConfigError(f"{url} serves {', '.join(contexts) or 'no model'}, not {model}; name another --model")
+    name = model or next(iter(contexts))
+    return Served(url, name, contexts[name], key)

@@ -1,0 +1,62 @@
+"""The id of a request, which its reply carries, and a line about each request that was answered."""
+
+import logging
+import re
+import time
+import uuid
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from drafttree.interfaces.server.errors import as_server_error, is_anthropic, request_id
+
+logger = logging.getLogger("drafttree.access")
+ID = re.compile(r"[!-~]{1,128}")
+"""What is taken as a request's id: it is written to a log as it is."""
+LEFT = 499
+"""The status, as nginx has it, of a request whose client has gone before an answer began."""
+
+
+class RequestLog:
+    """Gives every request an id, the client's own `x-request-id` or a new one, and logs its end if that is wanted.
+
+    It stands in front of all else, and so it also answers what nothing else has caught.
+
+    Args:
+        app: the application behind it.
+        lines: whether to log a line for each request, without its query, which may have secrets.
+    """
+
+    def __init__(self, app: ASGIApp, *, lines: bool) -> None:
+        self._app, self._lines = app, lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given, begun, status = Headers(scope=scope).get("x-request-id", ""), time.perf_counter(), LEFT
+        found = given if ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = found
+                if is_anthropic(scope["path"]):
+                    headers["request-id"] = found
+            await send(message)
+
+        token = request_id.set(found)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if status != LEFT:  # a part of the answer is sent: the connection has to break
+                raise
+            await as_server_error(error).response_to(scope["path"])(scope, receive, send_with_id)
+        finally:
+            request_id.reset(token)
+            if self._lines:
+                client, asked = (scope.get("client") or ("-",))[0], f"{scope['method']} {quote(scope['path'])}"
+                logger.info('%s "%s" %d %.3fs %s', client, asked, status, time.perf_counter() - begun, found)

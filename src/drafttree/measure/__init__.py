@@ -1,0 +1,45 @@
+"""Measures: prompts, ways of writing them by turns, what is kept of the texts, and numbers with intervals.
+
+The door is lazy: prompts and names of methods are read before numpy, scipy and torch are imported.
+
+- `prompts`: prompt files; `prompt_form` and `prompt_encoding`: in which form they are asked.
+- `method`: a drafter, a policy and a verifier by one specification; `method_decoders`: the decoders of methods.
+- `reference`: transformers' own `generate` on the same weights.
+- `inflation` and `shapes`: the function of a small target at the cost of a larger one.
+- `driver`: ways x prompts x repeats, by turns; `run_store`: finished runs, from which an interrupted command goes on.
+- `record`: rounds in columns; `law`: the terms of the speed-up; `interval` and `table`: how figures are told.
+"""
+
+from typing import TYPE_CHECKING
+
+from drafttree.core.lazy import lazy_door
+
+if TYPE_CHECKING:
+    from drafttree.measure.driver import Cell, by_turns, race
+    from drafttree.measure.interval import Interval
+    from drafttree.measure.law import SpeedupLaw, doubt
+    from drafttree.measure.record import columns, describe, from_lists, loops
+    from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
+    from drafttree.measure.table import to_json, to_table
+
+__all__ = [
+    "Cell",
+    "Interval",
+    "ReferenceRun",
+    "SpeedupLaw",
+    "by_turns",
+    "columns",
+    "describe",
+    "doubt",
+    "find_difference",
+    "from_lists",
+    "loops",
+    "race",
+    "to_json",
+    "to_table",
+    "transformers_generate",
+    "transformers_model",
+]
+
+_MODULES = [f"{__name__}.{name}" for name in ("table", "driver", "record", "law", "reference")]
+__getattr__ = lazy_door(__name__, __all__, _MODULES)

@@ -1,0 +1,283 @@
+"""Cost inflation: builds a larger model that computes exactly the same function as a small one.
+
+The embedded pair is small, so its passes cost little and its speed-ups say little about large targets. An inflated
+target gives the embedded target's logits, hence its real acceptance, at the cost of a large target. Weights that write
+to the residual stream are padded with zeros and all others with random values, so no product is trivially zero. Norm
+weights are scaled by the square root of the ratio of widths, which is exact in binary if the ratio is a power of four.
+Added layers have output projections of zero.
+"""
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from drafttree.core.errors import ConfigError
+from drafttree.drafters import MixedDrafter
+from drafttree.drafters.base import Drafter, HiddenStates, Session
+from drafttree.engine.decoder import Decoder
+from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
+from drafttree.loading.load import load
+from drafttree.loading.target_options import apply_quantization, check_quantization
+from drafttree.measure.reference import transformers_model
+from drafttree.measure.shapes import Shape, find_shape
+from drafttree.models import TargetModel, select_backend
+
+NOISE = 1 << 20
+"""Random values that are drawn for the weights that are added."""
+
+
+@torch.no_grad()
+def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
+    """Build a model of a larger shape with the same logits (to 1e-5 of their scale in float32).
+
+    Args:
+        model: a Llama model without biases.
+        shape: sizes, none smaller than the model's; `head_dim` must be a multiple of the model's.
+
+    Raises:
+        ConfigError: the model is not such a Llama model, or a size is too small; the message names it.
+    """
+    _check(model, shape)
+    config = copy.deepcopy(model.config)
+    for name, value in _fields(shape).items():
+        setattr(config, name, value)
+    config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / shape.hidden
+    with torch.device(model.device), no_init_weights():
+        large: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    large.tie_weights()
+    _fill(large)
+    large.generation_config = copy.deepcopy(model.generation_config)
+    _copy(large.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
+    if not config.tie_word_embeddings:
+        _copy(large.get_output_embeddings(), model.get_output_embeddings())
+    _copy_norm(large.model.norm, model.model.norm)
+    heads = _HeadPlacement(model, shape)
+    for index, block in enumerate(large.model.layers):
+        block.self_attn.o_proj.weight.zero_()
+        block.mlp.down_proj.weight.zero_()
+        if index < len(model.model.layers):
+            _copy_block(block, model.model.layers[index], heads)
+    return large
+
+
+def load_inflated(
+    target: str,
+    drafter: str,
+    shape: str,
+    dtype: str,
+    device: str,
+    quantize: str | None = None,
+    quantize_drafter: str | None = None,
+) -> Decoder:
+    """Load a decoder with an inflated target; arguments and errors as for `drafttree.load` and `find_shape`.
+
+    The weights stay row-major, also on a CPU, where transformers' passes over a few rows are faster on such weights.
+    """
+    sizes, place = find_shape(shape), find_device(device)
+    check_quantization("quantize", quantize, place)
+    check_quantization("quantize_drafter", quantize_drafter, place)
+    kind = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, place)
+    small = load_model(target, kind, place)
+    large, tokenizer = inflate(small, sizes), load_tokenizer(target)
+    if quantize:
+        apply_quantization(large, quantize, shape)
+    decoder = load(large, "none", tokenizer=tokenizer, device=device)
+    name = choose_drafter(target).name if drafter == "auto" else drafter
+    return decoder.with_drafter(_find(name, TargetModel(small, select_backend), decoder, quantize_drafter))
+
+
+def drafters_for_inflated(
+    decoder: Decoder, target: str, names: Iterable[str], quantize: str | None = None
+) -> dict[str, Drafter]:
+    """The drafters of a small target, by name, for the decoder of the target that was inflated from it.
+
+    Args:
+        decoder: of `load_inflated`.
+        target: the small target.
+        names: as for `drafttree.load`; "none" is left out.
+        quantize: as for `find_drafter`.
+
+    Raises:
+        ModelError: one cannot be loaded or does not fit the small target.
+    """
+    large = transformers_model(decoder)
+    small = TargetModel(load_model(target, large.dtype, large.device), select_backend)
+    found = {name: _find(name, small, decoder, quantize) for name in dict.fromkeys(names)}
+    return {name: drafter for name, drafter in found.items() if drafter}
+
+
+def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None = None) -> Drafter | None:
+    """A drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
+    found = find_drafter(name, small, decoder.tokenizer, quantize)
+    return _narrowed(found, small.module, transformers_model(decoder).module) if found else None
+
+
+def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:
+    """The drafter, whose head drafts for the inflated target if it has one; a mixed one still mixes it with lookup."""
+    if isinstance(drafter, MixedDrafter):
+        return MixedDrafter(drafter.lookup, _narrowed(drafter.model, small, large))
+    return NarrowDrafter(drafter, small, large) if drafter.hidden_layers else drafter
+
+
+class NarrowDrafter:
+    """Lets a head that was trained for a small target draft for the inflated target, at the head's own cost.
+
+    The hidden states of the inflated target are those of the small one followed by zeros, which are cut off.
+
+    Args:
+        drafter: the drafter made for the small target.
+        small: the small target.
+        large: the target inflated from it.
+    """
+
+    def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
+        self._drafter, self._hidden = drafter, small.config.hidden_size
+        self.vocab_size, self.context = drafter.vocab_size, drafter.context
+        self.levels, self.nbytes, self.flat = drafter.levels, drafter.nbytes, getattr(drafter, "flat", False)
+        last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
+        self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
+
+    def start(self, prompt: list[int], capacity: int) -> Session:
+        """Begin a request, as the head itself does."""
+        return NarrowSession(self._drafter.start(prompt, capacity), self._hidden)
+
+
+class NarrowSession(Session):
+    """A head's session, which gets the first columns of every hidden state."""
+
+    def __init__(self, session: Session, hidden: int) -> None:
+        self._session, self._hidden = session, hidden
+
+    def choose(self, source: int) -> Session:
+        return self._session.choose(source)
+
+    def root(self) -> Tensor:
+        return self._session.root()
+
+    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
+        return self._session.expand(tokens, origins)
+
+    @property
+    def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._session.passes
+
+    @property
+    def seconds(self) -> float:
+        return self._session.seconds
+
+    @property
+    def nbytes(self) -> int:
+        return self._session.nbytes
+
+    def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
+        self._session.prefill(self._narrow(hidden_states), tokens)
+
+    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
+        self._session.commit(tokens, self._narrow(hidden_states))
+
+    def _narrow(self, hidden_states: HiddenStates) -> HiddenStates:
+        return tuple(state[..., : self._hidden] for state in hidden_states)
+
+
+class _HeadPlacement:
+    """Rows of the large attention projections that hold the heads of the small ones.
+
+    Rotary pairs the dimensions i and i + head_dim / 2 and turns each pair by a frequency of its own, so query and key
+    dimensions move to where the large model's frequencies equal the small one's. The large model divides scores by a
+    larger root of `head_dim`, which `query_scale` undoes.
+    """
+
+    def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
+        config = model.config
+        width, device = config.head_dim, model.device
+        groups = config.num_attention_heads // config.num_key_value_heads
+        large_groups = shape.heads // shape.key_value_heads
+        split = math.ceil(groups / large_groups)
+        heads = [divmod(head, groups) for head in range(config.num_attention_heads)]
+        query_heads = [
+            (group * split + place // large_groups) * large_groups + place % large_groups for group, place in heads
+        ]
+        inner = torch.arange(width, device=device)
+        spread = shape.head_dim // width
+        rotary_dims = inner % (width // 2) * spread + inner // (width // 2) * (shape.head_dim // 2)
+        self.query_scale = math.sqrt(spread)
+        self.query, self.out = (_rows(query_heads, shape.head_dim, dims) for dims in (rotary_dims, inner))
+        places = [group * split + part for group in range(config.num_key_value_heads) for part in range(split)]
+        self.key, self.value = (_rows(places, shape.head_dim, dims) for dims in (rotary_dims, inner))
+        self.sources = _rows([place // split for place in places], width, inner)
+        self.whole_query = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
+
+
+def _rows(heads: list[int], width: int, dims: Tensor) -> Tensor:
+    """Row indices of the dimensions `dims` of each head, in a projection with heads of this width."""
+    return (torch.tensor(heads, device=dims.device)[:, None] * width + dims).flatten()
+
+
+def _fill(model: PreTrainedModel) -> None:
+    """Fill all weights with one piece of noise again and again: drawing each of them takes as long as loading."""
+    noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(model.config.initializer_range)
+    noise = noise.to(model.device, model.dtype)
+    for weight in (each for each in model.parameters() if each.ndim == 2):
+        for piece in weight.view(-1).split(NOISE):
+            piece.copy_(noise[: len(piece)])
+
+
+def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:
+    old, new = small.self_attn, large.self_attn
+    hidden = old.q_proj.in_features
+    new.q_proj.weight[heads.whole_query] = 0.0
+    new.q_proj.weight[heads.query, :hidden] = old.q_proj.weight * heads.query_scale
+    new.k_proj.weight[heads.key, :hidden] = old.k_proj.weight[heads.sources]
+    new.v_proj.weight[heads.value, :hidden] = old.v_proj.weight[heads.sources]
+    new.o_proj.weight[:hidden, heads.out] = old.o_proj.weight
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _copy(getattr(large.mlp, name), getattr(small.mlp, name))
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        _copy_norm(getattr(large, name), getattr(small, name))
+
+
+def _copy(large: Any, small: Any, others: float | None = None) -> None:
+    """Copy a small weight into the corner of a large one, whose other entries become `others` if given."""
+    if others is not None:
+        large.weight.fill_(others)
+    rows, columns = small.weight.shape
+    large.weight[:rows, :columns] = small.weight
+
+
+def _copy_norm(large: Any, small: Any) -> None:
+    width = len(small.weight)
+    large.weight[:width] = small.weight * math.sqrt(width / len(large.weight))
+
+
+def _fields(shape: Shape) -> dict[str, int]:
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_dim,
+    }
+
+
+def _check(model: PreTrainedModel, shape: Shape) -> None:
+    config = model.config
+    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
+        raise ConfigError(f"only Llama models without biases can be inflated, not {config.model_type}")
+    for name, value in _fields(shape).items():
+        if value < getattr(config, name):
+            raise ConfigError(f"cannot inflate {name} from {getattr(config, name)} to {value}; it can only grow")
+    if shape.head_dim % config.head_dim:
+        raise ConfigError(f"cannot inflate head_dim to {shape.head_dim}; it must be a multiple of {config.head_dim}")
+    if shape.heads % shape.key_value_heads:
+        raise ConfigError(f"{shape.heads} heads cannot share {shape.key_value_heads} key-value heads evenly")
+    groups = config.num_attention_heads // config.num_key_value_heads
+    needed = config.num_key_value_heads * math.ceil(groups * shape.key_value_heads / shape.heads)
+    if needed > shape.key_value_heads:
+        raise ConfigError(f"cannot inflate to {shape.key_value_heads} key-value heads; {needed} are needed")

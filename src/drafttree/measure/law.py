@@ -1,0 +1,175 @@
+"""The law of the speed-up, its terms as they were measured, which of them limits the gain, and whether times tell any.
+
+R = tau * (1 + h0) / (v + c * delta + h), in units of one target pass over one token. What plain decoding spends outside
+its passes, h0, is counted too: without it the law would call plain decoding slower than itself.
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from drafttree.engine.metrics import Metrics, ratio
+from drafttree.measure.record import columns
+
+LEAST_TOKENS = 1.02
+"""Tokens of a pass, tau, below which drafts have given nothing: a ratio is that of plain decoding over itself."""
+LEAST_COST, MOST_COST = 0.85, 1.15
+"""What a pass over one row costs, in plain passes, on a machine that does nothing else: it is the same pass."""
+FEWEST = 3
+"""Passes over one row that tell."""
+
+
+@dataclass(frozen=True)
+class SpeedupLaw:
+    """R = tau * (1 + h0) / (v + c * delta + h), each term measured against plain decoding by the same engine.
+
+    Attributes:
+        tau: mean accepted tokens.
+        v: verification cost, time of a target pass over the tree in plain target passes.
+        c: cost ratio, time of a draft pass in plain target passes.
+        delta: draft passes per round.
+        h: host share, everything else of a round in plain target passes.
+        h0: host share of plain decoding.
+        measured: ratio of tokens per second, prompts included.
+        decoding: ratio of tokens per second of decoding, prompts left out: what the law is about.
+    """
+
+    tau: float
+    v: float
+    c: float
+    delta: float
+    h: float
+    h0: float
+    measured: float
+    decoding: float
+
+    @classmethod
+    def of(cls, speculative: Metrics, plain: Metrics) -> "SpeedupLaw":
+        """The law's terms for a speculative and a plain run over the same prompts."""
+        return cls.of_rounds(
+            columns(speculative.rounds),
+            columns(plain.rounds),
+            measured=ratio(speculative.tokens_per_second, plain.tokens_per_second),
+            decoding=ratio(speculative.decoding_tokens_per_second, plain.decoding_tokens_per_second),
+        )
+
+    @classmethod
+    def of_rounds(
+        cls, speculative: np.recarray, plain: np.recarray, *, measured: float, decoding: float
+    ) -> "SpeedupLaw":
+        """The law's terms by the rounds of one text, of several, or of an engine that writes many at once."""
+        unit, alone = ratio(plain.target_seconds.sum(), len(plain)), len(plain)
+        rounds, passes = len(speculative), speculative.draft_passes.sum()
+        rest = speculative.seconds.sum() - speculative.target_seconds.sum() - speculative.draft_seconds.sum()
+        plain_rest = plain.seconds.sum() - plain.target_seconds.sum()  # an engine has draft seconds without any drafts
+        terms = {
+            "tau": ratio(speculative.committed.sum(), speculative.batch.sum()),
+            "v": ratio(ratio(speculative.target_seconds.sum(), rounds), unit),
+            "c": ratio(ratio(speculative.draft_seconds.sum(), passes), unit),
+            "delta": ratio(passes, rounds),
+            "h": ratio(ratio(rest, rounds), unit),
+            "h0": ratio(ratio(plain_rest, alone), unit),
+        }
+        return cls(**{name: float(term) for name, term in terms.items()}, measured=measured, decoding=decoding)
+
+    @property
+    def predicted(self) -> float:
+        """R as predicted by the law."""
+        return ratio(self.tau * (1 + self.h0), self.v + self.c * self.delta + self.h)
+
+    @property
+    def without_host(self) -> float:
+        """R as predicted for an engine without overhead, h = h0 = 0."""
+        return ratio(self.tau, self.v + self.c * self.delta)
+
+
+@dataclass(frozen=True)
+class LimitingFactor:
+    """The term whose ideal value would raise R most.
+
+    Attributes:
+        factor: "acceptance", "verification", "drafting", "overhead", or "nothing" where no term could be better with
+            trees of this depth.
+        possible: R by the law with that term at its ideal value and all others as measured.
+        sentence: the factor, its figure and what to try, in one line.
+    """
+
+    factor: str
+    possible: float
+    sentence: str
+
+    @classmethod
+    def of(cls, law: SpeedupLaw, speculative: Metrics) -> "LimitingFactor":
+        """Find the term that limits the gain, from the law and the rounds it was measured in."""
+        most = 1 + speculative.mean_levels
+        if most == 1:
+            return cls(
+                "acceptance", law.predicted, "acceptance limits the gain: nothing was drafted; try another drafter"
+            )
+        paused = sum(not each.levels for each in speculative.rounds)
+        if 2 * paused > len(speculative.rounds):
+            said = f"nothing was drafted in {paused} of {len(speculative.rounds)} rounds, where it did not pay"
+            return cls("acceptance", law.predicted, f"acceptance limits the gain: {said}; try another drafter")
+        ideals = {
+            "acceptance": replace(law, tau=most).predicted,
+            "verification": replace(law, v=1.0).predicted,
+            "drafting": replace(law, c=0.0).predicted,
+            "overhead": replace(law, h=law.h0).predicted,
+        }
+        factor = max(ideals, key=ideals.__getitem__)
+        if ideals[factor] <= law.predicted:
+            return cls("nothing", law.predicted, "nothing limits the gain with trees of this depth; try a deeper one")
+        possible = f"(without that, {ideals[factor]:.2f} times plain decoding)"
+        said = f"{factor} limits the gain: {_advice(law, most)[factor]} {possible}"
+        return cls(factor, ideals[factor], said)
+
+
+def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
+    """Per factor, its figure and what to try."""
+    return {
+        "acceptance": (
+            f"a round yields {law.tau:.1f} of {most:.1f} possible tokens; a drafter trained on such text would help"
+        ),
+        "verification": f"scoring a tree costs {law.v:.2f} plain passes; a smaller budget would help",
+        "drafting": (
+            f"drafting costs {law.c * law.delta:.2f} plain passes a round; a smaller drafter or fewer levels would help"
+        ),
+        "overhead": (
+            f"a round spends {law.h:.2f} plain passes outside the models, plain decoding {law.h0:.2f}; "
+            "a simpler policy or a larger target would help"
+        ),
+    }
+
+
+def drafts_nothing(drafted: Metrics) -> bool:
+    """Whether a pass has yielded no more than plain decoding's one token."""
+    return drafted.mean_accepted_tokens < LEAST_TOKENS
+
+
+def doubt(drafted: Metrics, plain: Metrics) -> str | None:
+    """Why the ratio of two speeds means nothing, in one line, before any is printed; None where it may be told.
+
+    Args:
+        drafted: of the texts that drafts were made for.
+        plain: of plain decoding of the same texts.
+    """
+    if drafts_nothing(drafted):
+        found = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
+        return f"No ratio: {found} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
+    unit = plain.target_pass
+    alone = [each.target_seconds for each in drafted.rounds if each.nodes == 1]
+    row = sum(alone) / len(alone) / unit if unit and len(alone) >= FEWEST else 1.0
+    whole = drafted.target_pass / unit if unit else 1.0
+    if LEAST_COST <= row <= MOST_COST and whole >= LEAST_COST:
+        return None
+    rows, cost = ("one row", row) if not LEAST_COST <= row <= MOST_COST else (f"{drafted.mean_nodes:.1f} rows", whole)
+    return (
+        f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
+        "run it again when the machine is idle."
+    )
+
+
+def law_terms(law: SpeedupLaw, doubt: str | None) -> dict[str, float | None]:
+    """The terms of a law by name, for JSON; those that are ratios of times are None where there is a doubt."""
+    terms: dict[str, float | None] = asdict(law) | {"predicted": law.predicted}
+    return terms if doubt is None else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta}

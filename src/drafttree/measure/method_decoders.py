@@ -1,0 +1,51 @@
+"""Decoders of methods, from one that has their target."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ConfigError
+from drafttree.drafters import Drafter
+from drafttree.engine.decoder import Decoder
+from drafttree.loading import DrafterSource, find_drafter
+from drafttree.measure.method import Method
+from drafttree.measure.reference import transformers_model
+
+
+def make_decoders(
+    decoder: Decoder, methods: Iterable[Method], drafters: Mapping[str, DrafterSource] = MappingProxyType({})
+) -> dict[str, Decoder]:
+    """The decoder of every method by its specification; a drafter that several of them name is loaded once.
+
+    Args:
+        decoder: the decoder, for its target and tokenizer, and its verifier where a method names none.
+        methods: methods, of which several may name the same drafter.
+        drafters: sources by the names that methods have for them; any other name is a source itself.
+
+    Raises:
+        ConfigError: a drafter is unknown or none, or policy and verifier are not lossless together.
+        ModelError: a drafter cannot be loaded or does not fit the target.
+        TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
+    """
+    chosen = list(methods)
+    names = dict.fromkeys(method.drafter for method in chosen if method.drafter)
+    found = {name: _find_drafter(decoder, drafters.get(name, name)) for name in names}
+    return {method.spec: _decoder(decoder, method, found) for method in chosen}
+
+
+def _decoder(decoder: Decoder, method: Method, drafters: Mapping[str, Drafter]) -> Decoder:
+    if method.drafter is None:
+        return decoder.plain()
+    free = decoder.with_drafter(drafters[method.drafter]).with_verifier(None)
+    return free.with_policy(method.policy).with_verifier(method.verifier or decoder.verifier)
+
+
+def _find_drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
+    """The drafter of a source, which may be one already."""
+    if not isinstance(source, str | Path | type | PreTrainedModel):
+        return source
+    if found := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
+        return found
+    raise ConfigError(f"{source!r} is not a drafter to measure; plain decoding is run in any case")

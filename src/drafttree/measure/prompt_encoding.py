@@ -1,0 +1,109 @@
+"""Token ids of prompts: as they stand, or as conversations in which the target itself has written the answers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from drafttree.core.errors import ContextError, InputError
+from drafttree.engine.chat import Message, render_chat, turn_end
+from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
+from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.prompts import Example
+
+BETWEEN = "\n\n"
+"""Between an answer and the next turn where there is no chat template."""
+
+
+def encode_prompts(
+    decoder: Decoder, examples: Iterable[Example], form: PromptForm, max_new_tokens: int
+) -> list[list[int]]:
+    """The token ids of every turn that is asked, the last ones only where they would not fit into the context.
+
+    Args:
+        decoder: the decoder with a tokenizer.
+        examples: the prompts.
+        form: the form of the prompts.
+        max_new_tokens: new tokens to leave room for; the target's own answers to earlier turns are as long at most.
+
+    Raises:
+        ContextError: there is no room for any prompt.
+        InputError: there is no tokenizer or, where it is needed, no chat template.
+    """
+    turns = [ids for example in examples for ids in encode_turns(decoder, example, form, max_new_tokens)]
+    return [fit(decoder, ids, max_new_tokens)[0] for ids in turns]
+
+
+def encode_turns(decoder: Decoder, example: Example, form: PromptForm, max_new_tokens: int) -> list[list[int]]:
+    """The token ids of every turn of a prompt, each behind the turns and the target's own greedy answers before it.
+
+    Arguments and errors as for `encode_prompts`; nothing is cut to fit into the context.
+    """
+    if decoder.tokenizer is None:
+        raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+    if form.chat and not getattr(decoder.tokenizer, "chat_template", None):
+        name = getattr(decoder.tokenizer, "name_or_path", "") or "the target"
+        raise InputError(f"the tokenizer of {name!r} has no chat template; leave --chat out, or take another target")
+    turns = (example.prompt, *example.later_turns)[: form.most_turns]
+    encode = _chat_turns if form.chat else _plain_turns
+    return encode(decoder, turns, form.tokens, max_new_tokens)
+
+
+def _plain_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
+    found = [_ids(decoder, turns[0])[:most]]
+    for turn in turns[1:]:
+        answer = [token for token in _answer(decoder, found[-1], max_new_tokens).tokens if token not in decoder.eos]
+        asked = _ids(decoder, BETWEEN + turn, add_special_tokens=False)
+        found.append([*found[-1], *answer, *asked[:most]])
+    return found
+
+
+def _chat_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
+    messages: list[Message] = []
+    found: list[list[int]] = []
+    for turn in turns:
+        if found:
+            answer = _answer(decoder, found[-1], max_new_tokens, chat=True)
+            messages.append({"role": "assistant", "content": answer.text.strip()})
+        messages.append({"role": "user", "content": _cut(decoder, turn, most)})
+        found.append(render_chat(messages, decoder.tokenizer))
+    return found
+
+
+def _cut(decoder: Decoder, text: str, most: int | None) -> str:
+    """The text of its first tokens."""
+    if most is None:
+        return text
+    ids, tokenizer = _ids(decoder, text, add_special_tokens=False), cast(Any, decoder.tokenizer)
+    return text if len(ids) <= most else tokenizer.decode(ids[:most])
+
+
+def _ids(decoder: Decoder, text: str, **options: bool) -> list[int]:
+    return list(cast(Any, decoder.tokenizer)(text, **options)["input_ids"])
+
+
+def _answer(decoder: Decoder, ids: list[int], max_new_tokens: int, *, chat: bool = False) -> Generation:
+    """What the target answers, greedily."""
+    stop = turn_end(decoder.tokenizer) if chat else None
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "stop": [stop] if stop else None}
+    prompt, _ = fit(decoder, ids, max_new_tokens)
+    return decoder.plain().with_verifier(None).generate(prompt, **options)
+
+
+def fit(decoder: Decoder, prompt: str | Sequence[int], max_new_tokens: int) -> tuple[list[int], bool]:
+    """A prompt's token ids, the last ones only where they would not fit into the context; and whether they were cut.
+
+    Raises:
+        ContextError: there is no room for any prompt.
+        InputError: a text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+        if decoder.tokenizer is None:
+            raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
+        prompt = decoder.tokenizer(prompt)["input_ids"]
+    ids = [int(token) for token in prompt]
+    if decoder.target.context is None:
+        return ids, False
+    room = decoder.target.context - max_new_tokens
+    if room < 1:
+        raise ContextError(f"max_new_tokens={max_new_tokens} fills the model's context of {decoder.target.context}")
+    return ids[-room:], len(ids) > room

@@ -1,0 +1,42 @@
+"""What is kept of texts: their rounds in columns, from which counts, times and the law follow."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from drafttree.engine.metrics import Metrics, Round
+
+NUMBERS = [each.name for each in fields(Round) if each.type in (int, float, float | None)]
+LISTED = ("committed", "accepted", "nodes", "levels", "draft_passes", "ranks")
+TAIL, PERIOD = 48, 16
+
+
+def columns(rounds: Iterable[Round]) -> np.recarray:
+    """A row for every round, with a column for each number that `Round` has; NaN stands for None."""
+    rows = [[getattr(each, name) for name in NUMBERS] for each in rounds]
+    return from_lists(dict(zip(NUMBERS, np.array(rows, float).reshape(-1, len(NUMBERS)).T, strict=True)))
+
+
+def from_lists(lists: Mapping[str, Any]) -> np.recarray:
+    """Columns as they are kept in files, by name."""
+    return np.rec.fromarrays([np.asarray(each, float) for each in lists.values()], dtype=[(n, float) for n in lists])
+
+
+def describe(metrics: Metrics) -> dict[str, object]:
+    """The figures of a single text, for JSON, with lists that have a member per round."""
+    return {
+        "tokens": metrics.tokens,
+        "seconds": metrics.seconds,
+        "ttft": metrics.time_to_first_token,
+        "tpot": metrics.time_per_output_token,
+        "mean_path_length": metrics.mean_path_length,
+        **{name: [getattr(each, name) for each in metrics.rounds] for name in LISTED},
+    }
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether the last 48 tokens repeat with a period of at most 16: any drafter predicts such a text."""
+    tail = tokens[-TAIL:]
+    return len(tail) == TAIL and any(tail[period:] == tail[:-period] for period in range(1, PERIOD + 1))

@@ -1,0 +1,170 @@
+"""Results of the finished runs of one command, kept in a folder, from which the same command goes on."""
+
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from drafttree.core.errors import InputError
+from drafttree.measure.json_lines import append_line, whole_lines
+from drafttree.measure.prompts import read_text
+
+COMMAND, RUNS = "run.json", "cells.jsonl"
+Result = TypeVar("Result")
+
+
+class RunStore:
+    """What has been run so far.
+
+    One without a folder keeps nothing. Measurements take a store; `RunStore()` is what they use where none is given.
+
+    Args:
+        folder: the folder where to keep the results, in JSON lines that are written as runs finish.
+        command: everything that decides what is run; a folder is for one command.
+        partial: whether Ctrl-C ends a measurement with what is finished. If not, it raises KeyboardInterrupt.
+        minutes: minutes after which no run begins, and the measurement ends as by Ctrl-C; None for no end.
+
+    Attributes:
+        interrupted: whether Ctrl-C or the time has ended a measurement.
+        out_of_time: whether it was the time.
+        command: the given command, with the versions of the packages.
+
+    Raises:
+        InputError: the folder holds the runs of another command or something else, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        command: Mapping[str, Any] | None = None,
+        *,
+        partial: bool = False,
+        minutes: float | None = None,
+    ) -> None:
+        self.interrupted = self.out_of_time = False
+        self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
+        self.folder, self._partial = folder, partial
+        self.command: dict[str, Any] = {"versions": _versions(), **(command or {})}
+        self._kept: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+        if folder:
+            try:
+                self._open(folder, self.command)
+            except OSError as error:
+                raise _refusal(folder, f"cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunStore":
+        """The results of a folder, whatever command made them; nothing is written to it.
+
+        Raises:
+            InputError: it holds no runs.
+        """
+        if not (folder / COMMAND).is_file():
+            raise InputError(f"{folder}: no runs of drafttree in it; name the folder of a command's --out")
+        store = cls()
+        store.command = _read(folder, read_text(folder / COMMAND))
+        store._read_runs(folder)
+        return store
+
+    def run(self, key: tuple[str | int | float, ...], kind: Any, work: Callable[[], Result]) -> Result:
+        """The result of a run: the one that is kept, or that of `work`, which is kept from then on.
+
+        Args:
+            key: the key of the run.
+            kind: the type of its result, as pydantic knows it: dataclasses, lists, numbers ...
+            work: makes the result where none is kept.
+        """
+        if (name := json.dumps(key)) in self._kept:
+            return _adapter(kind).validate_python(self._kept[name])
+        self.check_time()
+        result = self._made[name] = work()
+        if self.folder:
+            kept = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
+            append_line(self.folder / RUNS, kept)
+        return result
+
+    def find(self, key: tuple[str | int | float, ...], kind: Any) -> Any:
+        """The result of a run that was made or is kept, None if there is none; arguments as for `run`."""
+        if (name := json.dumps(key)) not in self._made and name in self._kept:
+            self._made[name] = _adapter(kind).validate_python(self._kept[name])
+        return self._made.get(name)
+
+    def check_time(self) -> None:
+        """End the measurement if its minutes are over; every run begins with this."""
+        if time.monotonic() > self._ends:
+            raise _TimeIsOver
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Run a measurement's loop; Ctrl-C or the time ends it, or raises unless what is finished is wanted."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            self.interrupted, self.out_of_time = True, isinstance(error, _TimeIsOver)
+            if not self._partial:
+                raise
+
+    def _open(self, folder: Path, command: dict[str, Any]) -> None:
+        """Take over the results of a folder, or begin it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / COMMAND).exists():
+            begun = folder / f"{COMMAND}.new"
+            if any(path != begun for path in folder.iterdir()):
+                raise _refusal(folder, "holds something else than runs of drafttree")
+            begun.write_text(json.dumps(command, indent=1), encoding="utf-8")
+            begun.replace(folder / COMMAND)
+        known = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
+        for name in {**command, **known}:
+            if known.get(name) != command.get(name):
+                there = f"{name} = {known.get(name)!r} there, {command.get(name)!r} here"
+                raise _refusal(folder, f"holds the runs of another command ({there})")
+        self._read_runs(folder)
+
+    def _read_runs(self, folder: Path) -> None:
+        lines = [_read(folder, line) for line in whole_lines(folder / RUNS)]
+        self._kept = {json.dumps(line["run"]): line["result"] for line in lines}
+
+
+class NothingFinished(Exception):
+    """A measurement whose partial results are wanted has ended before there were any.
+
+    Attributes:
+        store: the store of the measurement.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__("nothing is finished")
+        self.store = store
+
+
+class _TimeIsOver(KeyboardInterrupt):
+    """The minutes of a measurement are over."""
+
+
+_adapter = functools.cache(TypeAdapter)
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("drafttree", "torch", "transformers")}
+
+
+def _read(folder: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _refusal(folder, "holds something else than runs of drafttree")
+    return found
+
+
+def _refusal(folder: Path, reason: str) -> InputError:
+    return InputError(f"--out {str(folder)!r} {reason}; name another folder")

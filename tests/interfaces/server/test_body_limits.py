@@ -1,0 +1,204 @@
+"""Large bodies: counted before they are parsed, read beside the event loop, and refused at the first mistake."""
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from drafttree.interfaces.server import body_reading
+from drafttree.interfaces.server.body_limits import BODIES_AT_ONCE, BYTES, ITEMS, ITEMS_PER_TOKEN, ItemCount
+from drafttree.interfaces.server.body_reading import SMALL
+from drafttree.interfaces.server.serving import LARGE_BODIES
+from testing.held_server import COMPLETIONS, LONG, held_app, held_server, wait_until
+
+ROUTES = {
+    "/v1/chat/completions": b'"messages"',
+    "/v1/completions": b'"prompt"',
+    "/v1/responses": b'"input"',
+    "/v1/messages": b'"messages"',
+    "/v1/messages/count_tokens": b'"messages"',
+    "/tokenize": b'"messages"',
+    "/detokenize": b'"tokens"',
+    "/v1/playground/rounds": b'"messages"',
+}
+SHORT = {**LONG, "max_tokens": 1}
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+}
+JSON_TEXTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('",:[]{}\\é\ud83d\ude00a\n'),
+    lambda each: st.lists(each) | st.dictionaries(st.text('",:[]{}\\é'), each),
+)
+
+
+@pytest.fixture(scope="module")
+def held():
+    return held_app()
+
+
+@pytest.fixture(scope="module")
+def post(held):
+    """Posts bytes to a path."""
+    with TestClient(held.app, raise_server_exceptions=False) as client:
+        yield lambda path, content: client.post(path, content=content, headers={"Content-Type": "application/json"})
+
+
+def listed(field: bytes, item: bytes, count: int) -> bytes:
+    """A body with a list of equal items."""
+    return b"{" + field + b": [" + b",".join([item] * count) + b"]}"
+
+
+def items_of(value: object) -> int:
+    """What a value's lists and objects hold, and themselves; an empty one counts as it would with one item."""
+    parts = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else max(len(parts), 1) + sum(map(items_of, parts))
+
+
+def count(parts: list[bytes]) -> int:
+    counted = ItemCount()
+    for part in parts:
+        counted.add(part)
+    return counted.items
+
+
+@given(JSON_TEXTS, st.booleans(), st.integers(1, 9), st.sampled_from([None, 2]))
+def test_items_are_counted_as_the_parsed_text_has_them_however_it_arrives(value, escaped, size, indent):
+    text = json.dumps(value, ensure_ascii=escaped, indent=indent).encode("utf-8", "surrogatepass")
+    assert count([text[place : place + size] for place in range(0, len(text), size)]) == items_of(value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_no_other_encoding_hides_items(encoding):
+    text = '{"messages": ["\u2200", ' + ", ".join(["{}"] * 500) + "]}"
+    assert count([text.encode(encoding)]) >= 1000
+
+
+@pytest.mark.parametrize(("path", "field"), ROUTES.items())
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"1", b'""'])
+def test_a_body_with_too_many_items_is_refused_before_it_is_parsed(post, monkeypatch, path, field, item):
+    monkeypatch.setattr(body_reading, "_read", lambda *_: pytest.fail("it is parsed"))
+    reply = post(path, listed(field, item, ITEMS + ITEMS_PER_TOKEN * (1 << 17)))
+    assert reply.status_code == 413
+    error = reply.json()["error"]
+    assert "items in its lists and objects, which is the limit; send less at once" in error["message"]
+
+
+@pytest.mark.parametrize(("path", "field"), ROUTES.items())
+def test_a_list_is_checked_up_to_its_first_mistake(post, monkeypatch, path, field):
+    found, made = [], body_reading.RequestValidationError
+
+    def note(errors, **given):
+        error = sys.exc_info()[1]
+        assert isinstance(error, ValidationError)
+        found.append(error.error_count())
+        return made(errors, **given)
+
+    monkeypatch.setattr(body_reading, "RequestValidationError", note)
+    reply = post(path, listed(field, b'{"no": 1}', 30_000))
+    assert reply.status_code == 400
+    assert all(count < 10 for count in found)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_one_of_many_unknown_fields_is_told(post, path):
+    reply = post(path, json.dumps({f"field{number}": 1 for number in range(30_000)}).encode())
+    assert reply.status_code == 400
+    body = json.dumps({**BODIES[path], **{f"field{number}": 1 for number in range(30_000)}}).encode()
+    assert "field0: Extra inputs are not permitted" in post(path, body).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("size", "beside"), [(0, False), (SMALL, True)])
+def test_a_large_body_is_read_beside_the_event_loop(post, monkeypatch, size, beside):
+    on_loop, read = [], body_reading._read
+
+    def note(body, kind):
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            on_loop.append(True)
+        return read(body, kind)
+
+    monkeypatch.setattr(body_reading, "_read", note)
+    assert post(COMPLETIONS, json.dumps({**SHORT, "user": "x" * size}).encode()).status_code == 200
+    assert on_loop == ([] if beside else [True])
+
+
+def test_few_large_bodies_are_read_at_a_time_and_all_of_them_are_answered(monkeypatch):
+    reading, most, lock, read = 0, 0, threading.Lock(), body_reading._read
+
+    def note(body, kind):
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        try:
+            time.sleep(0.02)
+            return read(body, kind)
+        finally:
+            with lock:
+                reading -= 1
+
+    monkeypatch.setattr(body_reading, "_read", note)
+    right, wrong = ({**SHORT, "user": "x" * SMALL, "max_tokens": count} for count in (1, -1))
+    with held_server() as held, ThreadPoolExecutor(12) as clients:
+        bodies = [right, wrong] * 6
+        replies = [*clients.map(lambda body: httpx.post(held.address + COMPLETIONS, json=body, timeout=20), bodies)]
+    assert [reply.status_code for reply in replies] == [200, 400] * 6
+    assert most == LARGE_BODIES
+
+
+def test_texts_that_are_written_keep_no_large_body_waiting():
+    with held_server() as held, ThreadPoolExecutor(4) as clients:
+        held.model.go.clear()
+        long = {**LONG, "max_tokens": 4, "user": "x" * SMALL}
+        writing = [clients.submit(httpx.post, held.address + COMPLETIONS, json=long, timeout=20) for _ in range(4)]
+        wait_until(lambda: held.admission.open == 4)
+        held.model.go.set()
+        assert all(each.result().status_code == 200 for each in writing)
+
+
+def test_the_bytes_of_all_bodies_that_arrive_are_bounded():
+    most = 4000
+    with held_server(max_body_bytes=most) as held, ExitStack() as leaving:
+        url = urlsplit(held.address)
+        for _ in range(BODIES_AT_ONCE + 2):
+            connection = leaving.enter_context(socket.create_connection((url.hostname, url.port)))
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {most}\r\n\r\n".encode() + b" " * (most - 1))
+        wait_until(lambda: httpx.post(held.address + COMPLETIONS, json=SHORT).status_code == 429)
+        reply = httpx.post(held.address + COMPLETIONS, json=SHORT)
+        assert reply.headers["retry-after"] == "1"
+        assert "the bodies of all requests take" in reply.json()["error"]["message"]
+        leaving.close()
+        wait_until(lambda: httpx.post(held.address + COMPLETIONS, json=SHORT).status_code == 200)
+
+
+def test_a_context_full_of_token_ids_is_no_large_body():
+    with TestClient(held_app().app) as client:
+        context = 1 << 17
+        assert 2 * context < ITEMS + ITEMS_PER_TOKEN * context
+        reply = client.post(COMPLETIONS, json={**SHORT, "prompt": [1] * context, "max_tokens": 0, "echo": True})
+        assert reply.status_code == 200
+
+
+def test_many_tools_with_large_schemas_are_no_large_body(post):
+    properties = {f"property_{n}": {"type": "string", "description": "What it is. " * 4} for n in range(60)}
+    schema = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": f"tool_{n}", "parameters": schema}} for n in range(128)]
+    body = json.dumps({"messages": [], "tools": tools}).encode()
+    assert len(body) < BYTES
+    assert post("/v1/chat/completions", body).json()["error"]["param"] == "messages"
