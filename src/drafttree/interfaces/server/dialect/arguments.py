@@ -136,11 +136,12 @@ class MarkedPairs:
 
     def _allows(self, key: str, value: Any) -> bool:
         """Whether the schema of the argument may allow a value."""
+        found = self._schemas.follow_refs(self._parameters)
+        parameters = found if isinstance(found, dict) else {}  # it may lead nowhere where it is not enforced
+        schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
-            parameters = self._schemas.follow_refs(self._parameters)
-            schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
             return not self._schemas.disjoint(schema, {"const": value})
-        except ConfigError:  # it refers to itself too often to be compared, or to nothing
+        except ConfigError:  # it refers to itself too often to be compared
             return True
 
 
