@@ -55,10 +55,11 @@ class InTurns:
     """The law of a model that calls a tool in two turns and then answers, thinking first."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self.vocab, (self._mark,) = len(tokenizer), tokenizer("\x07", add_special_tokens=False)["input_ids"]
+        self.vocab, self.eos = len(tokenizer), tokenizer.eos_token_id
+        (self._mark,) = tokenizer("\x07", add_special_tokens=False)["input_ids"]
         call = f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
         texts = [f"<think>\nHm.\n</think>\n\nOne moment.\n{call}", call, "<think>\nSo.\n</think>\n\nIt is mild."]
-        answers = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+        answers = [[*tokenizer(text, add_special_tokens=False)["input_ids"], self.eos] for text in texts]
         self._laws = [ByHeart(answer, self.vocab) for answer in answers]
 
     def __call__(self, prefix: Sequence[int]) -> list[float]:
@@ -70,7 +71,7 @@ def served(name: str) -> TestClient:
     tokenizer = tokenizer_of("qwen3")
     tokenizer.chat_template = NAMES_ALONE + TURNS.replace("CALL", HERMES_CALL) + ASSISTANT
     law = InTurns(tokenizer, name)
-    decoder = Decoder(ToyModel(law, law.vocab, context=20_000), tokenizer=tokenizer, eos=[tokenizer.eos_token_id])
+    decoder = Decoder(ToyModel(law, law.vocab, context=20_000), tokenizer=tokenizer, eos=[law.eos])
     return TestClient(create_app(decoder, ServerSettings("toy")))
 
 
@@ -362,7 +363,7 @@ def ask(client: TestClient, shape: Client, history: list[Json], **more: Any) -> 
 @pytest.mark.parametrize("shape", CLIENTS.values(), ids=CLIENTS)
 def test_a_loop_of_calls_goes_on_with_what_we_replied(shape):
     _, turn, whole = APIS[shape.route]
-    history, called, warnings, texts = shape.history, [], [], []
+    history, called, warnings, texts = shape.history, list[Any](), list[str | None](), list[str]()
     with served(shape.called) as client:
         for _ in range(3):
             alone = turn(ask(client, shape, history).json(), history, shape.kept)
@@ -383,7 +384,8 @@ def test_aider_goes_on_with_what_we_said():
     body = {"model": "toy", "temperature": 0, **USAGE}
     tokenizer = tokenizer_of("qwen3")
     said = "a.py\n<<<<<<< SEARCH\n1\n=======\n2\n>>>>>>> REPLACE\n"
-    messages, texts = [*HELLO, {"role": "assistant", "content": "Ok."}, user("Change 1 to 2.")], []
+    texts, found = list[str](), list[Json]()
+    messages = [*HELLO, {"role": "assistant", "content": "Ok."}, user("Change 1 to 2.")]
     with TestClient(create_app(knowing(said, "qwen3"), ServerSettings("toy"))) as client:
         for _ in range(3):
             found = events(client.post("/v1/chat/completions", json={**body, "messages": messages}).text)
@@ -394,14 +396,14 @@ def test_aider_goes_on_with_what_we_said():
 
 
 def test_aiders_function_is_called_as_it_insists():
-    edits = {"type": "array", "items": {"type": "object", "required": ["path"], "properties": {"path": {"const": "a"}}}}
-    schema = {"type": "object", "required": ["edits"], "properties": {"edits": edits | {"maxItems": 1, "minItems": 1}}}
+    schema = {"type": "object", "required": ["path"], "properties": {"path": {"const": "a"}}}
     choice = {"type": "function", "function": {"name": "replace_lines"}}
     body = {"model": "toy", "temperature": 0, "tools": [function("replace_lines", schema)], "tool_choice": choice}
-    with TestClient(create_app(knowing("<think>\nHm.\n</think>\n\nHi.", "qwen3"), ServerSettings("toy"))) as client:
+    wrong = '<tool_call>\n{"name": "replace_lines", "arguments": {"path": "b"}}\n</tool_call>'
+    with TestClient(create_app(knowing(wrong, "qwen3"), ServerSettings("toy"))) as client:
         reply = client.post("/v1/chat/completions", json={**body, "messages": HELLO, "max_tokens": 200})
     (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"])["edits"][0]["path"] == "a"
+    assert json.loads(call["function"]["arguments"]) == {"path": "a"}
 
 
 def test_llama_indexs_choice_without_tools_is_refused_as_openai_does():
@@ -429,7 +431,7 @@ def test_each_of_117_tools_is_enforced_alone(name):
             assert wanted
             assert not wanted.unenforced
             assert (wanted.otherwise is None) == strict
-            wanted.parse().new_state(tokenizer, len(tokenizer), (tokenizer.eos_token_id,))
+            wanted.parse().new_state(tokenizer, len(tokenizer), (len(tokenizer) - 1,))
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -322,3 +322,11 @@ def test_text_without_marks_is_given_out_at_once():
     assert AnswerReader(None, None).read("Hello ", final=False) == [Said("Hello ")]
     reader = reader_of("qwen3", None)
     assert reader.read("<think>a </think>\n\nb ", final=False) == [Thought("a"), Said("b ")]
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#/$defs/none"}, {"$ref": "#"}, {"properties": [1]}])
+def test_schemas_that_lead_nowhere_allow_any_value(schema):
+    """Where tools are not strict they are read, though no grammar can be made of them."""
+    text = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    parts = AnswerReader(None, CALLS["qwen3_coder"], schemas={"f": schema}).read(text, final=True)
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == '{"x": 1}'

@@ -136,7 +136,8 @@ class MarkedPairs:
 
     def _allows(self, key: str, value: Any) -> bool:
         """Whether the schema of the argument may allow a value."""
-        parameters = self._schemas.follow_refs(self._parameters)
+        found = self._schemas.follow_refs(self._parameters)
+        parameters = found if isinstance(found, dict) else {}  # it may lead nowhere where it is not enforced
         schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
             return not self._schemas.disjoint(schema, {"const": value})
