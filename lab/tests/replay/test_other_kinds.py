@@ -9,7 +9,7 @@ from drafttree.policies import Chain, Fixed
 from drafttree.verifiers import RRSw, Traversal
 from drafttree_lab.bench.acceptance import measure_acceptance as bench_acceptance
 from drafttree_lab.replay import other_kinds
-from drafttree_lab.replay.other_kinds import CONTEXTS, measure_acceptance, measure_expansion, measure_memory
+from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.plan import Block, Setting, Task
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel
@@ -35,8 +35,8 @@ def task(experiment, ways, value=None, kind="acceptance"):
 
 def test_accepted_tokens_are_those_of_the_bench(experiment):
     prompt = [1, 2, 3]
-    found = measure_acceptance(task(experiment, WAYS), prompt, make_decoder, seed=5)
-    decoder, options = make_decoder(WAYS["token"]), {"temperatures": [1.0], "rounds": CONTEXTS, "seed": 5}
+    found = measure_acceptance(task(experiment, WAYS), prompt, make_decoder, seed=5, contexts=4)
+    decoder, options = make_decoder(WAYS["token"]), {"temperatures": [1.0], "rounds": 4, "seed": 5}
     shapes = {"fixed:depth=3,breadth=2": POLICY, "chain:depth=2": Chain(depth=2)}
     result = bench_acceptance(decoder, [prompt], shapes=[*shapes.values()], verifiers=["rrsw", "traversal"], **options)
     fixed, chain = (row["tokens"] for row in result["rows"])

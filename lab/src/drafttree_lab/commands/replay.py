@@ -77,6 +77,9 @@ def run(
     ] = None,
     points: Points = None,
     repeats: Repeats = 1,
+    contexts: Annotated[
+        int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
+    ] = 16,
     counts_only: Annotated[
         bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
     ] = False,
@@ -120,7 +123,7 @@ def run(
     ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
     for drafter in given.values():  # one that cannot be used is told before anything is run
         load.load_drafter(drafter)
-    store = load.open_store(out, minutes, seed=seed, chat=chat)
+    store = load.open_store(out, minutes, seed=seed, chat=chat, contexts=contexts)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
     def keep(found: list[ResultSummary]) -> None:
@@ -129,7 +132,7 @@ def run(
 
     options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only, "costs": costs, "keep": keep}
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
-        measure = partial(load.measure, seed)
+        measure = partial(load.measure, seed, contexts)
         found = run_replay(planned, ids, load.make_decoder, measure, store, progress=advance, **options)
     corrected = correct_main_claims(found)
     try:

@@ -238,8 +238,8 @@ class ReplayTarget:
             return AssistedGeneration(self.load_drafter(method.drafter))
         return self._make_decoder(method, method.lossy_window)
 
-    def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
-        """What a task of another kind than decoding measures after a prompt.
+    def measure(self, seed: int, contexts: int, task: Task, ids: Sequence[int]) -> Fractions:
+        """What a task of another kind than decoding measures after a prompt, verifiers on so many contexts.
 
         Raises:
             ConfigError: it cannot be measured on an inflated target.
@@ -248,7 +248,7 @@ class ReplayTarget:
         if kind == "expansion":
             return measure_expansion(task)
         if kind == "acceptance":
-            return measure_acceptance(task, ids, self._make_decoder, seed)
+            return measure_acceptance(task, ids, self._make_decoder, seed, contexts)
         if self._shape:
             raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
         return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
