@@ -136,6 +136,12 @@ def test_a_file_without_usable_keys_is_one_line(capsys, tmp_path, content, words
     assert words in complaint(capsys, "serve", "--api-key-file", tmp_path / "keys")
 
 
+def test_a_limit_for_keys_needs_keys(served, capsys):
+    serve("--api-key", "k", "--max-texts-per-key", 3)
+    assert served[0].state.serving.settings.max_texts_per_key == 3
+    assert "there are none; give --api-key" in complaint(capsys, "serve", "--max-texts-per-key", 3)
+
+
 def test_prefixes_are_shared_among_all_on_a_loopback_address_or_on_demand(served):
     for options in ((), ("--no-share-prefixes",), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--share-prefixes")):
         serve("--drafter", "none", *options)

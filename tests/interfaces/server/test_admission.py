@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -44,6 +45,27 @@ def test_a_place_is_free_again_when_its_text_has_ended(held):
     for handle in handles:
         handle.result(20)
     held.admission.check()
+
+
+def test_a_key_has_no_more_than_its_limit_and_others_go_on():
+    with held_server(api_keys=("a", "b"), max_texts_per_key=2) as held:
+
+        def post(key: str, **body):
+            asked = {"prompt": TEXT, "max_tokens": 1, **body}
+            return httpx.post(held.address + COMPLETIONS, json=asked, headers={"X-Api-Key": key}, timeout=60)
+
+        held.model.go.clear()
+        with ThreadPoolExecutor(3) as pool:
+            waiting = [pool.submit(post, "a") for _ in range(2)]
+            wait_until(lambda: held.admission.open == 2)
+            refused, other = post("a"), pool.submit(post, "b")
+            wait_until(lambda: held.admission.open == 3)
+            held.model.go.set()
+            assert [each.result().status_code for each in (*waiting, other)] == [200] * 3
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit")
+        assert post("a", n=2).status_code == 200
+        assert "3 texts are more than the server takes at once, 2" in post("a", n=3).json()["error"]["message"]
+        assert post("a").status_code == 200
 
 
 def test_a_refused_prompt_takes_no_place(held):

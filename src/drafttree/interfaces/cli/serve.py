@@ -55,6 +55,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with such keys, one per line. Lines that begin with # are skipped.")
     ] = None,
+    max_texts_per_key: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of running and waiting texts of each key.")
+    ] = None,
     share_prefixes: Annotated[
         bool | None,
         typer.Option(
@@ -92,6 +95,8 @@ def serve(
     keys = [*(api_key or ()), *(_keys_of(api_key_file) if api_key_file else ())]
     for key in keys:
         _check_key(key)
+    if max_texts_per_key and not keys:
+        raise ConfigError("--max-texts-per-key limits keys, and there are none; give --api-key, or use --max-queue")
     shares = host in LOCAL if share_prefixes is None else share_prefixes
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
@@ -110,6 +115,7 @@ def serve(
         other_names=tuple(names[1:]),
         api_keys=tuple(keys),
         shares_prefixes=shares,
+        max_texts_per_key=max_texts_per_key,
         cors=tuple(cors or ()),
         max_batch=max_batch,
         max_queue=max_queue,

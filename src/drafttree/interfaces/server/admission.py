@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -73,6 +74,7 @@ class Admission:
         max_texts: the number of texts that may run or wait.
         timeout: seconds from its arrival after which a request ends where it is; None for no end.
         shares_prefixes: whether texts without key and salt share their prefixes.
+        max_texts_per_key: the number of them that may be of one key; None for no limit.
 
     Attributes:
         draining: whether no more texts are let in.
@@ -86,8 +88,10 @@ class Admission:
         timeout: float | None = None,
         *,
         shares_prefixes: bool = True,
+        max_texts_per_key: int | None = None,
     ) -> None:
-        self._shares_prefixes = shares_prefixes
+        self._shares_prefixes, self._max_per_key = shares_prefixes, max_texts_per_key
+        self._of_key = Counter[str]()
         self._engine, self._metrics, self._max_texts, self._timeout = engine, metrics, max_texts, timeout
         self._handles: set[Handle] = set()
         self._preparing: set[asyncio.Timeout] = set()
@@ -99,6 +103,12 @@ class Admission:
         """Texts that were let in and have not ended; any thread may ask."""
         self._handles.difference_update([handle for handle in tuple(self._handles) if handle.done])
         return len(self._handles) + self._submitting
+
+    @property
+    def most_texts(self) -> int:
+        """Texts of one request at most."""
+        request = open_request()
+        return self._max_per_key if self._max_per_key and request and request.key else self._max_texts
 
     @property
     def busy(self) -> bool:
@@ -157,14 +167,17 @@ class Admission:
             **options: the options of `Engine.submit`.
 
         Raises:
-            ServerError: too many texts wait (429), or the server is shutting down (503).
+            ServerError: too many texts wait, or too many of the key (429), or the server is shutting down (503).
             DraftTreeError: as for `Engine.submit`.
         """
         self.check()
+        if (asking := open_request()) and asking.key:
+            self._of_key[asking.key] += 1
+            asking.ends.callback(self._of_key.subtract, [asking.key])
         begun = time.perf_counter()
         self._submitting += 1
-        request, group = open_request(), object() if group is None else group
-        owner = (request and request.key, cache_salt)
+        group = object() if group is None else group
+        owner = (asking and asking.key, cache_salt)
         salt = owner if self._shares_prefixes or any(owner) else group
         submit = partial(
             to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
@@ -192,6 +205,10 @@ class Admission:
         if (waiting := self.open + len(self._preparing)) >= self._max_texts:
             message = f"{waiting} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=again)
+        request = open_request()
+        if self._max_per_key and request and request.key and self._of_key[request.key] >= self._max_per_key:
+            message = f"{self._max_per_key} texts of this API key are running or waiting, its limit; try again later"
+            raise ServerError(429, message, code="key_limit", headers=again)
 
     def cancel_all(self) -> None:
         """End all texts where they are, those that are being submitted too."""

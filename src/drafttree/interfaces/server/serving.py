@@ -34,6 +34,7 @@ class ServerSettings:
         model_name: the name by which requests call the model, and replies where a request gives none.
         api_keys: the keys of which every request to `/v1` must carry one; none lets in everybody.
         shares_prefixes: whether requests without key and `cache_salt` share the beginnings of their prompts.
+        max_texts_per_key: the number of texts of each key that may run or wait; None for no limit.
         cors: origins whose pages may call the server from a browser.
         max_batch: the number of requests that may run at once.
         max_queue: the number of requests that may wait; one more is refused.
@@ -54,6 +55,7 @@ class ServerSettings:
     model_name: str
     api_keys: tuple[str, ...] = ()
     shares_prefixes: bool = True
+    max_texts_per_key: int | None = None
     cors: tuple[str, ...] = ()
     max_batch: int = MAX_BATCH
     max_queue: int = 256
@@ -139,6 +141,7 @@ class ServingContext:
             settings.max_texts,
             settings.timeout,
             shares_prefixes=settings.shares_prefixes,
+            max_texts_per_key=settings.max_texts_per_key,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
         self.large_bodies = asyncio.Semaphore(LARGE_BODIES)

@@ -151,7 +151,7 @@ class Texts:
         handles: list[Handle] = []
         group = object()  # however many they are, they take turns with other requests' texts
         texts = len(prompts) * len(seeds)
-        if texts > (most := serving.settings.max_texts):
+        if texts > (most := serving.admission.most_texts):
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         async with serving.admission.preparing():
             made = [await serving.grammars.made(each) for each in options]
