@@ -93,6 +93,8 @@ def serve(
     for key in keys:
         _check_key(key)
     shares = host in LOCAL if share_prefixes is None else share_prefixes
+    if "" in (served_model_name or ()):
+        raise ConfigError("--served-model-name: a name is empty, by which no request calls a model; give another one")
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
     _check_proxies(trusted_proxies or ())
