@@ -96,6 +96,12 @@ def test_a_command_runs_with_what_the_agent_needs(url, monkeypatch):
     assert (environment["DRAFTTREE_API_KEY"], environment["PATH"]) == ("k'ey", os.environ["PATH"])
 
 
+def test_of_several_keys_of_the_server_the_first_is_taken(url, monkeypatch):
+    monkeypatch.setenv("DRAFTTREE_API_KEY", "k'ey other")
+    result = run("connect", "codex", "--url", url)
+    assert variables(result.stdout)[0]["DRAFTTREE_API_KEY"] == "k'ey"
+
+
 @pytest.mark.parametrize(("agent", "needed"), CONTEXTS)
 def test_the_context_that_an_agent_needs_is_checked(capsys, url, agent, needed):
     connect(url, agent, "--model", f"{agent}-0")
@@ -109,6 +115,7 @@ def test_the_context_that_an_agent_needs_is_checked(capsys, url, agent, needed):
         (("--model", "gpt"), "serves org/large, small, ö, claude-code-0"),
         (("--api-key", "wrong"), "answers 401 Unauthorized; give its key by --api-key or DRAFTTREE_API_KEY"),
         (("--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9 ("),
+        (("--url", "http://two words"), "http://two words/v1/models lists no models; give the address"),
         (("--url", "nonsense"), "nonsense/v1/models lists no models; give the address of a server as --url"),
         (("--", "no-such-agent"), "no-such-agent cannot be run: No such file or directory; install it"),
     ],

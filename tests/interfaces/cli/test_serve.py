@@ -185,6 +185,10 @@ def test_what_no_browser_sends_as_an_origin_is_one_line(capsys, origin):
     assert "give one such as https://example.com" in complaint(capsys, "serve", "--cors", origin)
 
 
+def test_a_model_without_a_name_is_one_line(capsys):
+    assert "--served-model-name: a name is empty" in complaint(capsys, "serve", "--served-model-name", "")
+
+
 def test_a_name_that_is_given_twice_is_served_once(served):
     serve("embedded", "--served-model-name", "a", "--served-model-name", "a")
     assert served[0].state.serving.settings.model_names == ("a",)

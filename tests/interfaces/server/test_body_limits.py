@@ -1,6 +1,7 @@
 """Large bodies: counted before they are parsed, read beside the event loop, and refused at the first mistake."""
 
 import asyncio
+import gzip
 import json
 import socket
 import sys
@@ -55,7 +56,8 @@ def held():
 def post(held):
     """Posts bytes to a path."""
     with TestClient(held.app, raise_server_exceptions=False) as client:
-        yield lambda path, content: client.post(path, content=content, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        yield lambda path, content, more=(): client.post(path, content=content, headers={**headers, **dict(more)})
 
 
 def listed(field: bytes, item: bytes, count: int) -> bytes:
@@ -120,6 +122,15 @@ def test_one_of_many_unknown_fields_is_told(post, path):
     assert reply.status_code == 400
     body = json.dumps({**BODIES[path], **{f"field{number}": 1 for number in range(30_000)}}).encode()
     assert "field0: Extra inputs are not permitted" in post(path, body).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_a_compressed_body_is_refused_by_the_name_of_its_coding(post, coding):
+    headers = {"Content-Encoding": coding}
+    reply = post("/v1/completions", gzip.compress(json.dumps(BODIES["/v1/completions"]).encode()), headers)
+    assert reply.status_code == 415
+    assert f"the Content-Encoding '{coding}', which is not read; send it" in reply.json()["error"]["message"]
+    assert post("/v1/completions", b"{}", {"Content-Encoding": "identity"}).status_code == 400
 
 
 @pytest.mark.parametrize(("size", "beside"), [(0, False), (SMALL, True)])

@@ -24,6 +24,11 @@ def test_a_server_lives_and_takes_requests(held):
     assert statuses(held) == (200, 200)
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/ready"])
+def test_those_who_only_look_whether_somebody_answers_are_answered(held, path):
+    assert TestClient(held.app).head(path).status_code == 200
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_server_whose_engine_has_died_neither_lives_nor_takes_any(held, monkeypatch):
     def die(loop):

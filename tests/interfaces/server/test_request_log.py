@@ -114,15 +114,22 @@ def test_anthropics_clients_look_for_another_header(temperature):
 
 
 @pytest.mark.parametrize(
-    ("trusted", "address"), [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9"), (("10.0.0.1",), "127.0.0.1")]
+    ("trusted", "said", "address"),
+    [
+        ((), "203.0.113.9", "127.0.0.1"),
+        (("127.0.0.0/8",), "203.0.113.9", "203.0.113.9"),
+        (("127.0.0.0/8",), "2001:db8::9", "2001:db8::9"),
+        (("127.0.0.0/8",), 'x "GET /else" 200', "x%20%22GET%20/else%22%20200"),
+        (("10.0.0.1",), "203.0.113.9", "127.0.0.1"),
+    ],
 )
-def test_only_a_trusted_proxy_says_whose_request_it_hands_on(lines, trusted, address):
+def test_only_a_trusted_proxy_says_whose_request_it_hands_on(lines, trusted, said, address):
     server = make_server(app(access_log=True, trusted_proxies=trusted), print)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         wait_until(lambda: server.started)
-        httpx.get(f"{url(*listener.getsockname()[:2])}/health", headers={"X-Forwarded-For": "203.0.113.9"})
+        httpx.get(f"{url(*listener.getsockname()[:2])}/health", headers={"X-Forwarded-For": said})
         server.should_exit = True
         thread.join(20)
     assert lines()[0].startswith(f'{address} "GET /health"')

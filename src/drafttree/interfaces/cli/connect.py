@@ -5,6 +5,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Annotated, Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -122,7 +123,8 @@ def connect(
     Prints the lines for a shell that set up and start it. With a command behind --, runs that instead, as in "drafttree
     connect claude-code -- claude". The server must answer, take the key and have the context that the agent needs.
     """
-    served = _find(url.rstrip("/").removesuffix("/v1"), model, api_key)
+    keys = (api_key or "").split()  # the variable may be the server's own, which has several
+    served = _find(url.rstrip("/").removesuffix("/v1"), model, keys[0] if keys else None)
     setup_of, needed = SETUPS[agent]
     if served.context is not None and served.context < needed:
         raise ConfigError(
@@ -157,7 +159,7 @@ def _find(url: str, model: str | None, key: str | None) -> Served:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ConfigError(f"no server answers at {url} ({reason}); start drafttree serve, or give its --url") from None
-    except (ValueError, TypeError, KeyError):
+    except (HTTPException, ValueError, TypeError, KeyError):
         raise ConfigError(f"{url}/v1/models lists no models; give the address of a server as --url") from None
     if not contexts or model not in (None, *contexts):
         raise ConfigError(f"{url} serves {', '.join(contexts) or 'no model'}, not {model}; name another --model")

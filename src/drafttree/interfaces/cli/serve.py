@@ -98,6 +98,8 @@ def serve(
     if max_texts_per_key and not keys:
         raise ConfigError("--max-texts-per-key limits keys, and there are none; give --api-key, or use --max-queue")
     shares = host in LOCAL if share_prefixes is None else share_prefixes
+    if "" in (served_model_name or ()):
+        raise ConfigError("--served-model-name: a name is empty, by which no request calls a model; give another one")
     _check_hosts(allowed_hosts or ())
     _check_origins(cors or ())
     _check_proxies(trusted_proxies or ())

@@ -65,10 +65,13 @@ class _BodyRequest(Request):
 
         Raises:
             JSONDecodeError: it is not JSON.
-            ServerError: it is JSON that is not read.
+            ServerError: it is compressed, or JSON that is not read.
             RequestValidationError: it is not what the route wants.
         """
         body = await self.body()
+        if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
+            message = f"the body has the Content-Encoding {coding!r}, which is not read; send it as it is"
+            raise ServerError(415, message, code="content_encoding")
         if len(body) <= SMALL:
             found = _read(body, self._kind)
         else:

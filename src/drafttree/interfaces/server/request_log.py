@@ -58,5 +58,6 @@ class RequestLog:
         finally:
             request_id.reset(token)
             if self._lines:
-                client, asked = (scope.get("client") or ("-",))[0], f"{scope['method']} {quote(scope['path'])}"
+                client = quote((scope.get("client") or ("-",))[0], safe=":/")  # a proxy may hand on what it is told
+                asked = f"{scope['method']} {quote(scope['path'])}"
                 logger.info('%s "%s" %d %.3fs %s', client, asked, status, time.perf_counter() - begun, found)

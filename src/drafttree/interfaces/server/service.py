@@ -48,6 +48,7 @@ def _card(name: str, serving: ServingContext) -> dict[str, Any]:
     return card | {"max_model_len": serving.decoder.target.context}
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["health"])
 async def health(serving: Serving) -> dict[str, Any]:
     """The server lives: not after its engine has died, which only a new start mends."""
@@ -56,6 +57,7 @@ async def health(serving: Serving) -> dict[str, Any]:
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["health"])
 async def ready(serving: Serving) -> dict[str, Any]:
     """The server takes requests: not while it shuts down, and not after its engine has died."""

@@ -102,6 +102,7 @@ def _find(request: Request) -> DraftingEngine:
 Drafting = Annotated[DraftingEngine, Depends(_find)]
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
