@@ -159,6 +159,13 @@ async def large_bodies(address: str) -> Answers:
     return Counter(await asyncio.gather(*(post(address, path, body) for path, body in bodies)))
 
 
+async def many_messages(address: str) -> Answers:
+    """Ten bodies at once that are within all limits, with more messages than the context could hold."""
+    bodies = [listed(path, b'{"role":"user","content":"a"}', 24_000) for path in (CHAT, "/v1/messages") * 5]
+    bodies = [(path, body[:-1] + b', "max_tokens": 9}') for path, body in bodies]
+    return Counter(await asyncio.gather(*(post(address, path, body) for path, body in bodies)))
+
+
 class HealthProbe(Thread):
     """Asks for `/health` all the while, in a thread of its own.
 
@@ -216,6 +223,7 @@ ATTACKS = [
     Attack("64 requests that do not arrive", half_requests, ("closed",)),
     Attack("a request with n=128", many_texts, ("200",)),
     Attack("10 bodies of millions of items", large_bodies, ("400", "413")),
+    Attack("10 bodies of 24,000 messages", many_messages, ("400", "413")),
     Attack("numbers of 400 and 5,000 digits", large_numbers, ("400",)),
 ]
 

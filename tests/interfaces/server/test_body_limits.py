@@ -1,6 +1,7 @@
 """Large bodies: counted before they are parsed, read beside the event loop, and refused at the first mistake."""
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
@@ -18,11 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from drafttree import Decoder
 from drafttree.interfaces.server import body_reading
+from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.body_limits import BODIES_AT_ONCE, BYTES, ITEMS, ITEMS_PER_TOKEN, ItemCount
 from drafttree.interfaces.server.body_reading import SMALL
-from drafttree.interfaces.server.serving import LARGE_BODIES
+from drafttree.interfaces.server.serving import LARGE_BODIES, ServerSettings
+from helpers.dialects import knowing
 from testing.held_server import COMPLETIONS, LONG, held_app, held_server, wait_until
+from testing.toy import Table, ToyModel
 
 ROUTES = {
     "/v1/chat/completions": b'"messages"',
@@ -137,11 +142,11 @@ def test_a_compressed_body_is_refused_by_the_name_of_its_coding(post, coding):
 def test_a_large_body_is_read_beside_the_event_loop(post, monkeypatch, size, beside):
     on_loop, read = [], body_reading._read
 
-    def note(body, kind):
+    def note(*given):
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             on_loop.append(True)
-        return read(body, kind)
+        return read(*given)
 
     monkeypatch.setattr(body_reading, "_read", note)
     assert post(COMPLETIONS, json.dumps({**SHORT, "user": "x" * size}).encode()).status_code == 200
@@ -151,14 +156,14 @@ def test_a_large_body_is_read_beside_the_event_loop(post, monkeypatch, size, bes
 def test_few_large_bodies_are_read_at_a_time_and_all_of_them_are_answered(monkeypatch):
     reading, most, lock, read = 0, 0, threading.Lock(), body_reading._read
 
-    def note(body, kind):
+    def note(*given):
         nonlocal reading, most
         with lock:
             reading += 1
             most = max(most, reading)
         try:
             time.sleep(0.02)
-            return read(body, kind)
+            return read(*given)
         finally:
             with lock:
                 reading -= 1
@@ -213,3 +218,23 @@ def test_many_tools_with_large_schemas_are_no_large_body(post):
     body = json.dumps({"messages": [], "tools": tools}).encode()
     assert len(body) < BYTES
     assert post("/v1/chat/completions", body).json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_checked(path):
+    field = ROUTES[path]
+    model = ToyModel(Table(8, order=1), 8, context=40)
+    with TestClient(create_app(Decoder(model), ServerSettings("toy"))) as client:
+        reply = client.post(path, content=listed(field, b"1", 41), headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    told = "41 do not fit into the model's context of 40 tokens; send fewer"
+    assert reply.json()["error"]["message"] == f"{field.decode()[1:-1]}: {told}"
+
+
+def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch):
+    seen, made = [], body_reading._made
+    monkeypatch.setattr(body_reading, "_made", lambda *given: seen.append(gc.isenabled()) or made(*given))
+    with TestClient(create_app(knowing("Hi.", "qwen3"), ServerSettings("toy"))) as client:
+        assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
+    assert seen == [False]
+    assert gc.isenabled()

@@ -13,12 +13,15 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError, WrapValidator
 from starlette.types import Receive, Scope
 
+from drafttree.core.machine_memory import CollectionPause
 from drafttree.interfaces.server.admission import open_request
 from drafttree.interfaces.server.errors import ServerError
 
 SMALL = 16 << 10
 """Bytes of a body that is read at once, which takes less than a switch to another thread and back."""
 
+CONVERSATIONS = ("messages", "input")
+"""The fields that have the messages of a conversation, each of which takes a token or more of the context."""
 Model = TypeVar("Model")
 Body = Annotated[Model, WrapValidator(lambda given, check: given.value if isinstance(given, _Read) else check(given))]
 """The type of a parameter that is a body, which the route has read."""
@@ -72,19 +75,29 @@ class _BodyRequest(Request):
         if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
             message = f"the body has the Content-Encoding {coding!r}, which is not read; send it as it is"
             raise ServerError(415, message, code="content_encoding")
+        serving = self.app.state.serving
+        context = serving.decoder.target.context
         if len(body) <= SMALL:
-            found = _read(body, self._kind)
+            found = _read(body, self._kind, context)
         else:
-            turns, request = self.app.state.serving.large_bodies, open_request()
+            turns, request = serving.large_bodies, open_request()
             assert request  # `ClientPresence` opens it
             await turns.acquire()
             request.reading.callback(turns.release)
-            found = await asyncio.to_thread(_read, body, self._kind)
+            found = await asyncio.to_thread(_read, body, self._kind, context)
         self._body = b""  # streams last long
         return _Read(found)
 
 
-def _read(body: bytes, kind: TypeAdapter[Any]) -> Any:
+_pause = CollectionPause()
+
+
+def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
+    with _pause:
+        return _made(body, kind, context)
+
+
+def _made(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
     try:
         given = json.loads(body)
     except json.JSONDecodeError:
@@ -98,6 +111,11 @@ def _read(body: bytes, kind: TypeAdapter[Any]) -> Any:
         what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
         message = f"{place or 'the body'}: {what}"
         raise ServerError(400, message, param=place or None, code="int_parsing_size") from None
+    for name in CONVERSATIONS:
+        messages = given.get(name) if isinstance(given, dict) else None
+        if isinstance(messages, list) and context is not None and len(messages) > context:
+            message = f"{name}: {len(messages)} do not fit into the model's context of {context} tokens; send fewer"
+            raise ServerError(400, message, param=name, code="context_length_exceeded")
     try:
         return kind.validate_python(given, from_attributes=True)
     except ValidationError as error:
