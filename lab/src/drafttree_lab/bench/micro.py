@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttree import measure
-from drafttree.core.errors import ConfigError
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import Device, PolicySpecs, complete_verifier, parse_numbers
+from drafttree.interfaces.cli.options import Device, PolicySpecs, complete_verifier, parse_floats, parse_numbers
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, progress
 from drafttree.loading import PolicyLike, VerifierLike, parse_policies, parse_verifiers
@@ -80,7 +79,8 @@ def bench(
 
     Verifiers beside the logits they need; growth on rows that follow Zipf's law. "none" leaves one of the two out.
     """
-    sizes, vocabs, alphas = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab"), _parse_exponents(alpha)
+    sizes, vocabs = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab")
+    alphas = parse_floats(alpha, "--alpha", "numbers above 0,", lambda each: each > 0 and math.isfinite(each))
     judges = [] if verifiers == [NONE] else [*parse_verifiers(verifiers).values()]
     grown = [] if policies == [NONE] else [*parse_policies(policies).values()]
 
@@ -96,21 +96,6 @@ def bench(
     report = {"verifiers": judged, "growth": rows, "device": str(on), "threads": torch.get_num_threads()}
     report |= {"hidden": hidden, "temperature": temperature, "trees": trees}
     results.finish(store, measure.to_json(report), lambda: _show(report))
-
-
-def _parse_exponents(text: str) -> list[float]:
-    """Numbers above 0 from a list separated by commas.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(number > 0 and math.isfinite(number) for number in found):
-        raise ConfigError(f"--alpha is {text!r}; give numbers above 0, separated by commas")
-    return list(dict.fromkeys(found))
 
 
 def time_verifiers(

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -169,19 +170,35 @@ def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], object]) -> list[float]:
+    """The different numbers of a list separated by commas.
+
+    Args:
+        text: the list.
+        option: the option that it was given to.
+        what: which numbers are accepted, as the error says it before "separated by commas".
+        accepts: whether a number is.
+
+    Raises:
+        ConfigError: one is no number, or not accepted.
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(map(accepts, found)):
+        raise ConfigError(f"{option} is {text!r}; give {what} separated by commas")
+    return list(dict.fromkeys(found))
+
+
 def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
     """Temperatures above 0, or of 0 and more, from a list separated by commas.
 
     Raises:
         ConfigError: they are not.
     """
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(Sampling(temperature).temperature or zero for temperature in found):
-        raise ConfigError(f"--temperatures is {text!r}; give numbers {'' if zero else 'above 0, '}separated by commas")
-    return list(dict.fromkeys(found))
+    what = "numbers" if zero else "numbers above 0,"
+    return parse_floats(text, "--temperatures", what, lambda each: Sampling(each).temperature or zero)
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
@@ -193,18 +210,6 @@ def split_names(text: str, separator: str = ",") -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(separator) if name.strip()))
     if not names:
         raise ConfigError(f"{text!r} names nothing; give names separated by {separator!r}")
-    return names
-
-
-def parse_drafters(entries: list[str]) -> list[str]:
-    """The names of drafters, from a list whose members may each hold several, separated by semicolons.
-
-    Raises:
-        ConfigError: there is none, or one is not a drafter.
-    """
-    names = split_names(";".join(entries), ";")
-    if wrong := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"--drafters: {wrong.pop()!r} is not a drafter; plain decoding is run in any case")
     return names
 
 

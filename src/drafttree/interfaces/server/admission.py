@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.prompt import Prompt
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import AGAIN, ServerError
 from drafttree.interfaces.server.metrics import ServerMetrics
 
 _current: ContextVar["OpenRequest | None"] = ContextVar("request", default=None)
@@ -59,8 +59,6 @@ def open_request() -> OpenRequest | None:
     return _current.get()
 
 
-RETRY_AFTER = 1
-"""Seconds after which a request that was refused may come again."""
 MAX_UNREAD = 16
 """Rounds of a text that wait for its client; then the text waits."""
 
@@ -199,16 +197,15 @@ class Admission:
         Raises:
             ServerError: as for `submit`.
         """
-        again = {"Retry-After": str(RETRY_AFTER)}
         if self.draining:
-            raise ServerError(503, "the server is shutting down", code="shutting_down", headers=again)
+            raise ServerError(503, "the server is shutting down", code="shutting_down", headers=AGAIN)
         if (waiting := self.open + len(self._preparing)) >= self._max_texts:
             message = f"{waiting} texts are running or waiting, which is the limit; try again later"
-            raise ServerError(429, message, code="queue_full", headers=again)
+            raise ServerError(429, message, code="queue_full", headers=AGAIN)
         request = open_request()
         if self._max_per_key and request and request.key and self._of_key[request.key] >= self._max_per_key:
             message = f"{self._max_per_key} texts of this API key are running or waiting, its limit; try again later"
-            raise ServerError(429, message, code="key_limit", headers=again)
+            raise ServerError(429, message, code="key_limit", headers=AGAIN)
 
     def cancel_all(self) -> None:
         """End all texts where they are, those that are being submitted too."""

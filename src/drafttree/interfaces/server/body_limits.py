@@ -5,7 +5,7 @@ import json
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import AGAIN, ServerError
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
@@ -15,8 +15,6 @@ ANY_CONTEXT = 1 << 17
 """Stands for the context of a model that has no end."""
 BODIES_AT_ONCE = 64
 """Bodies of the largest size whose bytes may be held together."""
-RETRY_AFTER = 1
-"""Seconds after which a body that there was no room for may come again."""
 DISCARDED = 16 << 20
 """Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
 UNCOUNTED = bytes({*range(256)} - {*b'",[{'})
@@ -113,7 +111,7 @@ class BodyLimit:
             return _too_large(self._most_items, "items in its lists and objects")
         if self._held > BODIES_AT_ONCE * self._most_bytes:
             message = f"the bodies of all requests take {self._held} bytes, which is too much; try again later"
-            return ServerError(429, message, code="bodies_full", headers={"Retry-After": str(RETRY_AFTER)})
+            return ServerError(429, message, code="bodies_full", headers=AGAIN)
         return None
 
 

@@ -18,6 +18,8 @@ logger = logging.getLogger("drafttree")
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
 """The id of the request that is being answered."""
 
+AGAIN = {"Retry-After": "1"}
+"""The header of a refusal that holds for a moment: the seconds after which the request may come again."""
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}

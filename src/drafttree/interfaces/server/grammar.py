@@ -26,7 +26,7 @@ from drafttree.interfaces.server.admission import open_request
 from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import AGAIN, ServerError
 from drafttree.interfaces.server.fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from drafttree.interfaces.server.request import ChatRequest, NamedTool
 
@@ -117,7 +117,7 @@ class Grammars:
                     return {**options, "grammar": made}, enforced
         except TimeoutError:
             message = f"the time of this request (--timeout) was over before {wanted.field} was read; try again later"
-            raise ServerError(503, message, code="timeout", headers={"Retry-After": "1"}) from None
+            raise ServerError(503, message, code="timeout", headers=AGAIN) from None
 
     def _make_all(self) -> None:
         """Make what is wanted; what nobody waits for any more is left out."""
