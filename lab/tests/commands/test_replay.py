@@ -8,7 +8,7 @@ from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.replay import run as replay_run
 from testing.command_line import complaint, run
 
-TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only"]
+TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only", "--no-agreement"]
 
 
 @pytest.fixture

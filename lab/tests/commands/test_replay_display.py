@@ -10,7 +10,8 @@ from drafttree_lab.replay.results import Entry, ResultSummary
 
 def verdict(outcome, said="1.20 [1.10, 1.30]", **changes):
     by_counts = Judgement(outcome, said, **changes)
-    return Verdict("x", "a tree is ahead", 1, True, by_counts, Judgement("contradicted", "0.80", reason="v(n) decides"))
+    by_time = Judgement("contradicted", "0.80", reason="v(n) decides")
+    return Verdict("x", "a tree is ahead", 1, True, None, by_counts, by_time)
 
 
 def entry(measured=2.0, **changes):
@@ -26,6 +27,7 @@ def summary(**changes):
         "missing": {},
         "reach": {},
         "costs": "",
+        "fit": "",
         "figure": None,
         "points": {},
         "notes": [],
@@ -62,9 +64,9 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
     assert lines[0] == "talon/1  A table"
     assert lines[1:5] == [
         "  a tree is ahead (main)",
-        "    by counts  undecided       1.20 [1.10, 1.30]; about 40 prompts would decide",
-        "    by time    contradicted    0.80",
-        "                               v(n) decides",
+        "    with our drafters                      undecided       1.20 [1.10, 1.30]; about 40 prompts would decide",
+        "    on this machine                        contradicted    0.80",
+        "                                                           v(n) decides",
     ]
     assert "  without the 25% of texts that loop:" in lines
     text = "\n".join(lines)
@@ -72,12 +74,17 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
     assert "delta" not in text
     assert "  costs of the paper's model: c = 0.1\n  TALON: no tree has more than 38 of 60 nodes\n" in text
     assert "  it ended early\n  SD: no drafter stands for it\n  2 of 3 turns done" in text
-    assert lines[-3:] == ["claims: 2", "  by counts: 1 undecided, 1 reproduced", "  by time: 2 contradicted"]
+    assert lines[-4:] == [
+        "claims: 2",
+        "  as near to the target as in the paper: none",
+        "  with our drafters: 1 undecided, 1 reproduced",
+        "  on this machine: 2 contradicted",
+    ]
 
 
 def test_without_claims_none_are_counted(capsys):
     show_replay([summary()])
-    assert capsys.readouterr().out.splitlines()[-3:] == ["claims: 0", "  by counts: none", "  by time: none"]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["  with our drafters: none", "  on this machine: none"]
 
 
 def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):

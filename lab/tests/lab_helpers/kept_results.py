@@ -42,7 +42,7 @@ def verdict(
 ) -> Verdict:
     """A main claim with these judgements."""
     judgements = [judgement(each) if isinstance(each, str) else each for each in (by_counts, by_time)]
-    return replace(Verdict("faster", "A tree is faster", 7, True, *judgements), **options)
+    return replace(Verdict("faster", "A tree is faster", 7, True, None, *judgements), **options)
 
 
 def summary(
@@ -59,6 +59,7 @@ def summary(
         "missing": {},
         "reach": {},
         "costs": "",
+        "fit": "",
         "notes": [],
         "done": 3,
         "tasks": 4,

@@ -7,21 +7,22 @@ import pytest
 from scipy import stats
 
 from drafttree_lab.replay.intervals import Jackknife
-from drafttree_lab.replay.judge import Judgement, correct, count_outcomes, judge
+from drafttree_lab.replay.judge import COSTS, Evidence, Judgement, correct, count_outcomes, judge
 from drafttree_lab.replay.paper import Comparison, Order, Trend
 
 ABOUT = {"id": "x", "text": "it is so", "line": 1, "metric": "tau"}
 PROMPTS = 12
 
 
-def judged(claim, values, axis=(), prompts=PROMPTS):
+def judged(claim, values, axis=(), prompts=PROMPTS, **others):
     """The judgement on methods with these values by prompt."""
     jackknife = Jackknife({"a": prompts})
+    return judge(claim, Evidence(means_of(values, jackknife), jackknife, prompts, **others), axis)
 
-    def means(name, _metric):
-        return jackknife.mean([("a", [(value, 1.0) for value in values[name]])])
 
-    return judge(claim, means, jackknife, axis, prompts)
+def means_of(values, jackknife):
+    """Means of methods with these values by prompt."""
+    return lambda name, _metric: jackknife.mean([("a", [(value, 1.0) for value in values[name]])])
 
 
 def around(centre, spread=0.1, count=PROMPTS, seed=0):
@@ -113,12 +114,56 @@ def test_the_correction_takes_back_what_it_does_not_bear():
     assert correct(found, 0.04, 16) == found
     taken = correct(found, 0.3, 16)
     assert (taken.outcome, taken.reason) == ("undecided", None)
-    assert taken.said == "1.20 [1.01, 1.43]; p is 0.30 with Holm's correction for 16 main claims"
+    assert taken.said == "1.20 [1.01, 1.43]; p is 0.30 with Holm's correction for 16 claims"
     # at p = 0.3 for 0.03 the level is 0.05 / 10, whose quantile of the normal law is 2.81, over 2.17 of p
     assert taken.needed == int(np.ceil(12 * (stats.norm.isf(0.0025) / stats.norm.isf(0.015)) ** 2))
     assert correct(Judgement("undecided", "x", p=0.5, prompts=12), 1.0, 16).said == "x"
 
 
+def test_the_error_of_the_papers_costs_widens_the_interval_and_is_named_where_it_leaves_a_claim_undecided():
+    values = {"a": around(1.2, seed=1), "b": around(1.0)}
+    alone = judged(comparison(), values)
+    jackknife = Jackknife({"a": PROMPTS})
+    draws = [means_of({**values, "a": [factor * each for each in values["a"]]}, jackknife) for factor in (0.7, 1 / 0.7)]
+    found = judged(comparison(), values, draws=draws, draws_freedom=7)
+    # by hand: the variance of the logarithm is that of the jackknife and log(0.7)^2, by Satterthwaite's freedom
+    logs = np.log(alone.high / alone.low) / 2 / stats.t.ppf(0.975, PROMPTS - 1)
+    parts = np.array([logs**2, np.log(0.7) ** 2])
+    freedom = parts.sum() ** 2 / (parts**2 / [PROMPTS - 1, 7]).sum()
+    reach = stats.t.ppf(0.975, freedom) * np.sqrt(parts.sum())
+    assert (alone.outcome, found.outcome) == ("reproduced", "undecided")
+    assert (found.low, found.high) == pytest.approx((alone.estimate * np.exp(-reach), alone.estimate * np.exp(reach)))
+    assert f"it is not known well enough {COSTS}: p is {alone.p:.3f} without that error" in found.said
+    assert found.needed is None  # more prompts make no cost of the paper's surer
+
+
+def test_the_error_of_the_drafters_agreement_counts_as_much_as_it_moves_the_ratio():
+    values = {"a": around(1.2, seed=1), "b": around(1.0)}
+    jackknife = Jackknife({"a": PROMPTS})
+    same = means_of({name: [2 * each for each in own] for name, own in values.items()}, jackknife)
+    assert judged(comparison(), values, moved=same, moved_freedom=9) == judged(comparison(), values)
+    other = means_of({**values, "b": [1.3 * each for each in values["b"]]}, jackknife)
+    assert judged(comparison(), values, moved=other, moved_freedom=9).outcome == "undecided"
+
+
+def test_claims_on_the_same_ratio_or_its_inverse_have_one_datum():
+    values = {"a": around(1.2, seed=1), "b": around(1.0), "c": around(1.2, seed=2)}
+    found = judged(comparison(), values)
+    assert found.datum == judged(comparison(left="b", right="a", sign="<"), values).datum
+    assert found.datum != judged(comparison(left="c"), values).datum
+    assert judged(comparison(right="a"), values).datum is None
+
+
+def test_an_order_is_decided_from_the_level_of_its_p_value_on():
+    values = {"a": around(1.5, seed=1), "b": around(1.25, seed=2), "c": around(1.0, seed=3)}
+    found = judged(Order(**ABOUT, kind="order", methods=["a", "b", "c"]), values)
+    pairs = [judged(comparison(left=left, right=right), values).p for left, right in ("ab", "ac", "bc")]
+    # three pairs stand as claimed; with the two surest decided, the third may stand either way and tau is 1/3 or more
+    assert found.p == pytest.approx(max(pairs))
+    assert found.outcome == ("reproduced" if found.p <= 0.05 else "undecided")
+
+
 def test_outcomes_are_counted():
     judgements = [Judgement("reproduced", ""), None, Judgement("reproduced", ""), Judgement("not run", "")]
+    judgements.append(Judgement("reproduced", "", repeats="talon/1"))
     assert count_outcomes(judgements) == {"reproduced": 2, "not run": 1}

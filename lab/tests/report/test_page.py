@@ -85,7 +85,7 @@ def test_claims_stand_with_both_judgements_intervals_and_prompts_that_would_deci
 
 def test_the_header_counts_outcomes_by_costs_and_by_time():
     text = Page(render([table()])).text
-    assert "By the paper's costs 1 reproduced 1 contradicted On this machine 2 undecided" in text
+    assert "With our drafters 1 reproduced 1 contradicted On this machine 2 undecided" in text
 
 
 def test_a_contradiction_tells_its_reason():
@@ -206,7 +206,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 def test_a_broken_result_is_refused_by_its_file(tmp_path):
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1, "format": 2}')
+    (tmp_path / "results" / "talon-1.json").write_text('{"summary": 1, "format": 3}')
     with pytest.raises(InputError, match=r"talon-1\.json: no result of a replay; remove it"):
         read_results(tmp_path)
 
@@ -264,7 +264,7 @@ def test_ratios_lie_on_a_logarithmic_scale_from_two_thirds_to_three_halves():
 
 
 def test_kendalls_tau_lies_on_a_scale_from_minus_one_to_one():
-    assert place_strip(judgement(estimate=0.5, low=-0.2, high=1.0, p=None)) == (40.0, 75.0, 100.0)
+    assert place_strip(judgement(estimate=0.5, low=-0.2, high=1.0, is_order=True)) == (40.0, 75.0, 100.0)
 
 
 @pytest.mark.parametrize(("estimate", "side"), [(0.3, "-"), (1.1, ""), (2.5, "+")])

@@ -26,11 +26,13 @@ class Example:
         prompt: its text, the first turn of a conversation.
         category: the category of the task, such as "writing".
         later_turns: what the user says after the answers.
+        document: the document that it is of, if others may be of it too: the field "document", or else "title".
     """
 
     prompt: str
     category: str | None = None
     later_turns: tuple[str, ...] = ()
+    document: str | None = None
 
 
 def read_prompt(argument: str | None) -> str:
@@ -205,7 +207,8 @@ def _from_json(line: str, excerpt: int | None) -> Example:
         raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
     prompt, later = _text(key, candidates[key]), tuple(_text("turns", turn) for turn in turns[1:])
     category = _string("category", entry.get("category"))
-    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later)
+    document = next((found for name in ("document", "title") if (found := _string(name, entry.get(name)))), None)
+    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later, document)
 
 
 def _text(key: str, value: object) -> str:

@@ -87,6 +87,13 @@ def run(
         str | None, typer.Option(help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
     ] = None,
     model: Model = None,
+    agreement: Annotated[
+        bool,
+        typer.Option(
+            "--agreement/--no-agreement",
+            help="Judge claims with drafters as near to the target as the papers' too, where others stand for them.",
+        ),
+    ] = True,
     cost: Annotated[
         str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
     ] = "published",
@@ -111,15 +118,15 @@ def run(
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
     from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
-    from drafttree_lab.replay.results import ResultSummary, correct_main_claims, write_results
-    from drafttree_lab.replay.run import ReplayTarget, run_replay
+    from drafttree_lab.replay.results import ResultSummary, correct_claims, write_results
+    from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
 
     costs = CostSource.parse(cost)
     given = parse_roles(roles or [])
     sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, chat, points, model)
-    planned, texts = _plan(what, target, given, sizes, data)
+    planned, texts, drafters = _plan(what, target, given, sizes, data)
     load = ReplayTarget(target, dtype, device, inflate)
-    ids = load.encode(texts, max_new_tokens, chat=chat)
+    ids, other_ids = (load.encode(each, max_new_tokens, chat=chat) for each in (texts.texts, texts.others))
     ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
     for drafter in given.values():  # one that cannot be used is told before anything is run
         load.load_drafter(drafter)
@@ -130,11 +137,16 @@ def run(
         with suppress(InputError):  # told at the end, where the results are shown
             write_results(out, found, command)
 
+    measure = partial(load.measure, seed, contexts)
     options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only, "costs": costs, "keep": keep}
+    options["clusters"] = texts.clusters(digests_of(ids))
+    if agreement and not inflate:
+        stand_ins = {role: name for role, name in drafters.items() if role not in given}
+        runner = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
+        options["fit_drafter"] = DrafterFits(load, runner, stand_ins, sizes).find
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
-        measure = partial(load.measure, seed, contexts)
         found = run_replay(planned, ids, load.make_decoder, measure, store, progress=advance, **options)
-    corrected = correct_main_claims(found)
+    corrected = correct_claims(found)
     try:
         write_results(out, found, command)
     finally:  # a full disk keeps nobody from seeing them
@@ -162,7 +174,7 @@ def list_(
     from drafttree_lab.replay.plan import Sizes
 
     sizes = Sizes(limit, max_new_tokens, points=points, model=model)
-    planned, _ = _plan(what or [ALL], target, parse_roles(roles or []), sizes, data)
+    planned, *_ = _plan(what or [ALL], target, parse_roles(roles or []), sizes, data)
     show_list(planned, limit, repeats)
 
 
@@ -189,7 +201,7 @@ replay.command(name="map")(map_)
 
 def _plan(
     what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
-) -> tuple[list["Experiment"], "PromptTexts"]:
+) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
     from drafttree_lab.replay.plan import plan_all
 
@@ -198,7 +210,7 @@ def _plan(
     check_model(papers, sizes.model)
     drafters, missing = find_roles(papers, target, given)
     texts = read_prompt_texts(papers, data, sizes.limit)
-    return plan_all(results, drafters, missing, texts, sizes), texts
+    return plan_all(results, drafters, missing, texts, sizes), texts, drafters
 
 
 def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> None:
@@ -218,17 +230,17 @@ def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> No
 
 def show_replay(results: Sequence["ResultSummary"]) -> None:
     """Every result with its verdicts and values, and how many claims have each outcome."""
-    from drafttree_lab.replay.judge import count_outcomes
+    from drafttree_lab.replay.judge import KINDS, count_outcomes
 
     console = make_console()
     for each in results:
         _show_result(each)
     verdicts = [verdict for each in results for verdict in each.verdicts]
     console.print(Text(f"claims: {len(verdicts)}", style="bold"))
-    kinds = {"by counts": [each.by_counts for each in verdicts], "by time": [each.by_time for each in verdicts]}
-    for kind, judgements in kinds.items():
+    for kind, name in KINDS.items():
+        judgements = [getattr(each, kind) for each in verdicts]
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
-        console.print(Text(f"  {kind}: {outcomes or 'none'}"), soft_wrap=True)
+        console.print(Text(f"  {name}: {outcomes or 'none'}"), soft_wrap=True)
 
 
 def _show_result(each: "ResultSummary") -> None:
@@ -249,7 +261,8 @@ def _show_result(each: "ResultSummary") -> None:
             table.add_row(method, *(cells.get(column, "") for column in columns))
         table.title = f"  {metric}: measured (published)"
         console.print(table)
-    notes = [each.costs] if each.costs else []
+    notes = [f"fitted drafter: {each.fit}"] if each.fit else []
+    notes += [each.costs] if each.costs else []
     notes += [f"{name}: no tree has more than {most} of {budget} nodes" for name, (most, budget) in each.reach.items()]
     notes += [*each.notes, *(f"{name}: {reason}" for name, reason in each.missing.items())]
     for note in notes:
@@ -259,16 +272,18 @@ def _show_result(each: "ResultSummary") -> None:
 
 def _show_verdict(verdict: "Verdict") -> None:
     """A claim, and below it what counts and times say of it."""
+    from drafttree_lab.replay.judge import KINDS
+
     console = make_console()
     console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
     for kind, judgement in verdict.judgements.items():
-        line = Text(f"    {kind:<11}")
+        line = Text(f"    {KINDS[kind]:<39}")
         line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
         needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
-        line.append(f"{judgement.said}{needed}")
+        line.append(f"as {judgement.repeats}" if judgement.repeats else f"{judgement.said}{needed}")
         console.print(line, soft_wrap=True)
-        if judgement.reason:
-            console.print(Text(f"{'':<31}{judgement.reason}", style="dim"), soft_wrap=True)
+        if judgement.reason and not judgement.repeats:
+            console.print(Text(f"{'':<59}{judgement.reason}", style="dim"), soft_wrap=True)
 
 
 def cell(entry: "Entry") -> str:

@@ -56,7 +56,7 @@ def map_(
     texts = read_map_prompts(limit)
     load = ReplayTarget(target, "float32", device, None)
     decoder = load.load_drafter(drafters[ROLE])
-    sets = load.encode(texts, max_new_tokens, chat=False)
+    sets = load.encode(texts.texts, max_new_tokens, chat=False)
     decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed}
     store = load.open_store(out, minutes, map=True, drafter=drafters[ROLE], **decides)
     runs = TextRuns(decoder, store, max_new_tokens, seed)

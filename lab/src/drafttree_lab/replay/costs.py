@@ -2,17 +2,20 @@
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from drafttree.core.cost_curve import Costs
 from drafttree.core.errors import ConfigError
 from drafttree_lab.replay.intervals import Fraction
-from drafttree_lab.replay.paper import Metric
+from drafttree_lab.replay.paper import Metric, Model
 from drafttree_lab.replay.text_cell import TextCounts
 
 PUBLISHED, MEASURED = "published", "measured"
 GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
-COUNTED: frozenset[Metric] = frozenset({"tokens_per_second", "tpot"})
-"""Timed metrics that follow from counts where the costs of passes are known."""
+DRAWS = 64
+"""Costs that are drawn of those which a paper's rows allow."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,49 @@ class PassCosts:
     def total(self, counts: TextCounts) -> float:
         """The cost of a text: the denominator of R = tau / (v + c delta + h), times its rounds."""
         rounds = self.round * len(counts.nodes)
-        return sum(map(self.target.at, counts.nodes)) + self.draft * sum(counts.passes) + rounds
+        return _target_cost(self.target, tuple(counts.nodes)) + self.draft * sum(counts.passes) + rounds
 
     def fraction(self, metric: Metric, counts: TextCounts) -> Fraction:
         """Numerator and denominator of a metric of `COUNTED`, in passes instead of seconds."""
         tokens, cost = sum(counts.committed), self.total(counts)
         return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
+
+
+@lru_cache(1 << 16)  # of every text it is asked once per draw
+def _target_cost(target: Costs, nodes: tuple[int, ...]) -> float:
+    return sum(map(target.at, nodes))
+
+
+def published_costs(model: Model, role: str | None) -> PassCosts | None:
+    """What the passes of a method cost by a paper, None where it does not tell it; without a role nothing drafts."""
+    target = Costs.of(model.target_pass)
+    if role is None:
+        return PassCosts(0.0, target)
+    return PassCosts(model.draft_pass[role], target, model.round) if role in model.draft_pass else None
+
+
+def draw_published_costs(model: Model, role: str | None) -> list[PassCosts]:
+    """Costs that the paper's rows of chains allow, by the errors that they are printed with; none without errors.
+
+    A row of depth d costs v(d + 1) + c d + h a round. What a draw of these costs says of c and h is taken unless one
+    of them is negative.
+    """
+    if not model.rounds:
+        return []
+    target, generator = Costs.of(model.target_pass), np.random.default_rng(0)
+    depths = np.array([row.nodes - 1 for row in model.rounds])
+    known = np.array([target.at(row.nodes) for row in model.rounds])
+    found: list[PassCosts] = []
+    while len(found) < DRAWS:
+        costs = generator.normal([row.cost for row in model.rounds], [row.error for row in model.rounds]) - known
+        if len(depths) == 2:
+            draft, rest = np.linalg.solve(np.stack((depths, np.ones(2)), 1), costs)
+        else:
+            rest = generator.normal(model.round, model.round_error)
+            draft = (costs[0] - rest) / depths[0]
+        if draft >= 0 and rest >= 0:
+            found.append(PassCosts(float(draft), target, float(rest)) if role else PassCosts(0.0, target))
+    return found
 
 
 @dataclass(frozen=True)

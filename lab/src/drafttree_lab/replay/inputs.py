@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from drafttree.measure.prompts import Example, spread_examples
 from drafttree_lab.replay.paper import PromptSet, paper_names, read_paper
 
 ALL, EMBEDDED = "all", "embedded"
+OTHERS = 6
+"""Prompts of each set on which drafters are fitted."""
 ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
 Place = tuple[str, str]
 """The name of a paper and of one of its sets."""
@@ -24,11 +26,22 @@ class PromptTexts:
         texts: the texts.
         missing: why there are none.
         notes: what the texts lack, where not all of the set ships.
+        others: more prompts of each set or, if it has no more, of its file; no claim is judged on them.
     """
 
     texts: Mapping[Place, Sequence[Example]]
     missing: Mapping[Place, str]
     notes: Mapping[Place, str]
+    others: Mapping[Place, Sequence[Example]] = field(default_factory=dict)
+
+    def clusters(self, digests: Mapping[Place, Sequence[str]]) -> dict[str, str]:
+        """The document of every prompt that is told to be of one, by the prompt's digest.
+
+        Args:
+            digests: by set, the digests of its prompts.
+        """
+        pairs = (zip(digests[place], own, strict=True) for place, own in self.texts.items())
+        return {digest: each.document for own in pairs for digest, each in own if each.document}
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -115,7 +128,7 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
     sets: dict[Place, PromptSet] = {
         (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
     }
-    texts, missing, notes = {}, {}, {}
+    texts, missing, notes, others = {}, {}, {}, {}
     with nullcontext(folder) if folder else as_file(files("drafttree_lab.replay") / "data") as base:
         for place, each in sets.items():
             paths = (Path(base) / f"{each.file}{ending}" for ending in ENDINGS)
@@ -127,10 +140,21 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
                 missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
             else:
                 texts[place] = spread_examples([path], limit, category=each.category, excerpt=None)
+                others[place] = _others(path, each.category, texts[place])
                 part = f"only prompts of {each.part} ship; give a folder that has all with --data"
                 lacks = [part] if each.part else []
                 if (found := len(texts[place])) < limit:
                     lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
                 if lacks and not folder:
                     notes[place] = "; ".join(lacks)
-    return PromptTexts(texts, missing, notes)
+    return PromptTexts(texts, missing, notes, others)
+
+
+def _others(path: Path, category: str | None, taken: Sequence[Example]) -> list[Example]:
+    """Up to `OTHERS` prompts of a category that are not taken, evenly spaced, or of the whole file if it has none."""
+    for kind in dict.fromkeys((category, None)):
+        left = [each for each in spread_examples([path], category=kind, excerpt=None) if each not in taken]
+        if left:
+            count = min(OTHERS, len(left))
+            return [left[index * len(left) // count] for index in range(count)]
+    return []

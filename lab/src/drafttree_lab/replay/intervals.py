@@ -2,11 +2,15 @@
 
 A percentile bootstrap of three prompts decides between equal methods in a quarter of all cases; the intervals of this
 file cover at least 93 % from ten prompts on, as `lab/tests/replay/test_coverage.py` shows by simulation.
+
+A ratio may depend on numbers that are not known exactly either, such as what passes cost in a paper. The variance that
+these add to its logarithm widens the interval.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from scipy.stats import t
@@ -21,6 +25,19 @@ Fraction = tuple[float, float]
 
 
 @dataclass(frozen=True)
+class Spread:
+    """The variance that one cause gives to the logarithm of a ratio.
+
+    Attributes:
+        variance: of the logarithm.
+        freedom: degrees of freedom of that variance.
+    """
+
+    variance: float
+    freedom: float
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A positive number that was measured over prompts.
 
@@ -29,35 +46,48 @@ class Estimate:
         low: the lower end of its interval; None where too few prompts were run to have one.
         high: the upper end.
         p: the probability of a value so far from 1 where it is 1 in truth.
+        causes: variances of the logarithm by what causes them, those between prompts left out.
+        alone: p if there were no variance but that between prompts.
     """
 
     value: float
     low: float | None = None
     high: float | None = None
     p: float = 1.0
+    causes: Mapping[str, float] = field(default_factory=dict)
+    alone: float = 1.0
 
 
 class Jackknife:
     """All methods are judged on the same prompts, each of which is left out in turn (Tukey 1958; Miller 1974).
 
-    Sets are strata: a claim is about these sets, so only the spread of prompts within a set counts.
+    Sets are strata: a claim is about these sets, so only the spread of prompts within a set counts. Prompts of one
+    cluster, such as excerpts of one book, are left out together, since they resemble one another.
 
     Args:
-        sizes: prompts by set.
+        prompts: by set, the cluster of each of its prompts, or how many there are where each stands for itself.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._sizes = dict(sizes)
-        total, first = sum(sizes.values()), 0
+    def __init__(self, prompts: Mapping[str, Sequence[Hashable] | int]) -> None:
+        self._sizes: dict[str, int] = {}
         self._weights: dict[str, Tensor] = {}
-        for name, size in sizes.items():
-            weights = torch.ones(1 + total, size, dtype=torch.float64)
-            weights[1 + first : 1 + first + size].fill_diagonal_(0)
-            self._weights[name] = weights
-            first += size
+        clusters = {name: range(own) if isinstance(own, int) else own for name, own in prompts.items()}
+        total, first = sum(len(set(own)) for own in clusters.values()), 0
+        for name, own in clusters.items():
+            weights = torch.ones(1 + total, len(own), dtype=torch.float64)
+            places = {cluster: place for place, cluster in enumerate(dict.fromkeys(own), start=1 + first)}
+            for prompt, cluster in enumerate(own):
+                weights[places[cluster], prompt] = 0
+            self._weights[name], self._sizes[name] = weights, len(places)
+            first += len(places)
+
+    @property
+    def size(self) -> int:
+        """The number of clusters, which is that of independent samples."""
+        return sum(self._sizes.values())
 
     def mean(self, samples: Iterable[tuple[str, Sequence[Fraction]]], average: Average = "total") -> Tensor:
-        """The mean over groups of a metric, `[1 + prompts]` float64: of all prompts first, then without each of them.
+        """The mean over groups of a metric, `[1 + clusters]` float64: of all prompts first, then without each cluster.
 
         Args:
             samples: for every group the set of its prompts, and a fraction for each of them.
@@ -72,26 +102,49 @@ class Jackknife:
             values.append((weights @ above) / (weights @ below))
         return torch.stack(values).mean(0)
 
-    def estimate(self, values: Tensor) -> Estimate:
+    def spreads(self, values: Tensor) -> list[Spread]:
+        """What the prompts of each set add to the variance of the logarithm of what `mean` gives."""
+        found = []
+        for own in values.log()[1:].split(list(self._sizes.values())):
+            variance = (len(own) - 1) / len(own) * (own - own.mean()).square().sum().item()
+            found.append(Spread(variance, len(own) - 1))
+        return found
+
+    def estimate(self, values: Tensor, others: Mapping[str, Spread] = MappingProxyType({})) -> Estimate:
         """The estimate that `mean` gives, or that was computed of what it gives; all values are positive.
 
-        The degrees of freedom are Satterthwaite's, as the sets' variances differ.
+        Args:
+            values: `[1 + clusters]`.
+            others: what else the estimate depends on and is not known exactly, by its name.
         """
         value = values[0].item()
         if min(self._sizes.values()) < 2 or not bool((values > 0).all()) or not bool(values.isfinite().all()):
             return Estimate(value)
-        logs = values.log()
-        variances = {}
-        for name, own in zip(self._sizes, logs[1:].split(list(self._sizes.values())), strict=True):
-            variances[name] = (len(own) - 1) / len(own) * (own - own.mean()).square().sum().item()
-        variance, centre = sum(variances.values()), logs[0].item()
-        if variance < 1e-24:  # nothing but rounding: all prompts agree
-            return Estimate(value, value, value, 1.0 if abs(centre) < 1e-12 else 0.0)
-        freedom = variance**2 / sum(own**2 / (self._sizes[name] - 1) for name, own in variances.items())
-        error = math.sqrt(variance)
-        reach = float(t.ppf(1 - LEVEL / 2, freedom)) * error
-        p = 2 * float(t.sf(abs(centre) / error, freedom))
-        return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p)
+        spreads = self.spreads(values)
+        centre = values[0].log().item()
+        causes = {name: each.variance for name, each in others.items()}
+        reach, p = _student(centre, total([*spreads, *others.values()]))
+        _, alone = _student(centre, total(spreads))
+        if not reach:
+            return Estimate(value, value, value, p, causes, alone)
+        return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p, causes, alone)
+
+
+def total(spreads: Sequence[Spread]) -> Spread:
+    """The variance of a sum, with Satterthwaite's degrees of freedom."""
+    variance = sum(each.variance for each in spreads)
+    if variance < 1e-24:  # nothing but rounding: all prompts agree
+        return Spread(0.0, 1.0)
+    return Spread(variance, variance**2 / sum(each.variance**2 / each.freedom for each in spreads))
+
+
+def _student(centre: float, spread: Spread) -> tuple[float, float]:
+    """Half the interval of a logarithm, 0 where it has no variance, and the probability of it if it is 0 in truth."""
+    if not spread.variance:
+        return 0.0, 1.0 if abs(centre) < 1e-12 else 0.0
+    error = math.sqrt(spread.variance)
+    reach = float(t.ppf(1 - LEVEL / 2, spread.freedom)) * error
+    return reach, 2 * float(t.sf(abs(centre) / error, spread.freedom))
 
 
 def holm(values: Sequence[float], claims: int | None = None) -> list[float]:

@@ -1,5 +1,6 @@
-"""The judgement on a paper's claim, from what was measured of its methods; main claims corrected for their number."""
+"""The judgement on a paper's claim, from what was measured of its methods; all claims corrected for their number."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,11 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, holm
-from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend, paper_names, read_paper
+from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, Spread, holm
+from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend, measurable_claims
 
 Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
 """`left open`: reproduced and contradicted, as a number is chosen that the paper does not tell."""
@@ -24,19 +26,38 @@ Means = Callable[[str, Metric], Tensor]
 """By a method, or `method@value`, and a metric, its mean as `Jackknife.mean` gives it."""
 
 
+Kind = Literal["at_agreement", "by_counts", "by_time"]
+KINDS: Mapping[Kind, str] = {
+    "at_agreement": "as near to the target as in the paper",
+    "by_counts": "with our drafters",
+    "by_time": "on this machine",
+}
+"""The judgements on a claim in words: by counts with drafters that are fitted to the paper's, by counts with those that
+are named or ship, and by time."""
+COSTS, AGREEMENT = "what passes cost in the paper", "how near the paper's drafter is to its target"
+"""What a ratio depends on besides the prompts."""
+DIGITS = 6
+"""Two claims whose ratios agree in so many digits, of all prompts and without each of them, rest on the same data."""
+
+
 @dataclass(frozen=True)
 class Judgement:
     """An outcome, with what was measured.
 
     Attributes:
+        outcome: the outcome.
         said: what was measured, or why nothing was.
         estimate: a ratio, or Kendall's tau; None without one.
         low: lower end of its 95 % interval.
         high: upper end.
-        p: the probability of such a ratio if it is 1 in truth; None for an order, and without an estimate.
+        p: the probability of such a ratio if it is 1 in truth, or the level from which on an order is decided; None
+            without an estimate.
         prompts: prompts that it rests on.
         needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
         reason: where it is contradicted, which term of the speed-up law or which share does it.
+        datum: what it rests on; the same of two claims that rest on the same data.
+        repeats: the result that has the same datum before; None where none has.
+        is_order: whether the estimate is Kendall's tau.
     """
 
     outcome: Outcome
@@ -48,15 +69,24 @@ class Judgement:
     prompts: int = 0
     needed: int | None = None
     reason: str | None = None
+    datum: str | None = None
+    repeats: str | None = None
+    is_order: bool = False
+
+    @property
+    def is_ahead(self) -> bool | None:
+        """On which side of no difference the estimate lies; None without one."""
+        return None if self.estimate is None else self.estimate > (SAME_ORDER if self.is_order else 1)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Both judgements on a claim, which is told as the paper's file has it.
+    """The judgements on a claim, which is told as the paper's file has it.
 
     Attributes:
-        by_counts: by counted tokens and passes, at the paper's costs where the claim is on speed; None where only a
-            clock can tell.
+        at_agreement: by counted tokens and passes at the paper's costs, with a drafter as near to the target as the
+            paper's; None where only a clock can tell, or where the drafter is the paper's own.
+        by_counts: the same with the drafter that is named or ships.
         by_time: by the time on this machine; None where counts alone decide.
     """
 
@@ -64,55 +94,70 @@ class Verdict:
     text: str
     line: int
     main: bool
+    at_agreement: Judgement | None
     by_counts: Judgement | None
     by_time: Judgement | None
 
     @property
-    def judgements(self) -> Mapping[str, Judgement]:
-        """The judgements that there are, by "by counts" and "by time"."""
-        both = {"by counts": self.by_counts, "by time": self.by_time}
-        return {name: each for name, each in both.items() if each}
+    def judgements(self) -> Mapping[Kind, Judgement]:
+        """The judgements that there are."""
+        return {kind: own for kind in KINDS if (own := getattr(self, kind))}
 
 
-def judge(
-    claim: Comparison | Bound | Order | Trend, means: Means, jackknife: Jackknife, axis: Sequence[object], prompts: int
-) -> Judgement:
+@dataclass(frozen=True)
+class Evidence:
+    """What a claim is judged by.
+
+    Attributes:
+        means: means of its methods.
+        jackknife: what made them.
+        prompts: prompts that they rest on.
+        draws: means at other costs of passes, drawn from those that the paper allows; empty where its costs are exact.
+        draws_freedom: degrees of freedom of the errors that these costs follow from.
+        moved: means with a drafter whose agreement differs by one standard error; None where it is not fitted.
+        moved_freedom: degrees of freedom of that error.
+    """
+
+    means: Means
+    jackknife: Jackknife
+    prompts: int
+    draws: Sequence[Means] = ()
+    draws_freedom: float = 1.0
+    moved: Means | None = None
+    moved_freedom: float = 1.0
+
+    def estimate(self, ratio: Callable[[Means], Tensor]) -> Estimate:
+        """A ratio of means, with all that it depends on."""
+        values, others = ratio(self.means), dict[str, Spread]()
+        centre = values[0].log()
+        if self.draws:
+            moved = torch.stack([ratio(each)[0].log() - centre for each in self.draws])
+            others[COSTS] = Spread(moved.square().mean().item(), self.draws_freedom)
+        if self.moved:
+            moved = ratio(self.moved)[0].log() - centre
+            others[AGREEMENT] = Spread(moved.square().item(), self.moved_freedom)
+        return self.jackknife.estimate(values, {name: each for name, each in others.items() if each.variance > 0})
+
+
+def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: Sequence[object]) -> Judgement:
     """The judgement on a claim.
 
     Args:
         claim: what is judged.
-        means: means of its methods.
-        jackknife: what made them.
+        evidence: what it is judged by.
         axis: values of the result's axis that were run, for a trend.
-        prompts: prompts that the means rest on.
     """
-    match claim:
-        case Order():
-            return _judge_order(claim, means, jackknife, prompts)
-        case Comparison():
-            right = claim.right_metric or claim.metric
-            values = means(claim.left, claim.metric) / means(claim.right, right)
-            name = f"{claim.left} / {claim.right}"
-            if claim.right_metric:
-                left, right = (metric.replace("_", " ") for metric in (claim.metric, claim.right_metric))
-                name = f"{claim.left}, {left} / {right}"
-        case Bound():
-            values, name = means(claim.method, claim.metric) / claim.bound, f"{claim.method} / {claim.bound:g}"
-        case _:
-            first, last = (means(f"{claim.method}@{value}", claim.metric) for value in (axis[0], axis[-1]))
-            method = claim.method
-            if claim.over:
-                under = (means(f"{claim.over}@{value}", claim.metric) for value in (axis[0], axis[-1]))
-                first, last = (own / base for own, base in zip((first, last), under, strict=True))
-                method = f"{claim.method} / {claim.over}"
-            values, name = last / first, f"{method}, {axis[-1]} over {axis[0]}:"
-    found = _judge_ratio(jackknife.estimate(values), claim.sign, name, prompts)
+    if isinstance(claim, Order):
+        return _judge_order(claim, evidence)
+    ratio, name = _ratio(claim, axis)
+    found = _judge_ratio(evidence, ratio, claim.sign, name)
     if not isinstance(claim, Comparison) or not claim.hangs_on:
         return found
     # it hangs on a number of which the paper says nothing
-    right = means(claim.right, claim.right_metric or claim.metric)
     others = {
-        value: _judge_ratio(jackknife.estimate(means(name, claim.metric) / right), claim.sign, f"at {value}", prompts)
+        value: _judge_ratio(
+            evidence, _ratio(claim.model_copy(update={"left": name}), axis)[0], claim.sign, f"at {value}"
+        )
         for value, name in claim.others.items()
     }
     said = f"{found.said}; the paper does not tell {claim.hangs_on}: {', '.join(each.said for each in others.values())}"
@@ -121,67 +166,133 @@ def judge(
     return replace(found, said=said, outcome="left open" if is_open else found.outcome)
 
 
-def _judge_ratio(estimate: Estimate, sign: str, name: str, prompts: int) -> Judgement:
+def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[Callable[[Means], Tensor], str]:
+    """The ratio that a claim says is above or below 1, and its name."""
+    match claim:
+        case Comparison():
+            right = claim.right_metric or claim.metric
+            name = f"{claim.left} / {claim.right}"
+            if claim.right_metric:
+                over, under = (metric.replace("_", " ") for metric in (claim.metric, claim.right_metric))
+                name = f"{claim.left}, {over} / {under}"
+            return lambda means: means(claim.left, claim.metric) / means(claim.right, right), name
+        case Bound():
+            return lambda means: means(claim.method, claim.metric) / claim.bound, f"{claim.method} / {claim.bound:g}"
+        case _:
+
+            def ratio(means: Means) -> Tensor:
+                first, last = (means(f"{claim.method}@{value}", claim.metric) for value in (axis[0], axis[-1]))
+                if claim.over:
+                    under = (means(f"{claim.over}@{value}", claim.metric) for value in (axis[0], axis[-1]))
+                    first, last = (own / base for own, base in zip((first, last), under, strict=True))
+                return last / first
+
+            method = f"{claim.method} / {claim.over}" if claim.over else claim.method
+            return ratio, f"{method}, {axis[-1]} over {axis[0]}:"
+
+
+def _judge_ratio(evidence: Evidence, ratio: Callable[[Means], Tensor], sign: str, name: str) -> Judgement:
+    estimate, prompts = evidence.estimate(ratio), evidence.prompts
     value, low, high = estimate.value, estimate.low, estimate.high
-    if prompts >= LEAST_PROMPTS and not 0 < value < math.inf:
+    enough = evidence.jackknife.size >= LEAST_PROMPTS
+    if enough and not 0 < value < math.inf:
         return Judgement("undecided", f"{name} {value:.2f}: a count of 0 has no ratio", prompts=prompts)
-    if low is None or high is None or prompts < LEAST_PROMPTS:
+    if low is None or high is None or not enough:
         said = f"{name} {value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
         return Judgement("too few", said, value, prompts=prompts)
     outcome: Outcome = "reproduced" if (value > 1) == (sign == ">") else "contradicted"
-    needed = None
+    said, needed = f"{name} {value:.2f} [{low:.2f}, {high:.2f}]", None
     if estimate.p > LEVEL:
         outcome = "undecided"
-        if (distance := abs(math.log(value))) and low and high:
+        if estimate.alone <= LEVEL:
+            cause = max(estimate.causes, key=lambda each: estimate.causes[each])
+            said += f"; it is not known well enough {cause}: p is {estimate.alone:.3f} without that error"
+        elif (distance := abs(math.log(value))) and low and high and not estimate.causes:
             # the interval would end at 1: its width falls with the root of the prompts
             needed = math.ceil(prompts * (math.log(high / low) / 2 / distance) ** 2)
             needed = max(needed, prompts + 1) if needed <= MOST_PROMPTS else None
-    return Judgement(
-        outcome, f"{name} {value:.2f} [{low:.2f}, {high:.2f}]", value, low, high, estimate.p, prompts, needed
-    )
+    datum = _datum([ratio(evidence.means)])
+    return Judgement(outcome, said, value, low, high, estimate.p, prompts, needed, datum=datum)
 
 
-def _judge_order(claim: Order, means: Means, jackknife: Jackknife, prompts: int) -> Judgement:
+def _datum(ratios: Sequence[Tensor]) -> str | None:
+    """A digest of ratios or their inverses; None where all are 1, which data may be for many reasons."""
+    logs = torch.stack([*ratios]).log()
+    if not bool(logs.isfinite().all()) or not bool((logs.abs() > 10.0**-DIGITS).any()):
+        return None
+    logs = logs * logs[0, 0].sign() + 0.0
+    return hashlib.sha256(repr([round(each, DIGITS) + 0.0 for each in logs.flatten().tolist()]).encode()).hexdigest()[
+        :16
+    ]
+
+
+def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
     """Kendall's tau of the claimed order and the measured one.
 
     Its interval holds all that the pairs leave possible: each pair is decided by its ratio, with Holm's correction for
     their number, and those that are not may stand either way.
     """
-    found = {name: means(name, claim.metric) for name in claim.methods}
-    pairs = [jackknife.estimate(found[high] / found[low]) for high, low in combinations(claim.methods, 2)]
-    tau = sum((each.value > 1) - (each.value < 1) for each in pairs) / len(pairs)
-    if prompts < LEAST_PROMPTS or any(each.low is None for each in pairs):
-        return Judgement("too few", f"Kendall's tau {tau:.2f} on {prompts} prompts", tau, prompts=prompts)
-    sure = [p <= LEVEL for p in holm([each.p for each in pairs])]
-    known = sum((1 if each.value > 1 else -1) for each, is_sure in zip(pairs, sure, strict=True) if is_sure)
-    low, high = ((known + sign * sure.count(False)) / len(pairs) for sign in (-1, 1))
-    outcome: Outcome = "undecided"
-    if low > SAME_ORDER or high <= SAME_ORDER:
-        outcome = "reproduced" if low > SAME_ORDER else "contradicted"
+
+    def ratio(high: str, low: str) -> Callable[[Means], Tensor]:
+        return lambda means: means(high, claim.metric) / means(low, claim.metric)
+
+    ratios, prompts = [ratio(*pair) for pair in combinations(claim.methods, 2)], evidence.prompts
+    pairs = [evidence.estimate(each) for each in ratios]
+    signs = [(each.value > 1) - (each.value < 1) for each in pairs]
+    tau = sum(signs) / len(pairs)
+    if evidence.jackknife.size < LEAST_PROMPTS or any(each.low is None for each in pairs):
+        return Judgement(
+            "too few", f"Kendall's tau {tau:.2f} on {prompts} prompts", tau, prompts=prompts, is_order=True
+        )
+    corrected = holm([each.p for each in pairs])
+
+    def ends(level: float) -> tuple[float, float]:
+        known = [sign for sign, p in zip(signs, corrected, strict=True) if p <= level]
+        open_pairs = len(pairs) - len(known)
+        return (sum(known) - open_pairs) / len(pairs), (sum(known) + open_pairs) / len(pairs)
+
+    def decided(level: float) -> Outcome:
+        low, high = ends(level)
+        return "reproduced" if low > SAME_ORDER else "contradicted" if high <= SAME_ORDER else "undecided"
+
+    p = next((level for level in sorted(corrected) if decided(level) != "undecided"), 1.0)
+    low, high = ends(LEVEL)
     said = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
-    return Judgement(outcome, said, tau, low, high, prompts=prompts)
+    datum = _datum([each(evidence.means) for each in ratios])
+    return Judgement(decided(LEVEL), said, tau, low, high, p, prompts, datum=datum, is_order=True)
 
 
-def count_main_claims() -> int:
-    """How many claims of all papers are main ones."""
-    results = (result for paper in paper_names() for result in read_paper(paper).results.values())
-    return sum(claim.main for result in results for claim in result.claims)
+def correct_verdicts(groups: Sequence[tuple[str, Sequence[Verdict]]]) -> list[list[Verdict]]:
+    """Verdicts by result, decided by p-values with Holm's correction for the number of all claims.
 
+    Each kind of judgement is corrected by itself, for as many claims as all papers have that can be judged so; those
+    that were not judged count as if nothing spoke for them. Of claims that rest on the same datum one counts, and the
+    others point to its result.
 
-def correct_verdicts(groups: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
-    """Verdicts by result, whose main claims are decided by p-values with Holm's correction.
-
-    Judgements by counts and by time are corrected apart, each for the number of main claims of all papers; those
-    that were not judged count as if nothing spoke for them.
+    Args:
+        groups: the name of each result, and its verdicts.
     """
-    claims, found = count_main_claims(), [list(each) for each in groups]
-    for kind in ("by_counts", "by_time"):
-        places = [(own, place) for own in found for place, each in enumerate(own) if each.main]
-        judged = [(own, place, each) for own, place in places if (each := getattr(own[place], kind))]
-        judged = [(own, place, each) for own, place, each in judged if each.p is not None]
-        values = holm([each.p for _, _, each in judged], max(claims, len(judged)))
-        for (own, place, each), p in zip(judged, values, strict=True):
-            own[place] = replace(own[place], **{kind: correct(each, p, claims)})
+    found = [list(own) for _, own in groups]
+    for kind in KINDS:
+        places = [(group, place) for group, own in enumerate(found) for place in range(len(own))]
+        judged = [
+            (*each, own) for each in places if (own := getattr(found[each[0]][each[1]], kind)) and own.p is not None
+        ]
+        first: dict[str, int] = {}
+        counted, ranks = [], []
+        for group, _, own in judged:
+            datum = own.datum or f"{len(counted)}"
+            if datum not in first:
+                first[datum] = len(counted)
+                counted.append((group, own))
+            ranks.append(first[datum])
+        claims = max(measurable_claims(kind == "by_time") - (len(judged) - len(counted)), len(counted))
+        values = holm([own.p for _, own in counted], claims)
+        for (group, place, own), rank in zip(judged, ranks, strict=True):
+            corrected = correct(own, values[rank], claims)
+            if counted[rank][1] is not own:
+                corrected = replace(corrected, repeats=groups[counted[rank][0]][0])
+            found[group][place] = replace(found[group][place], **{kind: corrected})
     return found
 
 
@@ -191,13 +302,15 @@ def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
         return judgement
     level = LEVEL * judgement.p / p if p < 1 else LEVEL / claims
     share = (norm.isf(level / 2) / norm.isf(judgement.p / 2)) ** 2 if judgement.p < 1 else math.inf
-    needed = math.ceil(judgement.prompts * share) if judgement.prompts * share <= MOST_PROMPTS else None
+    needed = None
+    if not judgement.is_order and judgement.prompts * share <= MOST_PROMPTS:
+        needed = math.ceil(judgement.prompts * share)
     if judgement.outcome == "undecided":
-        return replace(judgement, needed=needed)
-    said = f"{judgement.said}; p is {p:.2f} with Holm's correction for {claims} main claims"
+        return replace(judgement, needed=needed if judgement.needed else None)
+    said = f"{judgement.said}; p is {p:.2f} with Holm's correction for {claims} claims"
     return replace(judgement, outcome="undecided", said=said, needed=needed, reason=None)
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:
-    """How many judgements have each outcome."""
-    return Counter(each.outcome for each in judgements if each)
+    """How many judgements have each outcome; those that repeat another one do not count."""
+    return Counter(each.outcome for each in judgements if each and not each.repeats)

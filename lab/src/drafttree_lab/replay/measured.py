@@ -1,7 +1,7 @@
 """What finished cells amount to: values, and the judgements by counts at the paper's costs and by the clock."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import log
 from statistics import fmean
@@ -11,12 +11,16 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
 from drafttree.measure.run_store import RunStore
-from drafttree_lab.replay.costs import BY_PAPER, COUNTED, MEASURED, CostSource, PassCosts
+from drafttree_lab.replay.agreement import Fit
+from drafttree_lab.replay.costs import BY_PAPER, MEASURED, CostSource, PassCosts
 from drafttree_lab.replay.intervals import Fraction, Jackknife
-from drafttree_lab.replay.judge import Judgement, Verdict, judge
+from drafttree_lab.replay.judge import Evidence, Judgement, Verdict, judge
 from drafttree_lab.replay.paper import (
     AUTOREGRESSIVE,
+    BASES,
+    COUNTED,
     GAINS,
+    TIMED,
     Bound,
     Claim,
     Comparison,
@@ -26,10 +30,8 @@ from drafttree_lab.replay.paper import (
     Trend,
 )
 from drafttree_lab.replay.plan import Block, Experiment, Task
-from drafttree_lab.replay.text_cell import TIMED, Fractions, TextCounts, TextTimes, WayTimes
+from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
-BASES: Mapping[Metric, Metric] = {**GAINS, "speedup": "tokens_per_second"}
-"""The metric of texts of which a ratio of two methods is made."""
 SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
 FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
 """Metrics that are lower for the method that is ahead."""
@@ -58,6 +60,28 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """The same experiment with drafters that are fitted to the paper's.
+
+    Attributes:
+        fit: how they were found.
+        by_confidence: the experiment by the confidence of its drafter; empty where none was found.
+        moved: with the drafter whose agreement differs by a standard error.
+        reason: why no drafter was fitted; empty where one was.
+    """
+
+    fit: Fit | None = None
+    by_confidence: Mapping[float, Experiment] = field(default_factory=dict)
+    moved: Experiment | None = None
+    reason: str = ""
+
+    @property
+    def experiments(self) -> list[Experiment]:
+        """All that is run."""
+        return [*self.by_confidence.values(), *([self.moved] if self.moved else [])]
+
+
+@dataclass(frozen=True)
 class Measured:
     """The finished cells of one experiment.
 
@@ -69,6 +93,8 @@ class Measured:
         group: which texts count: those where plain decoding's ends in a loop ("looping"), the others ("not looping"),
             or "all".
         costs: what passes cost where counts decide a claim on speed.
+        clusters: by digest, what prompts have in common with others that resemble them; the others stand alone.
+        fitted: the experiment with drafters that are fitted to the paper's; None where its drafter is the paper's own.
     """
 
     experiment: Experiment
@@ -77,6 +103,8 @@ class Measured:
     repeats: int = 1
     group: str = "all"
     costs: CostSource = BY_PAPER
+    clusters: Mapping[str, Hashable] = field(default_factory=dict)
+    fitted: Fitted | None = None
 
     def numbers(self, block: Block, metric: Metric, *, by_counts: bool = False) -> list[int]:
         """The prompts of a block for which all its ways have what a metric needs."""
@@ -104,8 +132,14 @@ class Measured:
         turns = (self.store.find(task.turn_key, WayTimes) for task in tasks)
         return [turn[name] for turn in turns if turn]
 
-    def pass_costs(self, block: Block, name: str) -> PassCosts | None:
-        """What the passes of a way cost, by which counts judge speeds; None where it is not known."""
+    def pass_costs(self, block: Block, name: str, draw: int | None = None) -> PassCosts | None:
+        """What the passes of a way cost, by which counts judge speeds; None where it is not known.
+
+        Args:
+            block: the block of the way.
+            name: its name.
+            draw: number of a draw of the costs that the paper's rows allow; None for the costs that they say.
+        """
         if self.costs.name == MEASURED:  # the mean over all prompts
             pairs = [
                 pair
@@ -120,7 +154,7 @@ class Measured:
         method = name.partition("@")[0]
         if self.costs.given and method != AUTOREGRESSIVE:
             return self.costs.given
-        return self.experiment.costs.get(method)
+        return (self.experiment.costs if draw is None else self.experiment.draws[draw]).get(method)
 
     def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
         """A metric of a way, None without a cell of it.
@@ -134,7 +168,7 @@ class Measured:
         numbers = self.numbers(block, metric, by_counts=by_counts)
         if not numbers or (by_counts and not all(self.pass_costs(block, each) for each in (name, AUTOREGRESSIVE))):
             return None
-        jackknife = Jackknife({block.setting.set: len(numbers)})
+        jackknife = self._jackknife({block.setting.set: numbers})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
         if metric in GAINS:
             method, at, value = name.partition("@")
@@ -162,21 +196,45 @@ class Measured:
     def verdicts(self) -> list[Verdict]:
         """The verdict on every claim."""
         return [
-            Verdict(each.id, each.text, each.line, each.main, *self._judgements(each))
+            Verdict(each.id, each.text, each.line, each.main, self._judge_fitted(each), *self._judgements(each))
             for each in self.experiment.result.claims
         ]
 
+    def tau(self, name: str) -> tuple[Jackknife, Tensor]:
+        """The jackknife over all prompts, and a way's tokens per round in the mean over sets, by `Jackknife.mean`."""
+        blocks = {block.setting.set: block for block in self.experiment.blocks}
+        shared = {place: numbers for place, block in blocks.items() if len(numbers := self.numbers(block, "tau")) > 1}
+        jackknife = self._jackknife(shared)
+        found = [
+            self._values(jackknife, blocks[place], name, "tau", numbers=numbers, by_counts=True)
+            for place, numbers in shared.items()
+        ]
+        return jackknife, torch.stack(found).mean(0)
+
+    def _jackknife(self, shared: Shared) -> Jackknife:
+        """The jackknife over some prompts of each set."""
+        digests = {name: [self.digests[name][number] for number in numbers] for name, numbers in shared.items()}
+        return Jackknife({name: [self.clusters.get(each, each) for each in own] for name, own in digests.items()})
+
     def _values(
-        self, jackknife: Jackknife, block: Block, name: str, metric: Metric, *, numbers: Sequence[int], by_counts: bool
+        self,
+        jackknife: Jackknife,
+        block: Block,
+        name: str,
+        metric: Metric,
+        *,
+        numbers: Sequence[int],
+        by_counts: bool,
+        draw: int | None = None,
     ) -> Tensor:
         """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it.
 
         A speed is counted where costs are given, and timed where not.
         """
         if metric == "speedup":
-            speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers)
+            speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers, draw=draw)
             return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
-        costs = self.pass_costs(block, name) if by_counts and metric in COUNTED else None
+        costs = self.pass_costs(block, name, draw) if by_counts and metric in COUNTED else None
 
         def fraction(number: int) -> Fraction:
             if found := self._other(block, number):
@@ -203,33 +261,86 @@ class Measured:
 
     def _judgements(self, claim: Claim) -> tuple[Judgement | None, Judgement | None]:
         """By counts and by time."""
+        experiment, result = self.experiment, self.experiment.result
         if isinstance(claim, NotComparable):
             return Judgement("not comparable", claim.reason), None
-        if self.experiment.result.unavailable:
-            return Judgement("not run", self.experiment.result.unavailable), None
-        absent = {name.partition("@")[0] for name in claim.names} & self.experiment.missing.keys()
+        if result.unavailable:
+            return Judgement("not run", result.unavailable), None
+        absent = {name.partition("@")[0] for name in claim.names} & experiment.missing.keys()
         if absent:
-            return Judgement("not run", self.experiment.missing[min(absent)]), None
-        kind, base = self.experiment.result.kind, BASES.get(claim.metric, claim.metric)
-        timed = kind in ("memory", "expansion") or (kind == "decoding" and base in TIMED)
-        counted = not timed or (kind == "decoding" and base in COUNTED)
+            return Judgement("not run", experiment.missing[min(absent)]), None
         return (
-            self._judge(claim, by_counts=True) if counted else None,
-            self._judge(claim, by_counts=False) if timed else None,
+            self._judge(claim, by_counts=True) if result.is_judged(claim, timed=False) else None,
+            self._judge(claim, by_counts=False) if result.is_judged(claim, timed=True) else None,
         )
 
-    def _judge(self, claim: Comparison | Bound | Order | Trend, *, by_counts: bool) -> Judgement:
-        own_setting = filter(self.experiment.is_of_its_setting, self.experiment.blocks)
-        blocks = [each for each in own_setting if claim.temperature in (None, each.setting.temperature)]
+    def _judge_fitted(self, claim: Claim) -> Judgement | None:
+        """By counts with drafters that are fitted to the paper's; None where only a clock can tell, or none is."""
+        fitted, result = self.fitted, self.experiment.result
+        if isinstance(claim, NotComparable) or not fitted or not result.is_judged(claim, timed=False):
+            return None
+        if fitted.reason or not fitted.fit:
+            return Judgement("not run", fitted.reason)
+        methods = {name.partition("@")[0] for name in claim.names}
+        if methods <= {AUTOREGRESSIVE, fitted.fit.method} and (AUTOREGRESSIVE in methods or isinstance(claim, Bound)):
+            row = f"{fitted.fit.method} has its published tokens per round by choice of the drafter"
+            return Judgement("not comparable", f"{row}, so it predicts nothing")
+        if not fitted.by_confidence:
+            return Judgement("not run", f"{fitted.fit}")
+        by_confidence = {
+            confidence: replace(self, experiment=experiment, fitted=None)
+            for confidence, experiment in fitted.by_confidence.items()
+        }
+        own = by_confidence.pop(1.0)
+        absent = {name.partition("@")[0] for name in claim.names} & own.experiment.missing.keys()
+        if absent:
+            return Judgement("not run", own.experiment.missing[min(absent)])
+        moved = replace(own, experiment=fitted.moved) if fitted.moved else None
+        rest = [*by_confidence.values()]
+        found = own._judge(claim, by_counts=True, moved=moved, freedom=fitted.fit.freedom, others=rest)
+        others = {
+            confidence: each._judge(claim, by_counts=True, others=[own, *rest])
+            for confidence, each in by_confidence.items()
+        }
+        told = [f"{each.estimate:.2f} at {confidence:g}" for confidence, each in others.items() if each.estimate]
+        if found.estimate is None or not told:
+            return found
+        found = replace(found, said=f"{found.said}; by confidence {', '.join(told)}")
+        if found.outcome in ("reproduced", "contradicted") and {each.is_ahead for each in others.values()} != {
+            found.is_ahead
+        }:
+            return replace(found, outcome="undecided", said=f"{found.said}, where it flips", reason=None)
+        return found
+
+    def _judge(
+        self,
+        claim: Comparison | Bound | Order | Trend,
+        *,
+        by_counts: bool,
+        moved: "Measured | None" = None,
+        freedom: float = 1.0,
+        others: Sequence["Measured"] = (),
+    ) -> Judgement:
+        """The judgement on a claim.
+
+        Args:
+            claim: the claim.
+            by_counts: whether speeds are counted at given costs, instead of timed.
+            moved: the same with a drafter whose agreement differs by a standard error.
+            freedom: degrees of freedom of that error.
+            others: the same with other drafters, which is judged on the same prompts.
+        """
+        variants = [self, *([moved] if moved else []), *others]
         finished: dict[str, set[int]] = {}
-        for block in blocks:
-            own = set(self.numbers(block, claim.metric, by_counts=by_counts))
-            finished[block.setting.set] = finished.get(block.setting.set, own) & own
+        for variant in variants:
+            for block in variant._blocks_of(claim):
+                own = set(variant.numbers(block, claim.metric, by_counts=by_counts))
+                finished[block.setting.set] = finished.get(block.setting.set, own) & own
         shared = {name: sorted(numbers) for name, numbers in finished.items() if numbers}
         if not shared:
             what = "run" if by_counts else "timed"
             return Judgement("not run", f"no prompt was {what} in all its methods yet")
-        blocks = [block for block in blocks if block.setting.set in shared]
+        blocks = [block for block in self._blocks_of(claim) if block.setting.set in shared]
         # values of the axis that were run, as they stand behind the @ of a name
         axis = [str(block.value) for block in blocks if block.value is not None]
         axis = list(dict.fromkeys([*axis, *(name.partition("@")[2] for name in blocks[0].ways if "@" in name)]))
@@ -246,14 +357,19 @@ class Measured:
         if needs_costs and (unknown := next((way for block, way in every if not self.pass_costs(block, way)), None)):
             reason = "nothing was timed yet" if self.costs.name == MEASURED else "the paper does not tell it"
             return Judgement("not run", f"the cost of the draft passes of {unknown} is not known: {reason}")
-        jackknife = Jackknife({name: len(numbers) for name, numbers in shared.items()})
-
-        def means(name: str, metric: Metric) -> Tensor:
-            values = partial(self._values, jackknife, metric=metric, by_counts=by_counts)
-            found = (values(block, way, numbers=shared[block.setting.set]) for block, way in places[name])
-            return torch.stack(list(found)).mean(0)
-
-        found = judge(claim, means, jackknife, axis, sum(map(len, shared.values())))
+        jackknife = self._jackknife(shared)
+        means = partial(self._mean, claim, jackknife, shared, by_counts=by_counts)
+        are_drawn = needs_costs and self.costs == BY_PAPER
+        evidence = Evidence(
+            means,
+            jackknife,
+            sum(map(len, shared.values())),
+            draws=[partial(means, draw=draw) for draw in range(len(self.experiment.draws) if are_drawn else 0)],
+            draws_freedom=self.experiment.samples - 1,
+            moved=partial(moved._mean, claim, jackknife, shared, by_counts=True) if moved else None,
+            moved_freedom=freedom,
+        )
+        found = judge(claim, evidence, axis)
         if found.outcome not in ("contradicted", "left open") or self.experiment.result.kind != "decoding":
             return found
         judged = {name: own for name, own in places.items() if name not in getattr(claim, "others", {}).values()}
@@ -262,6 +378,28 @@ class Measured:
             ratio = 1 / ratio
         is_ahead = (ratio > 1) != (claim.metric in FALLING)
         return replace(found, reason=self._reason(claim.metric, judged, shared, by_counts, is_ahead))
+
+    def _blocks_of(self, claim: Comparison | Bound | Order | Trend) -> list[Block]:
+        """The blocks that a claim is on."""
+        own_setting = filter(self.experiment.is_of_its_setting, self.experiment.blocks)
+        return [each for each in own_setting if claim.temperature in (None, each.setting.temperature)]
+
+    def _mean(
+        self,
+        claim: Comparison | Bound | Order | Trend,
+        jackknife: Jackknife,
+        shared: Shared,
+        name: str,
+        metric: Metric,
+        *,
+        by_counts: bool,
+        draw: int | None = None,
+    ) -> Tensor:
+        """The mean of a metric of a method over some prompts, as `Jackknife.mean` gives it."""
+        blocks = [block for block in self._blocks_of(claim) if block.setting.set in shared]
+        values = partial(self._values, jackknife, metric=metric, by_counts=by_counts, draw=draw)
+        found = (values(block, way, numbers=shared[block.setting.set]) for block, way in _places(name, blocks))
+        return torch.stack(list(found)).mean(0)
 
     def _reason(self, metric: Metric, places: Places, shared: Shared, by_counts: bool, is_ahead: bool) -> str | None:
         """One line on the methods of a claim, and what puts the first of two ahead, or behind."""

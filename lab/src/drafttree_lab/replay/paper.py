@@ -68,6 +68,12 @@ UNITS: Mapping[str, str] = {
 """Every metric in words."""
 GAINS: Mapping[Metric, Metric] = {"gain": "tau", "speed_gain": "tokens_per_second", "memory_gain": "peak_memory"}
 """The metric of which each gain is."""
+BASES: Mapping[Metric, Metric] = {**GAINS, "speedup": "tokens_per_second"}
+"""The metric of texts of which a ratio of two methods is made."""
+TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
+"""Metrics that need a clock."""
+COUNTED: frozenset[Metric] = frozenset({"tokens_per_second", "tpot"})
+"""Timed metrics that follow from counts where the costs of passes are known."""
 Average = Literal["texts", "total"]
 """The mean of a figure of every text, or one figure of all texts together: the sum above over the sum below."""
 OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot"})
@@ -115,6 +121,34 @@ class Role(_Strict):
     stand_in: str | None = None
 
 
+class Reference(_Strict):
+    """A row whose published tokens per round a drafter is fitted to: it is then as near to the target as the paper's.
+
+    Attributes:
+        method: the row.
+        result: the table that has it.
+        tau: its tokens per round where that table does not print them; else those of the table.
+    """
+
+    method: str
+    result: str
+    tau: float | None = None
+
+
+class RoundCost(_Strict):
+    """What a round of chains costs by a row of a paper, tau / R in passes of the target over one token.
+
+    Attributes:
+        nodes: nodes of the target pass, one more than the draft passes.
+        cost: the cost.
+        error: its standard error, from what the paper prints behind the ± of the row.
+    """
+
+    nodes: int
+    cost: float
+    error: float
+
+
 class Model(_Strict):
     """A target of a paper, with what passes cost in its experiments, in passes of the target over one token.
 
@@ -124,6 +158,11 @@ class Model(_Strict):
         round: h, the cost of a round beside its passes.
         source: how the paper's numbers tell it.
         line: the line of the paper's text that has the numbers.
+        rounds: the rows of chains that c and h follow from, if their errors are printed: two rows give both, one row
+            gives c where h is another paper's.
+        round_error: the standard error of h, where it is another paper's.
+        samples: texts of a row, on which its errors rest.
+        references: rows to fit a drafter to, of greedy and of sampled texts.
     """
 
     draft_pass: dict[str, float]
@@ -131,6 +170,10 @@ class Model(_Strict):
     round: float = 0.0
     source: str
     line: int
+    rounds: list[RoundCost] = Field([], max_length=2)
+    round_error: float = 0.0
+    samples: int = 2
+    references: list[Reference] = []
 
 
 class PromptSet(_Strict):
@@ -387,6 +430,14 @@ class Result(_Strict):
         """Of both axes."""
         return [value for axis in (self.axis, self.second_axis) if axis for value in axis.values]
 
+    def is_judged(self, claim: Claim, *, timed: bool) -> bool:
+        """Whether a claim can be judged by time, or else by counts at given costs; claims on speed can by both."""
+        if isinstance(claim, NotComparable) or self.unavailable:
+            return False
+        base = BASES.get(claim.metric, claim.metric)
+        needs_clock = self.kind in ("memory", "expansion") or (self.kind == "decoding" and base in TIMED)
+        return needs_clock if timed else not needs_clock or (self.kind == "decoding" and base in COUNTED)
+
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Result":
         """Claims and columns name what the result has."""
@@ -441,6 +492,9 @@ class Paper(_Strict):
         for name, model in self.models.items():
             for role in model.draft_pass:
                 _among(role, self.roles, f"models.{name}.draft_pass")
+            for reference in model.references:
+                _among(reference.result, self.results, f"models.{name}.references")
+                _among(reference.method, self.results[reference.result].methods, f"models.{name}.references")
         for name, method in self.methods.items():
             _among(method.role, self.roles, f"methods.{name}.role")
         for name, result in self.results.items():
@@ -470,6 +524,14 @@ def read_paper(name: str) -> Paper:
         return Paper.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise ConfigError(f"the file of the paper {name!r} is wrong: {error}") from error
+
+
+def measurable_claims(timed: bool) -> int:
+    """How many claims of all papers can be judged by counts, or by time."""
+    results = (
+        result for name in paper_names() for result in read_paper(name).results.values() if not result.unavailable
+    )
+    return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
 
 
 def paper_names() -> list[str]:

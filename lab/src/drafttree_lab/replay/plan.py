@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from drafttree.core.cost_curve import Costs
 from drafttree.loading import find_verifier, make_policy
 from drafttree.measure.method import Method
-from drafttree_lab.replay.costs import PassCosts
+from drafttree_lab.replay.costs import PassCosts, draw_published_costs, published_costs
 from drafttree_lab.replay.inputs import Place, PromptTexts
 from drafttree_lab.replay.paper import (
     AUTOREGRESSIVE,
@@ -133,8 +132,11 @@ class Experiment:
         missing: methods that cannot be run, with the reason.
         model: the target of the paper whose published numbers are compared.
         costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
+        draws: other costs that its rows allow, by the errors they are printed with; empty where none are printed.
         averages: by metric how the paper averages, where it does otherwise than most.
         notes: what the prompts of its sets lack, a clause each.
+        samples: texts on which the errors of these costs rest.
+        is_timed: whether times are wanted, where the run as a whole is timed.
     """
 
     paper: str
@@ -146,6 +148,9 @@ class Experiment:
     costs: Mapping[str, PassCosts] = field(default_factory=dict)
     averages: Mapping[Metric, Average] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    draws: Sequence[Mapping[str, PassCosts]] = ()
+    samples: int = 2
+    is_timed: bool = True
 
     @property
     def id(self) -> str:
@@ -195,8 +200,8 @@ class Task:
 
     @property
     def turn_key(self) -> Key:
-        """Of its times, for exactly these ways: each ran beside all others."""
-        return ("turn", self.experiment.id, self.block.digest, *self.block.setting.key, self.digest, self.repeat)
+        """Of its times, for exactly these ways: each ran beside all others, for whatever result."""
+        return ("turn", self.block.digest, *self.block.setting.key, self.digest, self.repeat)
 
     @property
     def other_key(self) -> Key:
@@ -276,14 +281,12 @@ def plan(
     only = printed.pop() if len(printed) == 1 else next(iter(found.models))
     model = sizes.model if sizes.model in found.models else only
     own = found.models[model]
-    costs = {
-        method: PassCosts(own.draft_pass[each.role], Costs.of(own.target_pass), own.round)
-        if each.role
-        else PassCosts(0.0, Costs.of(own.target_pass))
-        for method, each in methods.items()
-        if not each.role or each.role in own.draft_pass
-    }
-    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages)
+    costs = {method: known for method, each in methods.items() if (known := published_costs(own, each.role))}
+    drawn = {method: draw_published_costs(own, methods[method].role) for method in costs}
+    draws = [dict(zip(drawn, each, strict=True)) for each in zip(*drawn.values(), strict=True)]
+    return Experiment(
+        paper, name, result, blocks, missing, model, costs, found.averages, draws=draws, samples=own.samples
+    )
 
 
 def _blocks(
@@ -345,22 +348,28 @@ def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisVa
     return [values[round(index * (len(values) - 1) / (points - 1))] for index in range(points)]
 
 
-def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
-    """All tasks: first those of results with a main claim, and of these the first prompt of all sets and results.
+def groups(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Experiments in the order in which they are run: those with a main claim together, then each of the others.
 
-    The others come one after the other, those with the fewest runs first, as a result says nothing until it has
-    prompts enough.
+    Those with the fewest runs come first, as a result says nothing until it has prompts enough.
+    """
+    others = sorted((each for each in experiments if not each.main), key=lambda each: each.runs)
+    return [[each for each in experiments if each.main], *([each] for each in others)]
+
+
+def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
+    """The tasks of experiments that are run together: the first prompt of all their sets, then the second.
 
     Args:
         experiments: experiments to run.
         digests: digests of the prompts.
         repeats: repeats of every prompt.
     """
-    others = sorted((each for each in experiments if not each.main), key=lambda each: each.runs)
-    for chosen in ([each for each in experiments if each.main], *([each] for each in others)):
-        most = max((len(digests[each.paper, block.setting.set]) for each in chosen for block in each.blocks), default=0)
-        for repeat, number, each in product(range(repeats), range(most), chosen):
-            for block in each.blocks:
-                own = digests[each.paper, block.setting.set][: each.most_prompts]
-                if number < len(own):
-                    yield Task(each, block, number, own[number], repeat, own[:number])
+    most = max(
+        (len(digests[each.paper, block.setting.set]) for each in experiments for block in each.blocks), default=0
+    )
+    for repeat, number, each in product(range(repeats), range(most), experiments):
+        for block in each.blocks:
+            own = digests[each.paper, block.setting.set][: each.most_prompts]
+            if number < len(own):
+                yield Task(each, block, number, own[number], repeat, own[:number])

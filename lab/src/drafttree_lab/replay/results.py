@@ -28,8 +28,8 @@ from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric, 
 from drafttree_lab.replay.plan import Block, Experiment
 
 FOLDER = "results"
-FORMAT = 2
-"""Of results and cells: 2 has both verdicts of a claim, and texts that go on past EOS tokens."""
+FORMAT = 3
+"""Of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
 """Metrics that say something of plain decoding too."""
 DEEPEST, LAST_RANK = 16, 10
@@ -84,6 +84,7 @@ class ResultSummary:
         missing: methods that were not run, with the reason.
         reach: by method, the most nodes of a tree and the budget, where the budget was never reached.
         costs: the costs of passes by which counts are judged, in words.
+        fit: the drafter that is fitted to the paper's, in words; empty where none is.
         figure: how it is drawn; None for a table.
         points: what a figure needs besides the entries, as `figure_data` gives it.
         notes: what else a reader has to know, a sentence each.
@@ -100,6 +101,7 @@ class ResultSummary:
     missing: dict[str, str]
     reach: dict[str, tuple[int, int]]
     costs: str
+    fit: str
     figure: str | None
     points: dict[str, Any]
     notes: list[str]
@@ -145,6 +147,7 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
         missing=dict(experiment.missing),
         reach=_reach(measured),
         costs=_told_costs(measured),
+        fit=str(measured.fitted.fit or measured.fitted.reason) if measured.fitted else "",
         figure=result.figure,
         points=figure_data(measured),
         notes=[note for note in (result.unavailable, ended, result.not_comparable, *experiment.notes) if note],
@@ -153,10 +156,10 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     )
 
 
-def correct_main_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
-    """Results whose main claims are corrected for their number; those on texts that do not loop apart."""
-    verdicts = correct_verdicts([each.verdicts for each in results])
-    not_looping = correct_verdicts([each.not_looping for each in results])
+def correct_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
+    """Results whose claims are corrected for their number; those on texts that do not loop apart."""
+    verdicts = correct_verdicts([(each.id, each.verdicts) for each in results])
+    not_looping = correct_verdicts([(each.id, each.not_looping) for each in results])
     both = zip(results, verdicts, not_looping, strict=True)
     return [replace(each, verdicts=own, not_looping=other) for each, own, other in both]
 
@@ -191,6 +194,12 @@ def _told_costs(measured: Measured) -> str:
     beyond = ", on in proportion" if len(target.sizes) > 1 else ""
     rounds = max(costs.round for costs in experiment.costs.values())
     more = f"; h = {rounds:g} a round" if rounds else ""
+    if drawn := [costs for draw in experiment.draws for costs in draw.values() if costs.draft]:
+        ends = [(min(each), max(each)) for each in zip(*((own.draft, own.round) for own in drawn), strict=True)]
+        allowed = " and ".join(
+            f"{name} from {low:.2f} to {high:.2f}" for name, (low, high) in zip("ch", ends, strict=True)
+        )
+        more += f"; the errors of the rows that they follow from allow {allowed}"
     return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}{beyond}{more}"
 
 
@@ -281,7 +290,7 @@ def figure_data(measured: Measured) -> dict[str, Any]:
 def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:
     """Keep summaries, each in a file of its own; an earlier one of the same result is replaced.
 
-    Main claims are kept as they were judged alone: they are corrected for their number when they are read together.
+    Claims are kept as they were judged alone: they are corrected for their number when they are read together.
 
     Raises:
         InputError: a file cannot be written.
@@ -299,7 +308,7 @@ def write_results(folder: Path, results: Sequence[ResultSummary], command: str) 
 
 
 def read_results(folder: Path) -> list[KeptResult]:
-    """All kept summaries, in the order of the papers, with main claims corrected for their number.
+    """All kept summaries, in the order of the papers, with claims corrected for their number.
 
     Raises:
         InputError: there are none, or a file is broken or of another format.
@@ -314,7 +323,7 @@ def read_results(folder: Path) -> list[KeptResult]:
     order = [f"{paper}/{name}" for paper in paper_names() for name in read_paper(paper).results]
     places = {name: place for place, name in enumerate(order)}
     kept = sorted(map(_read, paths), key=lambda kept: places.get(kept.summary.id, len(places)))
-    corrected = correct_main_claims([each.summary for each in kept])
+    corrected = correct_claims([each.summary for each in kept])
     return [replace(each, summary=summary) for each, summary in zip(kept, corrected, strict=True)]
 
 

@@ -3,12 +3,16 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.model_digest import model_digest
@@ -20,18 +24,35 @@ from drafttree.measure.method import Method
 from drafttree.measure.method_decoders import make_decoders
 from drafttree.measure.prompt_encoding import encode_prompts
 from drafttree.measure.prompt_form import PromptForm
+from drafttree.measure.prompts import Example
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.run_store import RunStore
+from drafttree_lab.replay.agreement import (
+    GRADED,
+    Fit,
+    find_reference,
+    fit,
+    plan_reference,
+    published_tau,
+    replace_drafter,
+    replace_role,
+)
 from drafttree_lab.replay.assisted import AssistedGeneration
 from drafttree_lab.replay.costs import BY_PAPER, CostSource
-from drafttree_lab.replay.inputs import Place, PromptTexts
-from drafttree_lab.replay.measured import Measured
+from drafttree_lab.replay.inputs import Place
+from drafttree_lab.replay.intervals import Jackknife
+from drafttree_lab.replay.measured import Fitted, Measured
 from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
-from drafttree_lab.replay.paper import AUTOREGRESSIVE
-from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Task, short_digest, tasks
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference, read_paper
+from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Setting, Sizes, Task, groups, short_digest, tasks
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes, Written
+from drafttree_lab.winner_map.graded import Grade, GradedDrafter, KnownText
 
+DRAFT_MODEL = "embedded-draft"
+"""What is mixed with the target to draft like a paper's drafter."""
+LEAST_TO_FIT = 2
+"""Prompts of a set from which it takes part in a fit."""
 Prompts = Mapping[Place, Sequence[Sequence[int]]]
 """Token ids of the prompts of the papers' sets."""
 
@@ -55,6 +76,8 @@ def run_replay(
     seed: int = 0,
     timed: bool = True,
     costs: CostSource = BY_PAPER,
+    clusters: Mapping[str, str] = MappingProxyType({}),
+    fit_drafter: Callable[[Experiment], Fitted | None] = lambda _: None,
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[list[ResultSummary]], None] = lambda _: None,
 ) -> list[ResultSummary]:
@@ -70,33 +93,125 @@ def run_replay(
         seed: the random seed.
         timed: whether to time; counts need no quiet machine.
         costs: where the costs come from by which counts are judged.
+        clusters: by digest, what prompts have in common with others that resemble them.
+        fit_drafter: finds an experiment with drafters that are fitted to the paper's.
         progress: called after every task with its result.
         keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
             takes a twentieth of the time.
     """
-    digests = {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
-    todo = list(tasks(planned, digests, repeats if timed else 1))
+    digests, fitted = digests_of(prompts), dict[str, Fitted | None]()
     runner = Runner(make_decoder, measure, prompts, store, seed=seed, timed=timed)
+
+    def tasks_of(experiments: Sequence[Experiment]) -> list[Task]:
+        others = (own for each in experiments if (found := fitted.get(each.id)) for own in found.experiments)
+        return list(tasks([*experiments, *others], digests, repeats if timed else 1))
 
     def found() -> list[ResultSummary]:
         summaries = []
         for each in planned:
-            own = [task for task in todo if task.experiment is each]
+            own = tasks_of([each])
             own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
-            measured = Measured(each, store, own_digests, repeats, costs=costs)
+            options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(each.id)}
+            measured = Measured(each, store, own_digests, repeats, **options)
             done = sum(map(runner.is_done, own))
             summaries.append(summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own)))
         return summaries
 
     due = -math.inf
     with store.interruptible():
-        for task in todo:
-            runner.run(task)
-            progress(task.experiment.id)
-            if (begun := time.monotonic()) >= due:
-                keep(found())
-                due = time.monotonic() + 19 * (time.monotonic() - begun)
+        for group in groups(planned):
+            fitted |= {each.id: fit_drafter(each) for each in group}
+            for task in tasks_of(group):
+                runner.run(task)
+                progress(task.experiment.id)
+                if (begun := time.monotonic()) >= due:
+                    keep(found())
+                    due = time.monotonic() + 19 * (time.monotonic() - begun)
     return found()
+
+
+def digests_of(prompts: Prompts) -> dict[Place, list[str]]:
+    """The digest of every prompt."""
+    return {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
+
+
+@dataclass
+class DrafterFits:
+    """Fits drafters to the papers' reference rows, each once.
+
+    Attributes:
+        target: the target.
+        runner: runs texts after prompts on which no claim is judged.
+        drafters: the drafters that stand for the papers' own, by role.
+        sizes: how much is run.
+        fits: what was found, or why nothing was, by paper, model and result.
+    """
+
+    target: "ReplayTarget"
+    runner: "Runner"
+    drafters: Mapping[str, str]
+    sizes: Sizes
+    fits: dict[Key, Fit | str] = field(default_factory=dict)
+
+    def find(self, experiment: Experiment) -> Fitted | None:
+        """An experiment with fitted drafters; None where counts judge nothing of it, or the drafter is the paper's own.
+
+        Raises:
+            InputError: what is found cannot be kept.
+        """
+        result, paper = experiment.result, read_paper(experiment.paper)
+        if not experiment.blocks or not any(result.is_judged(claim, timed=False) for claim in result.claims):
+            return None
+        model, sampled = paper.models[experiment.model], experiment.blocks[0].setting.temperature > 0
+        reference = find_reference(paper, model, sampled=sampled)
+        if reference is None:
+            return Fitted(reason="its file names no row to fit a drafter to")
+        role = paper.methods[reference.method].role or ""
+        if role not in self.drafters:
+            return None
+        key = (experiment.paper, experiment.model, reference.result)
+        if key not in self.fits:
+            self.fits[key] = self._fit(experiment, reference)
+        found = self.fits[key]
+        if isinstance(found, str):
+            return Fitted(reason=found)
+        by_confidence = {each: replace_role(experiment, role, name) for each, name in found.drafters.items()}
+        return Fitted(found, by_confidence, replace_role(experiment, role, found.moved) if found.moved else None)
+
+    def _fit(self, experiment: Experiment, reference: Reference) -> Fit | str:
+        runner, paper = self.runner, experiment.paper
+        alone = plan_reference(paper, reference, self.drafters, replace(self.sizes, model=experiment.model))
+        every = digests_of(runner.prompts)
+        digests = {name: of for (owner, name), of in every.items() if owner == paper}
+        blocks = [block for block in alone.blocks if len(digests.get(block.setting.set, ())) >= LEAST_TO_FIT]
+        if not blocks:
+            return "no set has prompts left to fit a drafter on; lower --limit, or give a folder with more by --data"
+        wanted = published_tau(alone, reference, [block.setting.set for block in blocks])
+
+        def tau(drafter: str) -> tuple[Jackknife, Tensor]:
+            own = replace(alone, blocks=[replace_drafter(block, drafter) for block in blocks])
+            for task in tasks([own], every, 1):
+                runner.run(task)
+            if ended := runner.ended.pop(own.id, None):
+                raise ConfigError(ended)
+            return Measured(own, runner.store, digests).tau(reference.method)
+
+        def work() -> Fit:
+            texts = [
+                self.target.read_text(list(ids)[: block.setting.prompt_tokens], block.setting, runner.seed)
+                for block in blocks
+                for ids in runner.prompts[paper, block.setting.set]
+            ]
+            return fit(reference.method, wanted, tau, texts, runner.seed)
+
+        settings = [part for block in blocks for part in (*block.setting.key, *digests[block.setting.set])]
+        key = ("fit", alone.id, alone.model, reference.method, short_digest(settings))
+        try:
+            return runner.store.run(key, Fit, work)
+        except UnwritableError:
+            raise
+        except DraftTreeError as error:
+            return f"no drafter was fitted: {error}"
 
 
 @dataclass
@@ -130,7 +245,7 @@ class Runner:
         """Whether all cells of a task are kept."""
         if task.experiment.result.kind != "decoding":
             return self.store.find(task.other_key, Fractions) is not None
-        if self.timed and self.store.find(task.turn_key, WayTimes) is None:
+        if self._is_timed(task) and self.store.find(task.turn_key, WayTimes) is None:
             return False
         keys = [task.counts_key(way) for way in task.block.ways.values()]
         return all(self.store.find(key, TextCounts) is not None for key in keys)
@@ -154,6 +269,9 @@ class Runner:
         if difference := self._difference(task):
             self.ended[experiment.id] = difference
 
+    def _is_timed(self, task: Task) -> bool:
+        return self.timed and task.experiment.is_timed
+
     def _prompt(self, task: Task, number: int | None = None) -> list[int]:
         setting = task.block.setting
         prompts = self.prompts[task.experiment.paper, setting.set]
@@ -164,19 +282,19 @@ class Runner:
         for _, name in by_turns([*task.block.ways], 1, task.prompt + task.repeat):
             way = task.block.ways[name]
             key = task.counts_key(way)
-            if not self.timed and self.store.find(key, TextCounts) is not None:
+            if not self._is_timed(task) and self.store.find(key, TextCounts) is not None:
                 continue
             generation = self._write(task, way)
             self.store.run(key, TextCounts, lambda own=generation: TextCounts.of(own))
             times[name] = TextTimes.of(generation.metrics)
-        if self.timed:
+        if self._is_timed(task):
             self.store.run(task.turn_key, WayTimes, lambda: times)
 
     def _write(self, task: Task, way: ReplayMethod) -> Written:
         setting, prompt = task.block.setting, self._prompt(task)
         options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": self.seed}
         options["ignore_eos"] = setting.ignore_eos
-        if self.timed and way.spec not in self.warm:
+        if self._is_timed(task) and way.spec not in self.warm:
             self.warm.add(way.spec)
             self.make_decoder(way).generate(prompt, **options)
         if not way.learns:
@@ -253,14 +371,16 @@ class ReplayTarget:
             raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
         return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
 
-    def encode(self, prompts: PromptTexts, length: int, *, chat: bool) -> dict[Place, list[list[int]]]:
+    def encode(
+        self, prompts: Mapping[Place, Sequence[Example]], length: int, *, chat: bool
+    ) -> dict[Place, list[list[int]]]:
         """The token ids of all prompts' first turns, with room for so many new tokens.
 
         Raises:
             InputError: the target has no chat template, where it is needed.
         """
         form = PromptForm(chat=chat, turns=1)
-        return {place: encode_prompts(self.plain, texts, form, length) for place, texts in prompts.texts.items()}
+        return {place: encode_prompts(self.plain, texts, form, length) for place, texts in prompts.items()}
 
     def open_store(self, folder: Path, minutes: float | None, **options: object) -> RunStore:
         """The store of a folder, which is for this target alone.
@@ -287,7 +407,18 @@ class ReplayTarget:
             base = load(module, "none", tokenizer=base.tokenizer, lossy_window=lossy_window)
         return make_decoders(base, [method], drafters)[method.spec]
 
+    def read_text(self, prompt: list[int], setting: Setting, seed: int) -> KnownText:
+        """What the embedded draft model and the target expect along a text of the target's own."""
+        options: dict[str, Any] = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
+        written = self.plain.generate(prompt, seed=seed, ignore_eos=setting.ignore_eos, **options).tokens
+        draft: Any = self.load_drafter(DRAFT_MODEL).drafter
+        return KnownText.read(draft.model, self.plain.target, prompt, written, setting.temperature)
+
     def _load_drafter(self, drafter: str | None) -> Decoder:
+        if drafter and drafter.startswith(GRADED):
+            base: Any = self.load_drafter(DRAFT_MODEL)
+            grade = Grade.parse(drafter.removeprefix(GRADED))
+            return base.with_drafter(GradedDrafter(base.drafter, LanguageModelDrafter(base.target), grade))
         if self._shape:
             return load_inflated(self._name, drafter or "none", self._shape, self._dtype, self._device)
         if drafter is None:

@@ -9,8 +9,6 @@ from drafttree.measure.record import loops
 from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import Metric
 
-TIMED: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds_per_second", "overhead_share"})
-"""Metrics that need a clock."""
 LIKELIEST = 2
 """Ranks that count as the first ones of a level."""
 

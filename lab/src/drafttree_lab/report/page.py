@@ -7,13 +7,11 @@ from pathlib import Path
 
 import drafttree
 from drafttree.core.errors import InputError
-from drafttree_lab.replay.judge import LEAST_PROMPTS, Judgement, Verdict, count_main_claims, count_outcomes
-from drafttree_lab.replay.paper import UNITS, Paper, Published, read_paper
+from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
+from drafttree_lab.replay.paper import UNITS, Paper, Published, measurable_claims, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, missing, template
 
-KINDS: Mapping[str, str] = {"by_counts": "by the paper's costs", "by_time": "on this machine"}
-"""The judgements of a verdict in words."""
 OUTCOMES: Mapping[str, str] = {
     "reproduced": "measured as the paper says",
     "contradicted": "measured the other way round",
@@ -117,7 +115,7 @@ def render(results: Sequence[KeptResult]) -> str:
         tallies=tally([verdict for _, verdict in claims]),
         kinds=KINDS,
         outcomes=OUTCOMES,
-        corrected_for=count_main_claims(),
+        corrected_for=[measurable_claims(timed) for timed in (False, True)],
         environment=results[-1].environment,
         units=UNITS,
         version=drafttree.__version__,
@@ -170,7 +168,7 @@ def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
     for value in (judgement.low, judgement.estimate, judgement.high):
         if value is None or not math.isfinite(value):
             return None
-        if judgement.p is not None:  # which only Kendall's tau is without
+        if not judgement.is_order:
             value = math.log(value, WIDEST) if value > 0 else -1.0
         ends.append(round(50 + 50 * min(max(value, -1.0), 1.0), 2))
     low, middle, high = ends
@@ -189,13 +187,15 @@ def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
         if all(each.outcome in ("not comparable", "not run") for each in verdict.judgements.values()):
             continue
         judged = []
-        for own in (verdict.by_counts, verdict.by_time):
+        for own in (getattr(verdict, kind) for kind in KINDS):
             number = "" if own is None or own.estimate is None else f" {own.estimate:.2f}"
             ends = "" if own is None or own.low is None or own.high is None else f" [{own.low:.2f}, {own.high:.2f}]"
-            judged.append(f"{own.outcome}{number}{ends}" if own else "")
-        # the reason by counts, or else by time; of two that name other terms the second one's term is told
-        reasons = [own.reason for own in verdict.judgements.values() if own.reason]
-        terms = list(dict.fromkeys(reason.partition(" (")[0] for reason in reasons))
-        why = "; by time ".join([*reasons[:1], *terms[1:]])
+            repeated = f", as {own.repeats}" if own and own.repeats else ""
+            judged.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
+        # the reason of the first kind in full; of the others the term, where they name another
+        reasons = {kind: own.reason for kind, own in verdict.judgements.items() if own.reason and not own.repeats}
+        terms = {reason.partition(" (")[0]: kind for kind, reason in reversed(reasons.items())}
+        others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != next(iter(reasons))]
+        why = "; ".join([*list(reasons.values())[:1], *others])
         cells = result, verdict.text, *judged, why, " / ".join(map(str, _prompts(verdict)))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -7,7 +7,7 @@ embedded target gives its own greedy tokens half the probability that large mode
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ class Grade:
     noise: float = 0.0
     temperature: float = 1.0
     seed: int = 0
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value:g}" for name, value in asdict(self).items())
+
+    @classmethod
+    def parse(cls, text: str) -> "Grade":
+        """The grade that `str` tells, with six digits of each number."""
+        numbers = dict(each.split("=") for each in text.split(","))
+        return cls(seed=int(numbers.pop("seed")), **{name: float(value) for name, value in numbers.items()})
 
     def logits(self, draft: Tensor, target: Tensor | None, positions: Tensor, tokens: Tensor) -> Tensor:
         """The graded logits `[nodes, vocab]`, in the smaller of the two vocabularies.
@@ -153,7 +162,8 @@ class KnownText:
         target: `[tokens, vocab]` logits of the target.
         positions: int64 `[tokens]` positions of the tokens that the logits follow.
         tokens: int64 `[tokens]` these tokens.
-        wanted: int64 `[tokens]` the target's token behind each.
+        wanted: int64 `[tokens]` the target's likeliest token behind each.
+        temperature: the temperature at which the target has written the text.
     """
 
     draft: Tensor
@@ -161,9 +171,12 @@ class KnownText:
     positions: Tensor
     tokens: Tensor
     wanted: Tensor
+    temperature: float = 0.0
 
     @classmethod
-    def read(cls, draft: Model, target: Model, prompt: Sequence[int], written: Sequence[int]) -> "KnownText":
+    def read(
+        cls, draft: Model, target: Model, prompt: Sequence[int], written: Sequence[int], temperature: float = 0.0
+    ) -> "KnownText":
         """Read a text with both models, in one pass each.
 
         Args:
@@ -171,6 +184,7 @@ class KnownText:
             target: the target.
             prompt: token ids of the prompt.
             written: token ids of what the target has written after it.
+            temperature: the temperature at which it has.
         """
         text, first = [*prompt, *written][:-1], len(prompt) - 1
         ids = torch.tensor([*text[first:], written[-1]], device=target.device)
@@ -181,11 +195,19 @@ class KnownText:
             (output,) = model.forward([segment])
             logits.append(output.logits[0][first:])
         expected, own = logits
-        return cls(expected, own, torch.arange(first, len(text), device=ids.device), ids[:-1], ids[1:])
+        positions, likeliest = torch.arange(first, len(text), device=ids.device), own.argmax(-1)
+        return cls(expected, own, positions, ids[:-1], likeliest if temperature else ids[1:], temperature)
 
     def graded(self, grade: Grade) -> Tensor:
         """The logits `[tokens, vocab]` of a drafter of this grade."""
         return grade.logits(self.draft, self.target, self.positions, self.tokens)
+
+    def rightness(self, grade: Grade) -> Tensor:
+        """The probability `[tokens]` that the target writes the best token of a drafter of this grade."""
+        best = self.graded(grade).argmax(-1)
+        if not self.temperature:
+            return (best == self.wanted).double()
+        return (self.target.float() / self.temperature).softmax(-1).gather(-1, best[:, None])[:, 0].double()
 
 
 @dataclass(frozen=True)
@@ -196,7 +218,8 @@ class GradedAgreement:
         wanted: the agreement that was looked for.
         grade: the grade that comes nearest.
         reached: its agreement.
-        confidence: mean probability that it gives to its best token, which its temperature brings to the agreement.
+        confidence: mean probability that it gives to its best token, which its temperature brings to the mean
+            probability that the target writes that token: in greedy texts to the agreement.
     """
 
     wanted: float
@@ -206,7 +229,7 @@ class GradedAgreement:
 
 
 def agreement(grade: Grade, texts: Sequence[KnownText]) -> float:
-    """The share of positions at which the best token of a drafter of this grade is the target's own."""
+    """The share of positions at which the best token of a drafter of this grade is the target's."""
     agreed = [text.graded(grade).argmax(-1) == text.wanted for text in texts]
     return torch.cat(agreed).double().mean().item()
 
@@ -240,7 +263,8 @@ def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAg
     def of_sharpness(sharpness: float) -> Grade:
         return replace(plain, temperature=math.exp(-sharpness))
 
-    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), reached, -SHARPEST, SHARPEST)
+    right = torch.cat([text.rightness(plain) for text in texts]).mean().item()
+    sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), right, -SHARPEST, SHARPEST)
     return GradedAgreement(wanted, of_sharpness(sharp), reached, confidence(of_sharpness(sharp), texts))
 
 

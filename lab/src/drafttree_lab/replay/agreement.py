@@ -1,0 +1,183 @@
+"""Drafters as near to the embedded target as a paper's drafter is to its own.
+
+A paper says of one row, its reference, how many tokens it commits a round. The draft model's logits are mixed with the
+target's until that row commits as many here, on prompts that no claim is judged on. What the other rows do is then a
+prediction.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from scipy.optimize import brentq
+from torch import Tensor
+
+from drafttree_lab.replay.intervals import Jackknife, total
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Model, Paper, Reference, read_paper
+from drafttree_lab.replay.plan import Block, Experiment, Sizes, plan
+from drafttree_lab.winner_map.graded import KnownText, find_grade
+
+GRADED = "graded:"
+"""What the names of graded drafters begin with; their `Grade` follows."""
+CONFIDENCES = (0.4, 1.0, 2.0)
+"""Factors of a grade's temperature: drafters that are surer than they are right, as sure, and less sure."""
+FARTHEST, START, NEAREST = 0.1, 0.85, 0.995
+"""Agreements between which a drafter is looked for, and where to begin."""
+TOLERANCE, FINEST = 0.01, 0.002
+"""Of the logarithm of tokens per round, and of the agreement: less than prompts differ by."""
+STEP, LEAST_SLOPE = 0.02, 0.1
+"""Of the agreement, to see how fast the tokens per round rise with it; a flat curve tells nothing of the agreement."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Drafters with which a reference commits its published tokens per round.
+
+    Attributes:
+        method: the reference.
+        wanted: its published tokens per round.
+        prompts: prompts that it was run on.
+        agreement: share of positions at which the drafter's best token is the target's; None where no drafter does.
+        error: the standard error of that agreement, from the spread of the prompts.
+        freedom: degrees of freedom of the error.
+        drafters: their names by confidence; confidences at which no drafter does are left out.
+        moved: the name of a drafter whose agreement differs by the error.
+    """
+
+    method: str
+    wanted: float
+    prompts: int
+    agreement: float | None = None
+    error: float = 0.0
+    freedom: float = 1.0
+    drafters: Mapping[float, str] = field(default_factory=dict)
+    moved: str = ""
+
+    def __str__(self) -> str:
+        row = f"{self.method} commits {self.wanted:.2f} tokens a round on {self.prompts} prompts of its own"
+        if self.agreement is None:
+            return f"no drafter is so near to the target that {row}"
+        sure = ", ".join(f"{each:g}" for each in self.drafters)
+        return f"agreement {self.agreement:.3f} ± {self.error:.3f}, where {row}; confidences {sure}"
+
+
+def find_reference(paper: Paper, model: Model, *, sampled: bool) -> Reference | None:
+    """The reference of greedy or of sampled texts."""
+    for each in model.references:
+        if (max(paper.results[each.result].temperatures) > 0) == sampled:
+            return each
+    return None
+
+
+def plan_reference(name: str, reference: Reference, drafters: Mapping[str, str], sizes: Sizes) -> Experiment:
+    """The runs of a reference alone.
+
+    Args:
+        name: the name of the paper.
+        reference: the reference.
+        drafters: the drafters, by role.
+        sizes: how much is run.
+    """
+    found = plan(name, reference.result, drafters, {}, sizes)
+    names = (AUTOREGRESSIVE, reference.method)
+    blocks = [replace(each, ways={way: each.ways[way] for way in names}) for each in found.blocks]
+    return replace(found, blocks=blocks, is_timed=False)
+
+
+def replace_drafter(block: Block, drafter: str) -> Block:
+    """The same ways with another drafter."""
+    ways = {name: replace(way, drafter=drafter) if way.drafter else way for name, way in block.ways.items()}
+    return replace(block, ways=ways)
+
+
+def published_tau(experiment: Experiment, reference: Reference, sets: Sequence[str]) -> float:
+    """The tokens per round that a paper prints of a reference, in the mean over some sets."""
+    if reference.tau is not None:
+        return reference.tau
+    for block in experiment.result.published:
+        if block.metric == "tau" and block.model == experiment.model and reference.method in block.rows:
+            row = dict(zip(map(str, block.columns), block.rows[reference.method], strict=True))
+            return fmean(row[name] for name in sets)
+    raise AssertionError(f"{experiment.id} prints no tokens per round of {reference.method}")
+
+
+def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:
+    """What counts judge of an experiment, with another drafter for a role; methods of other roles are missing."""
+    paper, result, missing = read_paper(experiment.paper), experiment.result, dict(experiment.missing)
+    for name in result.methods:
+        method = paper.methods[name]
+        if method.role not in (None, role):
+            missing[name] = f"a drafter that is fitted to the row of {role} tells nothing of {method.role}"
+        elif method.assisted or method.lossy_window:
+            missing[name] = "it is run with the drafter that ships alone"
+    claims = [each for each in result.claims if result.is_judged(each, timed=False)]
+    named = {AUTOREGRESSIVE, *(name.partition("@")[0] for claim in claims for name in claim.names)} - missing.keys()
+    blocks = []
+    for block in experiment.blocks:
+        ways = {name: way for name, way in block.ways.items() if name.partition("@")[0] in named}
+        if len(ways) > 1:
+            blocks.append(replace_drafter(replace(block, ways=ways), drafter))
+    result = result.model_copy(update={"claims": claims})
+    return replace(experiment, result=result, blocks=blocks, missing=missing, is_timed=False)
+
+
+def fit(
+    method: str,
+    wanted: float,
+    tau: Callable[[str], tuple[Jackknife, Tensor]],
+    texts: Sequence[KnownText],
+    seed: int,
+) -> Fit:
+    """Find the drafters with which a reference commits its published tokens per round.
+
+    Args:
+        method: the reference.
+        wanted: its published tokens per round.
+        tau: the jackknife over its prompts, and its tokens per round as `Jackknife.mean` gives them, by drafter.
+        texts: the target's own texts after these prompts.
+        seed: seed of the drafters' noise.
+    """
+    found: dict[tuple[float, float], tuple[str, float]] = {}
+
+    def distance(agreement: float, confidence: float) -> float:
+        """How far a drafter's tokens per round are above the published ones, by their logarithms."""
+        if known := found.get((agreement, confidence)):
+            return known[1]
+        grade = find_grade(agreement, texts, seed).grade
+        name = f"{GRADED}{replace(grade, temperature=confidence * grade.temperature)}"
+        _, values = tau(name)
+        found[agreement, confidence] = name, math.log(values[0].item() / wanted)
+        return found[agreement, confidence][1]
+
+    agreements: dict[float, float] = {}
+    for confidence in sorted(CONFIDENCES, key=lambda each: each != 1):
+        place = find_root(lambda agreement, own=confidence: distance(agreement, own), agreements.get(1.0, START))
+        if place is not None:
+            agreements[confidence] = place
+        elif confidence == 1:
+            return Fit(method, wanted, len(texts))
+    agreement = agreements[1.0]
+    jackknife, values = tau(found[agreement, 1.0][0])
+    spread = total(jackknife.spreads(values))
+    step = STEP if agreement + STEP <= NEAREST else -STEP
+    slope = (distance(agreement + step, 1.0) - distance(agreement, 1.0)) / step
+    error = math.sqrt(spread.variance) / max(slope, LEAST_SLOPE)
+    moved = agreement + error if agreement + error <= NEAREST else max(agreement - error, FARTHEST)
+    distance(moved, 1.0)
+    drafters = {confidence: found[place, confidence][0] for confidence, place in sorted(agreements.items())}
+    return Fit(method, wanted, len(texts), agreement, error, spread.freedom, drafters, found[moved, 1.0][0])
+
+
+def find_root(rising: Callable[[float], float], start: float) -> float | None:
+    """The agreement at which a rising function is nearly 0, None if there is none; it is asked as seldom as will do."""
+    value = rising(start)
+    if abs(value) < TOLERANCE:
+        return start
+    for step in (0.05, 0.2, 1.0):
+        other = max(start - step, FARTHEST) if value > 0 else min(start + step, NEAREST)
+        if (rising(other) > 0) != (value > 0):
+            place: Any = brentq(rising, start, other, xtol=FINEST)
+            return place
+    return None

@@ -1,0 +1,75 @@
+"""Claims are corrected for their number, over all results together, and each datum counts once."""
+
+from dataclasses import replace
+
+import pytest
+
+from drafttree_lab.replay import judge
+from drafttree_lab.replay.judge import Judgement, Verdict
+from drafttree_lab.replay.paper import measurable_claims, paper_names, read_paper
+from drafttree_lab.replay.results import correct_claims, summarise
+from lab_helpers.replay_cells import measured
+
+
+@pytest.fixture
+def summary(experiment):
+    """A result with a claim for each p-value; a datum may be given with it."""
+    empty = summarise(measured(experiment, {"a": [], "b": []}), ended=None, done=0, tasks=0)
+
+    def make(name, *values):
+        verdicts = [
+            Verdict(f"{place}", "so", 1, True, None, Judgement("reproduced", "x", 2.0, 1.5, 2.5, *p_and_datum(each)), None)
+            for place, each in enumerate(values)
+        ]
+        return replace(empty, id=name, verdicts=verdicts)
+
+    return make
+
+
+def p_and_datum(value):
+    p, datum = value if isinstance(value, tuple) else (value, None)
+    return p, 12, None, None, datum
+
+
+def outcomes(results):
+    return [[verdict.by_counts.outcome for verdict in each.verdicts] for each in results]
+
+
+def test_claims_that_can_be_judged_are_counted_of_all_papers():
+    claims = [
+        claim
+        for paper in paper_names()
+        for result in read_paper(paper).results.values()
+        for claim in result.claims
+        if claim.kind != "not_comparable" and not result.unavailable
+    ]
+    counted, timed = measurable_claims(False), measurable_claims(True)
+    assert max(counted, timed) < len(claims) < counted + timed  # those on speed are judged in both ways
+
+
+def test_claims_of_all_results_are_corrected_together(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 4)
+    results = [summary("one/1", 0.012), summary("two/1", 0.02)]
+    # Holm for four: 4 * 0.012 = 0.048, 3 * 0.02 = 0.06
+    assert outcomes(correct_claims(results)) == [["reproduced"], ["undecided"]]
+    # together with a third claim that is surer, the second is less of a burden: 4 * 0.001, 3 * 0.012, 2 * 0.02
+    results.append(summary("three/1", 0.001))
+    assert outcomes(correct_claims(results)) == [["reproduced"]] * 3
+
+
+def test_of_claims_on_one_datum_the_first_counts_and_the_others_point_to_it(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 3)
+    results = [summary("one/1", (0.02, "same"), 0.024), summary("two/1", (0.02, "same"))]
+    # two are counted: 2 * 0.02 and 0.024; three would take 3 * 0.02
+    first, second = correct_claims(results)
+    assert outcomes([first, second]) == [["reproduced", "reproduced"], ["reproduced"]]
+    assert [each.by_counts.repeats for each in (*first.verdicts, *second.verdicts)] == [None, None, "one/1"]
+
+
+def test_times_and_counts_are_corrected_apart(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 2)
+    (one,) = [summary("one/1", 0.02)]
+    (first,) = one.verdicts
+    timed = replace(one, verdicts=[replace(first, by_time=replace(first.by_counts, p=0.03))])
+    (found,) = correct_claims([timed])
+    assert (found.verdicts[0].by_counts.outcome, found.verdicts[0].by_time.outcome) == ("reproduced", "undecided")
