@@ -61,6 +61,16 @@ def test_turns_after_the_first_and_the_category_are_kept(tmp_path):
     assert found == Example("one", "writing", ("two", "three"))
 
 
+def test_the_document_of_a_prompt_is_its_own_field_or_its_title(tmp_path):
+    lines = [
+        {"text": "one", "title": "Emma"},
+        {"text": "two", "title": "Emma", "document": "speech"},
+        {"text": "three"},
+    ]
+    path = write(tmp_path / "p.jsonl", *map(json.dumps, lines))
+    assert [each.document for each in read_examples(path)] == ["Emma", "speech", None]
+
+
 def test_a_category_chooses_the_lines_it_begins(tmp_path):
     lines = [{"prompt": str(number), "category": name} for number, name in enumerate(["qa", "mt/a", "mt/b", "mt/c"])]
     path = write(tmp_path / "p.jsonl", *map(json.dumps, lines), '{"prompt": "none"}')

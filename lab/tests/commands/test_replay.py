@@ -1,6 +1,7 @@
 """`drafttree replay` on the embedded pair, at tiny sizes and on shipped prompts."""
 
 import json
+import re
 
 import pytest
 
@@ -34,6 +35,26 @@ def test_a_table_is_replayed_kept_and_reported(tmp_path):
     assert run("replay", "report", tmp_path / "out", "-o", page).exit_code == 0
     assert "talon/fig7" in page.read_text(encoding="utf-8")
     assert "nowhere" in complaint_of("replay", "report", tmp_path / "out", "-o", tmp_path / "nowhere" / "page.html")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_target")
+def test_claims_are_judged_with_a_fitted_drafter_which_is_found_once(tmp_path):
+    sizes = ["--limit", 10, "--max-new-tokens", 24, "--counts-only"]
+    command = ["replay", "dynatree-v1/2", *sizes, "--out", tmp_path / "out", "--json"]
+    (result,) = json.loads(run(*command).stdout)["results"]
+    assert re.match(
+        r"agreement 0\.\d+ ± 0\.\d+, where Linear K=6 commits 4\.10 tokens a round on 6 prompts", result["fit"]
+    )
+    found = {kind: result["verdicts"][0][kind] for kind in ("at_agreement", "by_counts")}
+    assert {each["prompts"] for each in found.values()} == {10}
+    assert found["at_agreement"]["estimate"] != found["by_counts"]["estimate"]
+    taus = {entry["method"]: entry["fitted"] for entry in result["entries"] if entry["metric"] == "speedup"}
+    assert taus["DynaTree"]["mean"] > 1
+    kept = (tmp_path / "out" / RUNS).read_text()
+    (again,) = json.loads(run(*command).stdout)["results"]
+    assert again == result
+    assert (tmp_path / "out" / RUNS).read_text() == kept
 
 
 class Killed(BaseException):

@@ -18,17 +18,16 @@ def summary(experiment):
 
     def make(name, *values):
         verdicts = [
-            Verdict(f"{place}", "so", 1, True, None, Judgement("reproduced", "x", 2.0, 1.5, 2.5, *p_and_datum(each)), None)
-            for place, each in enumerate(values)
+            Verdict(f"{place}", "so", 1, True, None, judgement(each), None) for place, each in enumerate(values)
         ]
         return replace(empty, id=name, verdicts=verdicts)
 
     return make
 
 
-def p_and_datum(value):
+def judgement(value):
     p, datum = value if isinstance(value, tuple) else (value, None)
-    return p, 12, None, None, datum
+    return Judgement("reproduced", "x", 2.0, 1.5, 2.5, p, 12, datum=datum)
 
 
 def outcomes(results):

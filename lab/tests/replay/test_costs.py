@@ -1,12 +1,15 @@
 """What passes cost where counts decide."""
 
+import math
 from dataclasses import replace
+from statistics import fmean, stdev
 
 import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.errors import ConfigError
-from drafttree_lab.replay.costs import CostSource, PassCosts
+from drafttree_lab.replay.costs import CostSource, PassCosts, draw_published_costs
+from drafttree_lab.replay.paper import read_paper
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 
 
@@ -30,6 +33,33 @@ def test_a_text_costs_its_passes():
     assert costs.total(counted([3, 0])) == pytest.approx(2 * (1.5 + 0.3))
     assert costs.fraction("tokens_per_second", counted([3, 0])) == (5, pytest.approx(3.6))
     assert costs.fraction("tpot", counted([3, 0])) == (pytest.approx(3.6), 5)
+
+
+def test_drawn_costs_are_those_that_the_rows_of_dynatree_allow():
+    model = read_paper("dynatree-v2").models["Pythia-2.8B"]
+    draws = draw_published_costs(model, "Pythia")
+    assert all(each.draft >= 0 and each.round >= 0 for each in draws)
+    # its two rows say what 8 and 5 draft passes cost with the rest of a round: 4.640 and 3.619, of which 7 % are open
+    for depth, cost, error in ((8, 4.640, 0.316), (5, 3.619, 0.253)):
+        costs = [1 + depth * each.draft + each.round for each in draws]
+        assert fmean(costs) == pytest.approx(cost, abs=0.15)
+        assert stdev(costs) == pytest.approx(error, rel=0.35)
+    assert draw_published_costs(model, None)[0].total(plain(5)) == 5.0
+    assert draw_published_costs(read_paper("talon").models["Vicuna-13B"], "EAGLE-3") == []
+
+
+def test_the_errors_of_dynatrees_rows_are_those_it_prints():
+    model = read_paper("dynatree-v2").models["Pythia-2.8B"]
+    (speeds,) = (
+        each for each in read_paper("dynatree-v2").results["1"].published if each.metric == "tokens_per_second"
+    )
+    for row, speed, error in zip(model.rounds, speeds.rows["Linear Spec"], speeds.errors["Linear Spec"], strict=True):
+        assert row.error / row.cost == pytest.approx(error / speed / math.sqrt(model.samples), rel=0.01)
+    # h = v + c depth - cost of the shallow row, with c a third of the difference of both
+    deep, shallow = (row.error for row in model.rounds)
+    assert read_paper("dynatree-v1").models["Pythia-2.8B"].round_error == pytest.approx(
+        math.hypot(8 / 3 * shallow, 5 / 3 * deep), abs=0.005
+    )
 
 
 def test_measured_costs_are_those_of_the_turns(experiment):

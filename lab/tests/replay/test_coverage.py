@@ -25,6 +25,7 @@ def tokens_per_round(sets, prompts, generator):
 
 
 def covers(jackknife, rounds, average):
+    """Whether the interval of the ratio of two methods holds `TRUTH`; rounds are `[2, sets, prompts]`."""
     names = [f"{number}" for number in range(rounds.shape[1])]
     means = [
         jackknife.mean(
@@ -70,3 +71,18 @@ def test_without_its_freedom_the_interval_is_too_short():
         error = float(torch.sqrt(2 / 3 * (logs[1:] - logs[1:].mean()).square().sum()))
         hits += abs(float(logs[0]) - np.log(TRUTH)) <= 1.96 * error
     assert hits / REPLAYS < 0.93
+
+
+@pytest.mark.parametrize("average", ["texts", "total"])
+def test_intervals_of_prompts_in_clusters_cover_what_they_say_where_clusters_are_left_out(average):
+    """Twelve documents with five excerpts each, whose ratios are alike; taken as sixty prompts they miss too often."""
+    generator, hits, alone = np.random.default_rng(2), 0, 0
+    documents = [document for document in range(12) for _ in range(5)]
+    clustered, single = Jackknife({"0": documents}), Jackknife({"0": len(documents)})
+    for _ in range(REPLAYS):
+        taus = np.exp(generator.normal(0.8, 0.2, (2, 60)) + np.repeat(generator.normal(0.0, 0.3, (2, 12)), 5, axis=1))
+        rounds = (64 / (taus * [[1.0], [TRUTH]]))[:, None]
+        hits += covers(clustered, rounds, average)
+        alone += covers(single, rounds, average)
+    assert hits / REPLAYS >= 0.93
+    assert alone / REPLAYS < 0.75

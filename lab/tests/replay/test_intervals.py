@@ -25,6 +25,11 @@ def test_each_prompt_is_left_out_of_all_methods_in_turn():
     assert found.tolist() == pytest.approx([(3 + 6) / 2, (4 + 6) / 2, (3.5 + 6) / 2, (1.5 + 6) / 2, 5.0, 4.0])
 
 
+def test_prompts_of_a_cluster_are_left_out_together():
+    found = Jackknife({"a": ["book", "speech", "book"]}).mean([("a", texts(1, 2, 6))])
+    assert found.tolist() == pytest.approx([9 / 3, 2.0, 7 / 2])
+
+
 def test_a_ratio_that_all_prompts_agree_on_has_no_spread():
     jackknife = Jackknife({"a": 5})
     values = jackknife.mean([("a", texts(2, 4, 6, 8, 10))]) / jackknife.mean([("a", texts(1, 2, 3, 4, 5))])

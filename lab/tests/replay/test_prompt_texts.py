@@ -70,3 +70,13 @@ def test_a_folder_that_is_none_and_a_bad_line_are_refused(tmp_path):
     (tmp_path / "prompts" / "gsm8k.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     with pytest.raises(InputError, match=r"gsm8k.jsonl.*line 2"):
         read_prompt_texts(["talon"], tmp_path, 1)
+
+
+def test_prompts_of_one_document_are_a_cluster(tmp_path):
+    (tmp_path / "books").mkdir()
+    lines = [json.dumps({"text": f"{number} says so", "title": "ab"[number // 2]}) for number in range(3)]
+    lines.append(json.dumps({"text": "nobody knows"}))
+    (tmp_path / "books" / "test.jsonl").write_text("\n".join(lines))
+    found = read_prompt_texts(["dynatree-v2"], tmp_path, 4)
+    digests = {("dynatree-v2", "PG-19"): ["x", "y", "z", "w"]}
+    assert found.clusters(digests) == {"x": "a", "y": "a", "z": "b"}

@@ -166,7 +166,8 @@ class Measured:
             by_counts: whether a speed is counted at given costs, instead of timed.
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
-        if not numbers or (by_counts and not all(self.pass_costs(block, each) for each in (name, AUTOREGRESSIVE))):
+        needs_costs = by_counts and BASES.get(metric, metric) in COUNTED
+        if not numbers or (needs_costs and not all(self.pass_costs(block, each) for each in (name, AUTOREGRESSIVE))):
             return None
         jackknife = self._jackknife({block.setting.set: numbers})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
@@ -174,6 +175,8 @@ class Measured:
             method, at, value = name.partition("@")
             base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
             base = base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
+            if base not in block.ways:
+                return None
             found = values(name, GAINS[metric]) / values(base, GAINS[metric])
         else:
             found = values(name, metric)
@@ -199,6 +202,12 @@ class Measured:
             Verdict(each.id, each.text, each.line, each.main, self._judge_fitted(each), *self._judgements(each))
             for each in self.experiment.result.claims
         ]
+
+    @property
+    def near(self) -> "Measured | None":
+        """The cells with the fitted drafter that is as sure as it is right; None where there is none."""
+        own = self.fitted.by_confidence.get(1.0) if self.fitted else None
+        return replace(self, experiment=own, fitted=None) if own else None
 
     def tau(self, name: str) -> tuple[Jackknife, Tensor]:
         """The jackknife over all prompts, and a way's tokens per round in the mean over sets, by `Jackknife.mean`."""

@@ -24,7 +24,17 @@ from drafttree.measure.run_store import RUNS
 from drafttree_lab.replay.costs import MEASURED
 from drafttree_lab.replay.judge import Verdict, correct_verdicts
 from drafttree_lab.replay.measured import SPEEDS, Measured, Value
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, UNTOLD, Metric, Published, paper_names, read_paper
+from drafttree_lab.replay.paper import (
+    AUTOREGRESSIVE,
+    AVERAGE,
+    BASES,
+    TIMED,
+    UNTOLD,
+    Metric,
+    Published,
+    paper_names,
+    read_paper,
+)
 from drafttree_lab.replay.plan import Block, Experiment
 
 FOLDER = "results"
@@ -49,7 +59,8 @@ class Entry:
         published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
         model: that target.
         measured: ours; None as long as no prompt is finished.
-        by_law: for a speed-up, tau / (v + c delta) by counts at the given costs; None else.
+        by_law: for a speed-up, R of the law by counts at the given costs; None else.
+        fitted: what counts give with a drafter that is fitted to the paper's, a speed by the law; None where none is.
     """
 
     method: str
@@ -61,6 +72,7 @@ class Entry:
     model: str | None
     measured: Value | None
     by_law: Value | None = None
+    fitted: Value | None = None
 
     @property
     def column(self) -> str:
@@ -207,6 +219,8 @@ def _entries(measured: Measured) -> Iterator[Entry]:
     """All numbers of the ways that are run, then the paper's that are of no set: means, and where it tells no set."""
     experiment = measured.experiment
     metrics = experiment.result.metrics
+    near = measured.near
+    near_blocks = {(block.setting, block.value): block for block in near.experiment.blocks} if near else {}
     for block in experiment.blocks:
         setting = block.setting
         for name, metric in product(block.ways, metrics):
@@ -214,9 +228,12 @@ def _entries(measured: Measured) -> Iterator[Entry]:
                 continue
             published, model = _published(experiment, block, name, metric)
             law = measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None
-            own = measured.value(block, name, metric)
+            own, fitted = measured.value(block, name, metric), None
+            other, is_ratio = near_blocks.get((block.setting, block.value)), BASES.get(metric, metric) != metric
+            if near and other and name in other.ways and (is_ratio or metric not in TIMED):
+                fitted = near.value(other, name, metric, by_counts=True)
             place = name, setting.set, setting.temperature, block.value, metric
-            yield Entry(*place, published, model, own, law)
+            yield Entry(*place, published, model, own, law, fitted)
     found: dict[tuple[object, ...], Entry] = {}
     for each in _published_blocks(experiment):
         columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
