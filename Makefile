@@ -54,7 +54,7 @@ gpu-replay: .venv/.developing
 
 gpu-replay-%: .venv/.developing
 	$(BIN)/drafttree replay talon/1 dynatree-v1/1 dynatree-v2/1 --device cuda --minutes 4 --out build/gpu-replay/$* \
-		$(if $(filter embedded,$*),,--inflate $*) || test $$? -eq 3
+		--no-agreement $(if $(filter embedded,$*),,--inflate $*) || test $$? -eq 3
 	$(BIN)/drafttree replay report build/gpu-replay/$* -o build/gpu-replay/$*.md
 
 # 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.

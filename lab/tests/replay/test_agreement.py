@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from drafttree.drafters import LanguageModelDrafter
+from drafttree_lab.graded import Grade, KnownText, agreement
 from drafttree_lab.replay.agreement import (
     GRADED,
     Fit,
@@ -22,7 +23,6 @@ from drafttree_lab.replay.measured import Fitted
 from drafttree_lab.replay.paper import Comparison, paper_names, read_paper
 from drafttree_lab.replay.plan import Sizes, Task, plan
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.graded import Grade, KnownText, agreement
 from lab_helpers.replay_cells import counted, measured, plain
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel, greedy_text

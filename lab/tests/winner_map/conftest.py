@@ -5,7 +5,7 @@ import pytest
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.measure.run_store import RunStore
-from drafttree_lab.winner_map.graded import KnownText
+from drafttree_lab.graded import KnownText
 from drafttree_lab.winner_map.winner_map import TextRuns
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel, greedy_text

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from drafttree_lab.winner_map.graded import Grade, agreement, bisect, confidence, find_grade
+from drafttree_lab.graded import Grade, agreement, bisect, confidence, find_grade
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import argmax, greedy_text
 from winner_map.conftest import LENGTH, PROMPTS

@@ -6,7 +6,7 @@ import torch
 from drafttree import Decoder
 from drafttree.errors import ConfigError
 from drafttree.policies import Chain, Eagle, Talon
-from drafttree_lab.winner_map.graded import Grade, GradedDrafter
+from drafttree_lab.graded import Grade, GradedDrafter
 from testing.small_trees import DRAFT, LENGTH, PROMPT, TARGET
 from testing.toy import greedy_text
 

@@ -14,10 +14,10 @@ from typing import Any
 from scipy.optimize import brentq
 from torch import Tensor
 
+from drafttree_lab.graded import KnownText, find_grade
 from drafttree_lab.replay.intervals import Jackknife, total
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Model, Paper, Reference, read_paper
 from drafttree_lab.replay.plan import Block, Experiment, Sizes, plan
-from drafttree_lab.winner_map.graded import KnownText, find_grade
 
 GRADED = "graded:"
 """What the names of graded drafters begin with; their `Grade` follows."""

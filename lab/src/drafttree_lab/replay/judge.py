@@ -26,8 +26,7 @@ Means = Callable[[str, Metric], Tensor]
 """By a method, or `method@value`, and a metric, its mean as `Jackknife.mean` gives it."""
 
 
-Kind = Literal["at_agreement", "by_counts", "by_time"]
-KINDS: Mapping[Kind, str] = {
+KINDS: Mapping[str, str] = {
     "at_agreement": "as near to the target as in the paper",
     "by_counts": "with our drafters",
     "by_time": "on this machine",
@@ -99,7 +98,7 @@ class Verdict:
     by_time: Judgement | None
 
     @property
-    def judgements(self) -> Mapping[Kind, Judgement]:
+    def judgements(self) -> Mapping[str, Judgement]:
         """The judgements that there are."""
         return {kind: own for kind in KINDS if (own := getattr(self, kind))}
 

@@ -27,6 +27,7 @@ from drafttree.measure.prompt_form import PromptForm
 from drafttree.measure.prompts import Example
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.run_store import RunStore
+from drafttree_lab.graded import Grade, GradedDrafter, KnownText
 from drafttree_lab.replay.agreement import (
     GRADED,
     Fit,
@@ -47,7 +48,6 @@ from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference, read_paper
 from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Setting, Sizes, Task, groups, short_digest, tasks
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes, Written
-from drafttree_lab.winner_map.graded import Grade, GradedDrafter, KnownText
 
 DRAFT_MODEL = "embedded-draft"
 """What is mixed with the target to draft like a paper's drafter."""

@@ -182,7 +182,7 @@ def _prompts(verdict: Verdict) -> list[int]:
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
     yield f"| result | claim | {' | '.join(KINDS.values())} | why | prompts |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield f"|{' --- |' * (4 + len(KINDS))}"
     for result, verdict in rows:
         if all(each.outcome in ("not comparable", "not run") for each in verdict.judgements.values()):
             continue
@@ -194,7 +194,7 @@ def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
             judged.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
         # the reason of the first kind in full; of the others the term, where they name another
         reasons = {kind: own.reason for kind, own in verdict.judgements.items() if own.reason and not own.repeats}
-        terms = {reason.partition(" (")[0]: kind for kind, reason in reversed(reasons.items())}
+        terms: dict[str, str] = {reason.partition(" (")[0]: kind for kind, reason in reversed(reasons.items())}
         others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != next(iter(reasons))]
         why = "; ".join([*list(reasons.values())[:1], *others])
         cells = result, verdict.text, *judged, why, " / ".join(map(str, _prompts(verdict)))

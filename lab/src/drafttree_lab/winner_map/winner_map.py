@@ -16,13 +16,13 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.measure.run_store import RunStore
+from drafttree_lab.graded import GradedAgreement, GradedDrafter, KnownText, find_grade
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.inputs import PromptTexts, read_prompt_texts
 from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.plan import short_digest
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.graded import GradedAgreement, GradedDrafter, KnownText, find_grade
 from drafttree_lab.winner_map.published import (
     AUTO,
     PLAIN,

@@ -1,1 +1,0 @@
-"""What the commands print and draw."""
