@@ -64,9 +64,9 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
     assert lines[0] == "talon/1  A table"
     assert lines[1:5] == [
         "  a tree is ahead (main)",
-        "    with our drafters                      undecided       1.20 [1.10, 1.30]; about 40 prompts would decide",
-        "    on this machine                        contradicted    0.80",
-        "                                                           v(n) decides",
+        "    with our drafters      undecided       1.20 [1.10, 1.30]; about 40 prompts would decide",
+        "    on this machine        contradicted    0.80",
+        "                                           v(n) decides",
     ]
     assert "  without the 25% of texts that loop:" in lines
     text = "\n".join(lines)
@@ -76,7 +76,7 @@ def test_results_show_verdicts_values_and_what_is_missing(capsys):
     assert "  it ended early\n  SD: no drafter stands for it\n  2 of 3 turns done" in text
     assert lines[-4:] == [
         "claims: 2",
-        "  as near to the target as in the paper: none",
+        "  with a fitted drafter: none",
         "  with our drafters: 1 undecided, 1 reproduced",
         "  on this machine: 2 contradicted",
     ]

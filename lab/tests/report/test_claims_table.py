@@ -16,7 +16,7 @@ def test_main_claims_stand_first_with_both_judgements_and_the_others_are_counted
     later = verdict(text="wide | deep", main=False, by_time=None, by_counts=few)
     absent = verdict("not run", None, text="never told")
     found = lines(tmp_path, summary([], verdicts=[later, absent]), summary([], id="talon/3", verdicts=[verdict()]))
-    kinds = ["as near to the target as in the paper", "with our drafters", "on this machine"]
+    kinds = ["with a fitted drafter", "with our drafters", "on this machine"]
     assert found[0] == f"| result | claim | {' | '.join(kinds)} | why | prompts |"
     assert found[2:-2] == [
         "| talon/3 | A tree is faster |  | reproduced 1.25 [1.10, 1.40] | undecided 1.25 [1.10, 1.40] |  | 12 |",

@@ -277,13 +277,13 @@ def _show_verdict(verdict: "Verdict") -> None:
     console = make_console()
     console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
     for kind, judgement in verdict.judgements.items():
-        line = Text(f"    {KINDS[kind]:<39}")
+        line = Text(f"    {KINDS[kind]:<23}")
         line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
         needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
         line.append(f"as {judgement.repeats}" if judgement.repeats else f"{judgement.said}{needed}")
         console.print(line, soft_wrap=True)
         if judgement.reason and not judgement.repeats:
-            console.print(Text(f"{'':<59}{judgement.reason}", style="dim"), soft_wrap=True)
+            console.print(Text(f"{'':<43}{judgement.reason}", style="dim"), soft_wrap=True)
 
 
 def cell(entry: "Entry") -> str:

@@ -27,7 +27,7 @@ Means = Callable[[str, Metric], Tensor]
 
 
 KINDS: Mapping[str, str] = {
-    "at_agreement": "as near to the target as in the paper",
+    "at_agreement": "with a fitted drafter",
     "by_counts": "with our drafters",
     "by_time": "on this machine",
 }
