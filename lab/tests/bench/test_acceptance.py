@@ -20,6 +20,7 @@ from drafttree.verifiers import RRS, Block, Coupled, PointMass, RRSw, Traversal
 from drafttree.verifiers.base import TreeView
 from drafttree_lab.bench import acceptance
 from drafttree_lab.bench.acceptance import measure_acceptance
+from drafttree_lab.graded import Grade, GradedDrafter
 from drafttree_lab.judged_tree import (
     JudgedTree,
     expected_by_traversal,
@@ -75,6 +76,18 @@ def small(monkeypatch):
 
 def decoder(draft: Table = DRAFT) -> Decoder:
     return Decoder(ToyModel(TARGET), LanguageModelDrafter(ToyModel(draft)))
+
+
+def test_a_graded_drafter_is_measured_as_the_draft_model_it_is(small):
+    draft, target = (LanguageModelDrafter(ToyModel(table)) for table in (DRAFT, TARGET))
+    graded = Decoder(ToyModel(TARGET), GradedDrafter(draft, target, Grade(weight=0.0)))
+    options = {"temperatures": (1.0,), "rounds": 3, "stride": 5}
+    found, expected = (measure_acceptance(each, PROMPTS, **options)["rows"] for each in (graded, decoder()))
+    assert found == expected
+    near = Decoder(ToyModel(TARGET), GradedDrafter(draft, target, Grade(weight=1.0)))
+    for row in measure_acceptance(near, PROMPTS, **options)["rows"]:
+        if row["shape"].startswith("chain"):  # the target itself drafts, so all is accepted
+            assert row["tokens"]["rrsw"].mean == pytest.approx(1 + int(row["shape"][-1]))
 
 
 def test_the_table_has_every_shape_and_temperature(small):

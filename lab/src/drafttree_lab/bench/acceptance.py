@@ -154,8 +154,9 @@ def measure_acceptance(
             not lossless together.
     """
     from drafttree.drafters.language_model import LanguageModelDrafter
+    from drafttree_lab.graded import GradedDrafter
 
-    if not isinstance(decoder.drafter, LanguageModelDrafter):
+    if not isinstance(decoder.drafter, LanguageModelDrafter | GradedDrafter):
         raise ConfigError("acceptance is measured with a language model as drafter; name one")
     judges, decoder = parse_verifiers(verifiers), decoder.with_verifier(Coupled)
     grown: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
