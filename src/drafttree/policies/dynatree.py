@@ -50,8 +50,8 @@ class DynaTree(TreePolicy):
     Each of the three can be switched off; without breadth every node gets `mid_breadth` children, without depth every
     path ends at `base_depth`.
 
-    The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps it low
-    however good the drafter is, so the share of levels, all of which can be accepted, is the default.
+    The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps it
+    low however good the drafter is, so the share of levels, all of which can be accepted, is the default.
 
     Level 1 holds the children of the last committed token. The paper's Algorithm 1 drafts a root of its own instead,
     the drafter's best token, and counts its depth as 0: `level1_top1=True`, `base_depth` D0 + 1, `max_depth` D_max + 1

@@ -113,7 +113,8 @@ def run(
 ) -> None:
     """Run tables and figures, and judge the claims.
 
-    Published values stand beside measured ones, with a verdict on every claim.
+    Published values stand beside measured ones, with a verdict on every claim. R is the speed-up by counted tokens and
+    passes, tau (1 + h0) / (v + c delta + h), at the costs of --cost.
 
     The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 3 if the
     minutes are over and runs are left.
@@ -255,6 +256,7 @@ def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> No
 
 def show_replay(results: Sequence["ResultSummary"]) -> None:
     """Every result with its verdicts and values, and how many claims have each outcome."""
+    from drafttree_lab.replay.costs import LAW
     from drafttree_lab.replay.judge import KINDS, count_outcomes
 
     console = make_console()
@@ -262,6 +264,8 @@ def show_replay(results: Sequence["ResultSummary"]) -> None:
         _show_result(each)
     verdicts = [verdict for each in results for verdict in each.verdicts]
     console.print(Text(f"claims: {len(verdicts)}", style="bold"))
+    if any(entry.by_law for each in results for entry in each.entries):
+        console.print(Text(f"R = {LAW} by counts; costs are in rounds of plain decoding, so h0 = 0", style="dim"))
     for kind, name in KINDS.items():
         judgements = [getattr(each, kind) for each in verdicts]
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
@@ -277,8 +281,8 @@ def _show_result(each: "ResultSummary") -> None:
         console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
     for verdict in each.not_looping:
         _show_verdict(verdict)
-    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.measured):
-        entries = [entry for entry in each.entries if entry.metric == metric and entry.measured]
+    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.is_ours):
+        entries = [entry for entry in each.entries if entry.metric == metric and entry.is_ours]
         columns = dict.fromkeys(entry.column for entry in entries)
         table = make_table(metric, *columns, right=len(columns))
         for method in dict.fromkeys(entry.method for entry in entries):
@@ -313,6 +317,6 @@ def _show_verdict(verdict: "Verdict") -> None:
 
 def cell(entry: "Entry") -> str:
     """The number of an entry, the paper's in brackets."""
-    own = f"{entry.measured.mean:.2f}" if entry.measured else ""
-    law = f", R {entry.by_law.mean:.2f}" if entry.by_law else ""
-    return f"{own}{law}" + (f" ({entry.published:g})" if entry.published is not None else "")
+    own = [f"{entry.measured.mean:.2f}"] if entry.measured else []
+    law = [f"R {entry.by_law.mean:.2f}"] if entry.by_law else []
+    return ", ".join([*own, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")

@@ -59,7 +59,7 @@ class Entry:
         published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
         model: that target.
         measured: ours; None as long as no prompt is finished.
-        by_law: for a speed-up, R of the law by counts at the given costs; None else.
+        by_law: for a speed-up, R by counts at the given costs (`LAW`); None else.
         fitted: what counts give with a drafter that is fitted to the paper's, a speed by the law; None where none is.
     """
 
@@ -73,6 +73,11 @@ class Entry:
     measured: Value | None
     by_law: Value | None = None
     fitted: Value | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was measured, counted or predicted here."""
+        return bool(self.measured or self.by_law or self.fitted)
 
     @property
     def column(self) -> str:
