@@ -42,6 +42,7 @@ FORMAT = 3
 """Of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
 """Metrics that say something of plain decoding too."""
+BY_TOKENS = "Speeds are of all texts together, so that a text which ends early weighs by its tokens"
 DEEPEST, LAST_RANK = 16, 10
 """Levels and ranks of a heat map; ranks behind the last are counted with it."""
 
@@ -153,6 +154,8 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     """
     experiment = measured.experiment
     result = experiment.result
+    pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
+    notes = [result.unavailable, ended, result.not_comparable, BY_TOKENS if pooled else "", *experiment.notes]
     return ResultSummary(
         id=experiment.id,
         title=result.title,
@@ -167,7 +170,7 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
         fit=str(measured.fitted.fit or measured.fitted.reason) if measured.fitted else "",
         figure=result.figure,
         points=figure_data(measured),
-        notes=[note for note in (result.unavailable, ended, result.not_comparable, *experiment.notes) if note],
+        notes=[*filter(None, notes)],
         done=done,
         tasks=tasks,
     )
