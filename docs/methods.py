@@ -41,7 +41,8 @@ def _listed(command: str) -> dict[str, dict[str, Any]]:
 def _policy(name: str, policy: dict[str, Any]) -> list[str]:
     rows = {each["name"]: {**each, "default": str(each["default"]).lower()} for each in policy["parameters"]}
     table = _rows(["parameter", "default", "range", "meaning"], rows, ["default", "range", "meaning"])
-    return [f"### {name}", "", policy["description"], "", f"Source: {policy['source']}.", "", *table, ""]
+    presets = [f"`{preset}` is `{spec}`.\n" for preset, spec in policy["presets"].items()]
+    return [f"### {name}", "", policy["description"], "", f"Source: {policy['source']}.", "", *table, "", *presets]
 
 
 def _rows(head: list[str], entries: dict[str, dict[str, Any]], fields: list[str]) -> list[str]:

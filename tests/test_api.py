@@ -25,6 +25,7 @@ EXPORTS = {
             "Handle",
             "Layer",
             "Metrics",
+            "Proposal",
             "Sampling",
         ),
         *(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drafttree import drafters, errors, exactness, grammar, hf, models, policies, verifiers
-    from drafttree.core import DraftTree, Layer, Sampling, Verdict
+    from drafttree.core import DraftTree, Layer, Proposal, Sampling, Verdict
     from drafttree.core.errors import DraftTreeError
     from drafttree.engine import Chunk, Decoder, Engine, Generation, Handle, Metrics
     from drafttree.loading.load import load
@@ -27,6 +27,7 @@ __all__ = [
     "Handle",
     "Layer",
     "Metrics",
+    "Proposal",
     "Sampling",
     "SpeedupLaw",
     "Verdict",

@@ -12,7 +12,7 @@ from drafttree.loading import (
     policy_spec,
 )
 from drafttree.loading.specs import default_policy
-from drafttree.policies import POLICIES, Auto, Chain, DynaTree, Talon
+from drafttree.policies import POLICIES, Auto, Chain, DynaTree, Eagle, Talon
 from drafttree.verifiers import VERIFIERS, Coupled, Greedy, Traversal
 from helpers.refusals import told
 
@@ -42,9 +42,28 @@ def test_parameters_are_parsed():
     assert make_policy(chosen := Talon(width=3)) is chosen
 
 
+def test_a_preset_stands_for_its_parameters_and_those_after_it_take_precedence():
+    paper = DynaTree(base_depth=6, max_depth=9, level1_top1=True, first_come=True, budget=257)
+    assert make_policy("dynatree:paper") == paper
+    assert policy_spec(paper) == "dynatree:budget=257,base_depth=6.0,max_depth=9,level1_top1=true,first_come=true"
+    assert make_policy("dynatree: paper , budget=64,max_depth=10") == paper.model_copy(
+        update={"budget": 64, "max_depth": 10}
+    )
+    assert make_policy("eagle:paper") == Eagle(depth=9, top_k=10, budget=60)
+    assert list(parse_policies(["chain,eagle:paper,top_k=4;eagle:paper,chain:depth=2"])) == [
+        "chain",
+        "eagle:depth=9,top_k=4",
+        "eagle:depth=9",
+        "chain:depth=2",
+    ]
+
+
 @pytest.mark.parametrize(
     ("spec", "parts"),
     [
+        ("dynatree:papr", ["'papr' in policy 'dynatree:papr'", "parameter=value, nor a preset (paper)"]),
+        ("dynatree:budget=64,paper", ["'paper'", "not of the form parameter=value"]),
+        ("talon:paper", ["'paper' in policy 'talon:paper'", "parameter=value"]),
         ("tallon", ["unknown policy 'tallon'", "did you mean 'talon'"]),
         ("opttree", ["did you mean 'opt-tree'"]),
         ("zzz", ["unknown policy 'zzz'", "known:", "dynatree"]),

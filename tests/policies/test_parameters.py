@@ -83,6 +83,7 @@ def test_a_budget_of_the_wrong_type_is_an_error(policy, value):
         (DynaTree, {"window": 0}, ["window is 0", "1", "10000"]),
         (DynaTree, {"base_depth": 9}, ["base_depth", "9", "max_depth", "8"]),
         (DynaTree, {"low": 0.5, "high": 0.4}, ["low", "0.5", "high", "0.4"]),
+        (DynaTree, {"token_share": True, "per_prompt": True}, ["per_prompt", "leave token_share out"]),
         (DynaTree, {"breadth": "perhaps"}, ["breadth is 'perhaps'"]),
         (Template, {"tree": "eagle-spare"}, ["eagle-sparse", "'eagle-spare'"]),
         (Template, {"tree": "binary-12"}, ["binary-1 to binary-11", "'binary-12'"]),
@@ -135,6 +136,15 @@ def test_dynatree_history_is_the_papers_proportional_rule():
     assert first == pytest.approx((5.0, 0.75))
     assert second == pytest.approx((5.0, 0.75))
     assert third == pytest.approx((4.25, 0.7875))
+
+
+def test_dynatree_history_may_count_tokens_in_place_of_levels():
+    # Two levels of three tokens each, of which two are accepted: all levels, and a third of the tokens.
+    tree = DraftTree(range(7), (-1, 0, 0, 0, 1, 1, 1), (0.0,) * 7, (0.0,) * 7, levels=2)
+    for token_share, share in ((False, 1), (True, 1 / 3)):
+        policy = DynaTree(base_depth=5, max_depth=8, target=0.5, token_share=token_share)
+        state = policy.observe(policy.init_state(NEW), RoundOutcome(tree, (0, 1, 4)))
+        assert (state.base_depth, state.high) == pytest.approx((5 + share - 0.5, 0.9 - 0.05 * (share - 0.5)))
 
 
 def test_dynatree_history_is_clipped():

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.replay import run as replay_run
 from testing.command_line import complaint, run
 
+DOCS = Path(__file__).parents[3] / "docs"
 TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only", "--no-agreement"]
 
 
@@ -138,6 +141,62 @@ def test_a_result_on_a_part_of_a_set_says_so(tmp_path):
     assert result["notes"][-1:] == [
         "Spec-Bench: only prompts of MT-Bench and GSM8K ship; give a folder that has all with --data"
     ]
+
+
+@pytest.fixture
+def documented(tmp_path, monkeypatch):
+    """The paper and the policy that the documentation shows, in a folder of the user's."""
+    (example,) = re.findall(r"```toml\n(.*?)```", (DOCS / "replay.md").read_text(), re.DOTALL)
+    (policy,) = re.findall(r"as `widest.py`:\n\n```python\n(.*?)```", (DOCS / "writing.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.toml").write_text(example)
+    (tmp_path / "widest.py").write_text(policy)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "widest", raising=False)
+    return tmp_path / "mine.toml"
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_paper_of_the_users_own_is_listed_replayed_and_reported(documented, tmp_path):
+    shown = run("replay", "list", "--paper", documented)
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["result", "mine/fig2"]
+    command = ["replay", "--paper", documented, *TINY, "--out", tmp_path / "out", "--json"]
+    replayed = run(*command)
+    assert replayed.exit_code == 0, replayed.exception
+    (result,) = json.loads(replayed.stdout)["results"]
+    assert result["done"] == result["tasks"] == 1
+    assert [entry["method"] for entry in result["entries"]] == ["Widest@2", "Widest@4"]
+    documented.unlink()
+    page = tmp_path / "page.html"
+    assert run("replay", "report", tmp_path / "out", "-o", page).exit_code == 0
+    assert "Widest: Trees That Are Wide" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_policy_of_the_users_own_that_has_changed_runs_again(documented, tmp_path):
+    command = ["replay", "mine/fig2", "--paper", documented, *TINY, "--out", tmp_path / "out"]
+    counts = []
+    for changed in (False, False, True):
+        if changed:
+            code = (tmp_path / "widest.py").read_text()
+            (tmp_path / "widest.py").write_text(code + "# another one\n")
+        assert run(*command).exit_code == 0
+        counts.append((tmp_path / "out" / RUNS).read_text().count("\n"))
+    assert counts == [3, 3, 5]
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_drafter_of_the_users_own_paper_that_is_none_is_told_before_anything_runs(documented, tmp_path, capsys):
+    documented.write_text(documented.read_text().replace("embedded-draft", "embeded-draft"))
+    said = complaint(capsys, "replay", "--paper", documented, *TINY, "--out", tmp_path / "out")
+    assert "unknown drafter 'embeded-draft'; did you mean 'embedded-draft'?" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_key_in_a_paper_is_told_with_its_line(documented, capsys):
+    documented.write_text(documented.read_text().replace("sign =", "sing ="))
+    for command in (["replay"], ["replay", "list"]):
+        said = complaint(capsys, *command, "--paper", documented)
+        assert f"{documented}, line 40: results.fig2.claims.sing: unknown key 'sing'; did you mean 'sign'?" in said
 
 
 @pytest.mark.parametrize(

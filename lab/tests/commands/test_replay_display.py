@@ -41,6 +41,14 @@ def test_a_number_stands_before_the_papers_and_a_speedup_beside_r():
     assert cell(entry()) == "2.00 (3.5)"
     assert cell(entry(published=None)) == "2.00"
     assert cell(entry(by_law=Value(2.25, 2.0, 2.5, 3))) == "2.00, R 2.25 (3.5)"
+    assert cell(entry(measured=None, by_law=Value(2.25, 2.0, 2.5, 3))) == "R 2.25 (3.5)"
+
+
+def test_a_speed_that_was_counted_and_not_timed_is_shown_with_its_law(capsys):
+    show_replay([summary(entries=[entry(measured=None, metric="speedup", by_law=Value(2.25, 2.0, 2.5, 3))])])
+    shown = capsys.readouterr().out
+    assert "R 2.25 (3.5)" in shown
+    assert "R = tau (1 + h0) / (v + c delta + h) by counts" in shown
 
 
 def test_a_column_is_named_by_set_temperature_and_value():

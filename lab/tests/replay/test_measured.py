@@ -208,3 +208,13 @@ def test_a_trend_that_is_contradicted_names_the_term_that_pulls_it_down(priced):
     by_counts, _ = both(found, own)
     assert by_counts.outcome == "contradicted"
     assert by_counts.reason.startswith("tau decides (tree@50: tau 4.00")
+
+
+@pytest.mark.parametrize(
+    ("sign", "left", "outcome", "ratio"),
+    [(">", "tree", "reproduced", 4 / 2), (">", "chain", "contradicted", 2 / 4), ("<", "AR", "reproduced", 1 / 2)],
+)
+def test_a_method_is_ahead_of_several_if_it_is_ahead_of_the_one_nearest_to_it(experiment, sign, left, outcome, ratio):
+    found = measured(experiment, {"a": texts(LOW, HIGH), "b": texts(LOW, HIGH)})
+    others = [name for name in ("AR", "chain", "tree") if name != left]
+    assert judged(found, claim(left, others, sign=sign)) == [(outcome, pytest.approx(ratio))]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.measured import Measured
 from drafttree_lab.replay.paper import Published
-from drafttree_lab.replay.results import summarise
+from drafttree_lab.replay.results import BY_TOKENS, summarise
 
 
 def summary(experiment, folder, **options):
@@ -32,3 +32,10 @@ def test_a_metric_that_is_not_shown_has_no_mean(experiment, tmp_path):
 
 def test_a_result_that_cannot_be_replayed_says_why(experiment, tmp_path):
     assert summary(experiment, tmp_path, unavailable="a drawing").notes == ["a drawing"]
+
+
+def test_speeds_of_all_texts_together_are_said_to_be(experiment, tmp_path):
+    pooled = replace(experiment, averages={"tokens_per_second": "total"})
+    assert summary(pooled, tmp_path / "speedup", metrics=["speedup"]).notes == [BY_TOKENS]
+    assert summary(pooled, tmp_path / "tau", metrics=["tau"]).notes == []
+    assert summary(experiment, tmp_path / "texts", metrics=["speedup"]).notes == []

@@ -1,14 +1,22 @@
 """What a paper's file may say, and what is refused."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from drafttree.errors import ConfigError
-from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published, Result, read_paper
+from drafttree.errors import ConfigError, InputError
+from drafttree_lab.replay.paper import (
+    Axis,
+    Paper,
+    PaperMethod,
+    Published,
+    Result,
+    paper_names,
+    read_paper,
+    use_papers,
+)
+from drafttree_lab.replay.plan import check_methods
 
 SHOWN = {"title": "a table", "line": 1, "methods": ["AR", "tree"], "sets": ["chat"], "metrics": ["tau"]}
 BLOCK = {"line": 2, "metric": "tau", "model": "large", "columns": ["chat"], "rows": {"tree": [3.0]}}
@@ -98,9 +106,114 @@ def test_numbers_behind_a_plus_minus_stand_in_the_places_of_the_rows():
     assert Published.model_validate(BLOCK | {"errors": {"tree": [0.2]}}).errors == {"tree": [0.2]}
 
 
-def test_the_example_of_the_documentation_is_a_paper():
-    text = (Path(__file__).parents[3] / "docs" / "replay.md").read_text()
-    example = re.search(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert example
-    read = Paper.model_validate(tomllib.loads(example[1]))
-    assert read.methods["Widest"].policy_at("MT-Bench", 4) == "fixed:depth=3,breadth=4"
+OWN = """\
+title = "Mine"
+source = '''a note
+of two lines'''
+[models]
+large = { draft_pass = { small = 0.1 }, line = 1, source = "a guess" }
+[roles.small]
+paper = "a small model"
+[sets.chat]
+file = "prompts/mt_bench"
+[methods.AR]
+[methods."my tree"]
+role = "small"
+policy = "talon:budget=20"
+verifier = "point-mass"
+[results.1]
+title = "a table"
+line = 1
+methods = ["my tree"]
+sets = ["chat"]
+metrics = [
+    "tau",
+    "delta",
+]
+temperatures = [0.0, 1.0]
+[[results.1.published]]
+line = 2
+metric = "tau"
+model = "large"
+columns = ["chat"]
+[results.1.published.rows]
+"my tree" = [3.0]
+[[results.1.published]]
+line = 3
+metric = "delta"
+model = "large"
+columns = ["chat"]
+[results.1.published.rows]
+"my tree" = [5.0]
+[[results.1.claims]]
+id = "more"
+text = "more than one"
+line = 4
+kind = "bound"
+metric = "tau"
+method = "my tree"
+sign = ">"
+bound = 1.0
+"""
+"""A paper from outside, the lines of which are counted in the tests."""
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """Reads a paper from outside whose text is changed, and what it names."""
+
+    def read(old="", new=""):
+        (tmp_path / "mine.toml").write_text(OWN.replace(old, new) if old else OWN)
+        use_papers([tmp_path / "mine.toml"])
+        check_methods("mine")
+
+    yield read
+    use_papers([])
+
+
+def test_a_paper_from_outside_stands_beside_the_others(outside):
+    outside()
+    assert read_paper("mine").results["1"].claims[0].id == "more"
+    assert paper_names()[-1] == "mine"
+    use_papers([])
+    assert "mine" not in paper_names()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("bound = 1.0", "bnd = 1.0", "line 47: results.1.claims.bnd: unknown key 'bnd'; did you mean 'bound'?"),
+        ("bound = 1.0", "", "line 39: results.1.claims: 'bound' is missing"),
+        ('"delta",\n', '"delat",\n', "line 20: results.1.metrics: 'delat' is wrong: it should be 'speedup', "),
+        ("= [5.0]", "= [5.0, 6.0]", "line 32: results.1.published: the row of my tree has 2 numbers for 1 columns"),
+        ('method = "my tree"', 'method = "bush"', "line 39: results.1.claims: 'bush' is none of AR, my tree"),
+        ('methods = ["my', 'methods = ["AR", "your', "line 39: results.1.claims: 'my tree' is none of"),
+        ('"my tree" = [5.0]', "bush = [5.0]", "line 38: results.1.published.rows.bush: 'bush' is none of AR, my tree"),
+        ("small = 0.1", "smal = 0.1", "line 5: models.large.draft_pass.smal: 'smal' is none of small"),
+        ('role = "small"', 'role = "large"', "line 12: methods.\"my tree\".role: 'large' is none of small"),
+        ("talon:", "talom:", "line 11: methods.\"my tree\": unknown policy 'talom'; did you mean 'talon'?"),
+        ("budget=", "bugdet=", "line 11: methods.\"my tree\": unknown parameter of Talon 'bugdet'"),
+        ("talon:budget=20", "nowhere.Tree", "line 11: methods.\"my tree\": cannot import policy 'nowhere.Tree'"),
+        ("point-mass", "points", "line 11: methods.\"my tree\": unknown verifier 'points'"),
+        ('"point-mass"', '"block"', 'line 11: methods."my tree": Block judges chains only'),
+        ('title = "Mine"', "", "mine.toml: 'title' is missing"),
+        ("line = 2", "line = two", "Invalid value (at line 26, column 8)"),
+    ],
+)
+def test_a_mistake_is_told_with_file_line_and_key(outside, old, new, told):
+    with pytest.raises(ConfigError) as error:
+        outside(old, new)
+    assert re.match(r"\S*mine.toml(, line|:) ", str(error.value))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_none_or_has_the_name_of_another_paper_is_refused(outside, tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.toml: cannot be read"):
+        use_papers([tmp_path / "nowhere.toml"])
+    outside()
+    for name in ("talon", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.toml").write_text(OWN)
+        with pytest.raises(ConfigError, match=f"there is another paper '{name}'; rename the file"):
+            use_papers([tmp_path / "mine.toml", tmp_path / name / f"{name}.toml"])

@@ -7,6 +7,7 @@ import pytest
 
 from drafttree.engine.compatibility import incompatibility
 from drafttree.loading import make_policy, parse_policies, zoo
+from drafttree.policies import Eagle
 from drafttree.verifiers import VERIFIERS
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Result, paper_names, read_paper
 
@@ -215,7 +216,7 @@ def test_the_cost_of_eagles_draft_pass_solves_the_speed_law(model):
     (delta,) = rows("talon", "fig6", "delta")["EAGLE-3"]
     costs = [(tau / speedup - 1) / delta for tau, speedup in zip(taus, speedups, strict=True)][:-1]
     assert read_paper("talon").models[model].draft_pass["EAGLE-3"] == pytest.approx(fmean(costs), abs=0.001)
-    assert f"depth={delta:g}" in read_paper("talon").methods["EAGLE-3"].policy
+    assert make_policy(read_paper("talon").methods["EAGLE-3"].policy) == Eagle(depth=int(delta), top_k=10, budget=60)
 
 
 @pytest.mark.parametrize(("role", "delta"), [("Medusa", 1), ("Hydra", 4)])

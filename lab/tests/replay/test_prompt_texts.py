@@ -8,7 +8,7 @@ import pytest
 
 from drafttree.errors import InputError
 from drafttree_lab.replay.inputs import read_prompt_texts
-from drafttree_lab.replay.paper import paper_names, read_paper
+from drafttree_lab.replay.paper import paper_names, read_paper, use_papers
 
 SETS = {(paper, name): each for paper in paper_names() for name, each in read_paper(paper).sets.items()}
 
@@ -80,3 +80,33 @@ def test_prompts_of_one_document_are_a_cluster(tmp_path):
     found = read_prompt_texts(["dynatree-v2"], tmp_path, 4)
     digests = {("dynatree-v2", "PG-19"): ["x", "y", "z", "w"]}
     assert found.clusters(digests) == {"x": "a", "y": "a", "z": "b"}
+
+
+def test_prompts_of_a_paper_from_outside_lie_beside_it_in_the_given_folder_or_among_those_that_ship(tmp_path):
+    text = """
+title = "Mine"
+source = "a note"
+models.large = { draft_pass = {}, line = 1, source = "a guess" }
+roles = {}
+methods.AR = {}
+results = {}
+[sets]
+own = { file = "own.txt" }
+chat = { file = "prompts/mt_bench" }
+none = { file = "none" }
+"""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "mine.toml").write_text(text)
+    (tmp_path / "mine" / "own.txt").write_text("a\n")
+    (tmp_path / "data" / "prompts").mkdir(parents=True)
+    (tmp_path / "data" / "prompts" / "mt_bench.txt").write_text("b\n")
+    use_papers([tmp_path / "mine" / "mine.toml"])
+    found = read_prompt_texts(["mine"], None, 2)
+    assert [each.prompt for each in found.texts["mine", "own"]] == ["a"]
+    assert len(found.texts["mine", "chat"]) == 2
+    assert found.missing == {("mine", "none"): f"none is not in {tmp_path / 'mine'}"}
+    assert not found.notes
+    given = read_prompt_texts(["mine"], tmp_path / "data", 2)
+    assert [each.prompt for name in ("own", "chat") for each in given.texts["mine", name]] == ["a", "b"]
+    assert given.missing == {("mine", "none"): f"none is not in {tmp_path / 'data'} or {tmp_path / 'mine'}"}
+    use_papers([])

@@ -100,6 +100,14 @@ def test_results_are_named_in_words_and_say_when_nothing_was_measured():
     assert "Table 1: Tokens per round not measured" not in text
 
 
+def test_a_speed_that_was_counted_and_not_timed_is_shown_with_its_law():
+    own = summary([entry("tree", None, metric="speedup", by_law=Value(2.35, 2.0, 3.0, 5))])
+    text = Page(render([kept(own)])).text
+    assert "tree R 2.35 2.00 to 3.00" in text
+    assert "not measured" not in text
+    assert "speed-up tau (1 + h0) / (v + c delta + h) by counts" in text
+
+
 def test_a_budget_that_never_binds_is_told_beside_its_method():
     own = summary([entry("tree", 4.0), entry("chain", 2.0)], reach={"tree": (38, 60)})
     assert "tree at most 38 of 60 nodes 4.00" in Page(render([kept(own)])).text

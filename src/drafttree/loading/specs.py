@@ -1,7 +1,8 @@
 """Specifications: a policy such as "talon:budget=60,margin=0.03", a verifier's name, and lists of them.
 
-A specification is the name of a method, as `drafttree.loading.methods` finds it, and after a colon its parameters.
-`policy_spec` is the other direction: the one specification by which results are keyed.
+A specification is the name of a method, as `drafttree.loading.methods` finds it, and after a colon its parameters. A
+preset of a policy may come before these: "dynatree:paper,budget=64". `policy_spec` is the other direction: the one
+specification by which results are keyed.
 """
 
 import re
@@ -30,7 +31,7 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
     """A policy from a specification such as "talon", "talon:budget=60,margin=0.03" or "mypackage.trees.Widest:depth=3".
 
     Raises:
-        ConfigError: no such policy or parameter, or a value out of range.
+        ConfigError: no such policy, preset or parameter, or a value out of range.
     """
     if isinstance(policy, TreePolicy):
         POLICY_CLASSES.check(type(policy), type(policy).__name__)
@@ -43,8 +44,15 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
         raise ConfigError(
             f"{policy!r} is a file of a tuned policy, for load, generate, chat and batch; name a policy here"
         )
-    name, parameters = split_spec("policy", policy)
-    return POLICY_CLASSES.find(name)(**parameters)
+    name, _, rest = policy.partition(":")
+    method = POLICY_CLASSES.find(name)
+    first, _, others = rest.partition(",")
+    if (preset := first.strip()) in method.presets:
+        return method(**{**method.presets[preset], **split_spec("policy", f"{name}:{others}")[1]})
+    if preset and "=" not in preset and method.presets:
+        known = ", ".join(method.presets)
+        raise ConfigError(f"{preset!r} in policy {policy!r} is not of the form parameter=value, nor a preset ({known})")
+    return method(**split_spec("policy", policy)[1])
 
 
 def default_policy(

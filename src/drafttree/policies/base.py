@@ -9,7 +9,7 @@ number of requests. What it learns of one text is a state made by `init_state`, 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,6 +66,7 @@ class TreePolicy(BaseModel):
         source: the paper and the equation or algorithm number.
         branches: whether a node can have more than one child. A class attribute or a property.
         reranks: grow past the budget; the finished tree is cut to its best `budget` nodes.
+        presets: parameters by the name of a setting, such as that of a paper: `dynatree:paper,budget=64`.
         uses_costs: whether costs, which have to be measured, narrow its trees in texts that are written alone too; they
             are told to the policy by a `TextContext`.
         budget: nodes of the tree at most, the root included.
@@ -78,6 +79,7 @@ class TreePolicy(BaseModel):
     source: ClassVar[str]
     reranks: ClassVar[bool] = False
     uses_costs: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     budget: int = Field(default=60, ge=1, le=4096, description="nodes of the tree at most, root included")
 

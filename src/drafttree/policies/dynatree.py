@@ -1,6 +1,7 @@
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -26,7 +27,7 @@ class DynaTreeState:
         base_depth: the adapted D0.
         high: the adapted tau_h.
         deep_above: rho_deep, adapted only between texts.
-        shares: the shares of levels that were accepted in the last `window` rounds, or in the last `window` texts.
+        shares: the shares that were accepted in the last `window` rounds, or in the last `window` texts.
         tokens: tokens committed by the rounds of this text that drafted; counted only with `per_prompt`.
         rounds: number of these rounds; counted only with `per_prompt`.
     """
@@ -49,9 +50,13 @@ class DynaTree(TreePolicy):
     Each of the three can be switched off; without breadth every node gets `mid_breadth` children, without depth every
     path ends at `base_depth`.
 
+    The paper's share is the "fraction of drafted tokens committed": `token_share=True`. A tree with branches keeps it
+    low however good the drafter is, so the share of levels, all of which can be accepted, is the default.
+
     Level 1 holds the children of the last committed token. The paper's Algorithm 1 drafts a root of its own instead,
     the drafter's best token, and counts its depth as 0: `level1_top1=True`, `base_depth` D0 + 1, `max_depth` D_max + 1
-    and `budget` N_max + 1 are its tree. The authors' code counts that root as level 1: D0, D_max and N_max + 1 are its.
+    and `budget` N_max + 1 are its tree. The preset `paper` is this tree with D0 = 5, D_max = 8 and N_max = 256. The
+    authors' code counts that root as level 1: D0, D_max and N_max + 1 are its.
 
     Where a level meets the budget, its most probable candidates are kept; `first_come=True` keeps the first ones, as
     paper and code do. `per_prompt=True` is the authors' history rule: `base_depth`, `high` and `deep_above` stay as
@@ -62,6 +67,9 @@ class DynaTree(TreePolicy):
     """
 
     source: ClassVar[str] = "DynaTree v2, Algorithm 1 and its history rule"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {"base_depth": 6, "max_depth": 9, "level1_top1": True, "first_come": True, "budget": 257}
+    }
 
     base_depth: float = Field(default=5, ge=1, le=64, description="levels drafted unless improbable (D0)")
     max_depth: int = Field(default=8, ge=1, le=64, description="levels drafted at most (D_max)")
@@ -78,7 +86,10 @@ class DynaTree(TreePolicy):
     history: bool = Field(default=True, description="adapt base_depth and high to past rounds")
     per_prompt: bool = Field(default=False, description="adapt between texts, by the authors' rule")
     window: int = Field(default=10, ge=1, le=10_000, description="rounds of history, or texts (W)")
-    target: float = Field(default=0.7, ge=0, le=1, description="wanted share of accepted levels (a*)")
+    target: float = Field(default=0.7, ge=0, le=1, description="wanted share of what is drafted (a*)")
+    token_share: bool = Field(
+        default=False, description="count drafted tokens in that share, as the paper says, not levels"
+    )
     depth_rate: float = Field(default=1.0, ge=0, le=64, description="how fast base_depth adapts (eta_D)")
     high_rate: float = Field(default=0.05, ge=0, le=1, description="how fast high adapts (eta_h)")
     level1_top1: bool = Field(default=False, description="draft only the best token on level 1, as the paper does")
@@ -91,6 +102,8 @@ class DynaTree(TreePolicy):
             raise ValueError(f"a base_depth of {self.base_depth:g} exceeds max_depth {self.max_depth}")
         if self.low > self.high:
             raise ValueError(f"low {self.low:g} exceeds high {self.high:g}")
+        if self.token_share and self.per_prompt:
+            raise ValueError("per_prompt has the share of the authors' code; leave token_share out")
         return self
 
     @property
@@ -148,7 +161,8 @@ class DynaTree(TreePolicy):
             return state
         if self.per_prompt:
             return replace(state, tokens=state.tokens + len(outcome.path), rounds=state.rounds + 1)
-        shares = (*state.shares, outcome.accepted / outcome.levels)[-self.window :]
+        drafted = outcome.tree.size - 1 if self.token_share else outcome.levels
+        shares = (*state.shares, outcome.accepted / drafted)[-self.window :]
         error = self._error(shares)
         return replace(  # by the paper's rule, in proportion to the error
             state,

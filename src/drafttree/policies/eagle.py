@@ -1,4 +1,5 @@
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -14,7 +15,7 @@ class Eagle(TreePolicy):
 
     - the authors' code: one less. Its `depth=7` is the default here, 8; its `total_token` is `budget`.
     - TALON's D: one less too, since its Algorithm 1 expands for d = 0 to D. Its D = 8, delta = D + 1 = 9 (appendix
-      E.1.2), is `depth=9`.
+      E.1.2), is `depth=9`. The preset `paper` is this setting, with K = 10 and N = 60.
     - EAGLE-2's and EAGLE-3's papers: the same number of levels, 6 and 8.
 
     Algorithm 1 of TALON re-ranks only the `top_k` nodes chosen of each level, not every candidate: `chosen_only=True`.
@@ -22,6 +23,7 @@ class Eagle(TreePolicy):
 
     source: ClassVar[str] = "EAGLE-2 (Li et al. 2024), section 4; EAGLE-3 code"
     reranks: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"depth": 9, "top_k": 10, "budget": 60}}
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted levels")
     top_k: int = Field(default=10, ge=1, le=256, description="nodes expanded per level, and candidates of each")

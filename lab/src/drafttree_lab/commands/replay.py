@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from drafttree.core.errors import InputError
+from drafttree.core.errors import ConfigError, InputError
 from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import make_console, make_table, progress
@@ -41,6 +41,9 @@ Model = Annotated[
     str | None,
     typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
 ]
+PaperFiles = Annotated[
+    list[Path] | None, typer.Option("--paper", help="A paper's TOML file of your own. May be repeated.")
+]
 Data = Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")]
 
 
@@ -66,7 +69,10 @@ replay = typer.Typer(
 
 @replay.command(name=RUN)
 def run(
-    what: Annotated[list[str], typer.Argument(help='What to run: "all", papers, results such as talon/1.')],
+    what: Annotated[
+        list[str] | None, typer.Argument(help='What to run: "all", papers, results such as talon/1. Default: --paper.')
+    ] = None,
+    paper: PaperFiles = None,
     target: Target = "embedded",
     roles: Roles = None,
     out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = FOLDER,
@@ -107,7 +113,8 @@ def run(
 ) -> None:
     """Run tables and figures, and judge the claims.
 
-    Published values stand beside measured ones, with a verdict on every claim.
+    Published values stand beside measured ones, with a verdict on every claim. R is the speed-up by counted tokens and
+    passes, tau (1 + h0) / (v + c delta + h), at the costs of --cost.
 
     The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 3 if the
     minutes are over and runs are left.
@@ -117,6 +124,7 @@ def run(
 
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
+    from drafttree_lab.replay.paper import keep_papers, use_papers
     from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
     from drafttree_lab.replay.results import ResultSummary, correct_claims, write_results
     from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
@@ -124,13 +132,19 @@ def run(
     costs = CostSource.parse(cost)
     given = parse_roles(roles or [])
     sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, chat, points, model)
-    planned, texts, drafters = _plan(what, target, given, sizes, data)
+    own = use_papers(paper or [])
+    if not (names := what or own):
+        raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
+    planned, texts, drafters = _plan(names, target, given, sizes, data)
     load = ReplayTarget(target, dtype, device, inflate)
     ids, other_ids = (load.encode(each, max_new_tokens, chat=chat) for each in (texts.texts, texts.others))
     ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
-    for drafter in given.values():  # one that cannot be used is told before anything is run
+    blocks = [block for each in planned if each.paper in own for block in each.blocks]
+    named = [way.drafter for block in blocks for way in block.ways.values()]
+    for drafter in dict.fromkeys([*given.values(), *named]):  # one that cannot be used is told before anything is run
         load.load_drafter(drafter)
     store = load.open_store(out, minutes, seed=seed, chat=chat, contexts=contexts)
+    keep_papers(out)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
     def keep(found: list[ResultSummary]) -> None:
@@ -156,7 +170,10 @@ def run(
 
 @replay.command(name="list")
 def list_(
-    what: Annotated[list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: all.")] = None,
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: --paper, or all.")
+    ] = None,
+    paper: PaperFiles = None,
     target: Target = "embedded",
     roles: Roles = None,
     limit: Limit = 10,
@@ -171,10 +188,12 @@ def list_(
     Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
     from drafttree_lab.replay.inputs import ALL, parse_roles
+    from drafttree_lab.replay.paper import use_papers
     from drafttree_lab.replay.plan import Sizes
 
     sizes = Sizes(limit, max_new_tokens, points=points, model=model)
-    planned, *_ = _plan(what or [ALL], target, parse_roles(roles or []), sizes, data)
+    own = use_papers(paper or [])
+    planned, *_ = _plan(what or own or [ALL], target, parse_roles(roles or []), sizes, data)
     show_list(planned, limit, repeats)
 
 
@@ -189,9 +208,11 @@ def report(
 
     It has every table, figure and verdict. A file that ends in .md has a table of the claims alone. No model is loaded.
     """
+    from drafttree_lab.replay.paper import KEPT, use_papers
     from drafttree_lab.replay.results import read_results
     from drafttree_lab.report.page import write_report
 
+    use_papers(sorted((folder / KEPT).glob("*.toml")))
     write_report(read_results(folder), output)
     print(f"written: {output}", file=sys.stderr)
 
@@ -203,10 +224,15 @@ def _plan(
     what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
 ) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
-    from drafttree_lab.replay.plan import plan_all
+    from drafttree_lab.replay.paper import outside_file
+    from drafttree_lab.replay.plan import check_methods, plan_all
 
     results = find_results(what)
     papers = list(dict.fromkeys(paper for paper, _ in results))
+    for paper in papers:
+        if file := outside_file(paper):
+            sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
+            check_methods(paper)
     check_model(papers, sizes.model)
     drafters, missing = find_roles(papers, target, given)
     texts = read_prompt_texts(papers, data, sizes.limit)
@@ -230,6 +256,7 @@ def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> No
 
 def show_replay(results: Sequence["ResultSummary"]) -> None:
     """Every result with its verdicts and values, and how many claims have each outcome."""
+    from drafttree_lab.replay.costs import LAW
     from drafttree_lab.replay.judge import KINDS, count_outcomes
 
     console = make_console()
@@ -237,6 +264,8 @@ def show_replay(results: Sequence["ResultSummary"]) -> None:
         _show_result(each)
     verdicts = [verdict for each in results for verdict in each.verdicts]
     console.print(Text(f"claims: {len(verdicts)}", style="bold"))
+    if any(entry.by_law for each in results for entry in each.entries):
+        console.print(Text(f"R = {LAW} by counts; costs are in rounds of plain decoding, so h0 = 0", style="dim"))
     for kind, name in KINDS.items():
         judgements = [getattr(each, kind) for each in verdicts]
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
@@ -252,8 +281,8 @@ def _show_result(each: "ResultSummary") -> None:
         console.print(Text(f"  without the {each.looping:.0%} of texts that loop:", style="dim"), soft_wrap=True)
     for verdict in each.not_looping:
         _show_verdict(verdict)
-    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.measured):
-        entries = [entry for entry in each.entries if entry.metric == metric and entry.measured]
+    for metric in dict.fromkeys(entry.metric for entry in each.entries if entry.is_ours):
+        entries = [entry for entry in each.entries if entry.metric == metric and entry.is_ours]
         columns = dict.fromkeys(entry.column for entry in entries)
         table = make_table(metric, *columns, right=len(columns))
         for method in dict.fromkeys(entry.method for entry in entries):
@@ -288,6 +317,6 @@ def _show_verdict(verdict: "Verdict") -> None:
 
 def cell(entry: "Entry") -> str:
     """The number of an entry, the paper's in brackets."""
-    own = f"{entry.measured.mean:.2f}" if entry.measured else ""
-    law = f", R {entry.by_law.mean:.2f}" if entry.by_law else ""
-    return f"{own}{law}" + (f" ({entry.published:g})" if entry.published is not None else "")
+    own = [f"{entry.measured.mean:.2f}"] if entry.measured else []
+    law = [f"R {entry.by_law.mean:.2f}"] if entry.by_law else []
+    return ", ".join([*own, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")

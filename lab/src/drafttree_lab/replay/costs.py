@@ -13,6 +13,8 @@ from drafttree_lab.replay.paper import Metric, Model
 from drafttree_lab.replay.text_cell import TextCounts
 
 PUBLISHED, MEASURED = "published", "measured"
+LAW = "tau (1 + h0) / (v + c delta + h)"
+"""The speed-up R. A paper's costs are in rounds of plain decoding, so that h0 = 0 and the denominator decides."""
 GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
 DRAWS = 64
 """Costs that are drawn of those which a paper's rows allow."""

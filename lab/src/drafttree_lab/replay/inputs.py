@@ -1,19 +1,18 @@
 """What the options of a replay choose: results, models, who drafts, and the prompts."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from drafttree.core.errors import ConfigError, InputError, unknown
 from drafttree.measure.prompts import Example, spread_examples
-from drafttree_lab.replay.paper import PromptSet, paper_names, read_paper
+from drafttree_lab.replay.paper import PromptSet, Role, outside_file, paper_names, read_paper
 
 ALL, EMBEDDED = "all", "embedded"
 OTHERS = 6
 """Prompts of each set on which drafters are fitted."""
-ENDINGS = (".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
+ENDINGS = ("", ".jsonl", ".jsonl.gz", ".raw.gz", ".raw", ".txt", ".txt.gz")
 Place = tuple[str, str]
 """The name of a paper and of one of its sets."""
 
@@ -99,7 +98,12 @@ def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> 
     Raises:
         ConfigError: no paper has such a role.
     """
-    roles = {name: role for paper in papers for name, role in read_paper(paper).roles.items()}
+    roles: dict[str, Role] = {}
+    for name, role in (each for paper in papers for each in read_paper(paper).roles.items()):
+        other = roles.setdefault(name, role)
+        if target == EMBEDDED and other.stand_in != role.stand_in and name not in given:
+            drafters = f"{other.stand_in!r} in one paper and {role.stand_in!r} in another"
+            raise ConfigError(f"the role {name!r} is {drafters}; rename one, run them apart, or name it with --as")
     if wrong := next((name for name in given if name not in roles), None):
         raise unknown("role", wrong, roles)
     found = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
@@ -117,7 +121,8 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
 
     Args:
         papers: their names.
-        folder: the folder with the files that the papers' sets name; None for those that ship.
+        folder: the folder with the files that the papers' sets name; None for those that ship. Those of a paper from
+            outside may lie beside its file, too.
         limit: prompts of each set.
 
     Raises:
@@ -129,13 +134,17 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
         (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
     }
     texts, missing, notes, others = {}, {}, {}, {}
-    with nullcontext(folder) if folder else as_file(files("drafttree_lab.replay") / "data") as base:
+    with as_file(files("drafttree_lab.replay") / "data") as shipped:
         for place, each in sets.items():
-            paths = (Path(base) / f"{each.file}{ending}" for ending in ENDINGS)
+            outside = outside_file(place[0])
+            own = [base for base in (folder, outside and outside.parent) if base]
+            bases = own if folder else [*own, shipped]
+            paths = (base / f"{each.file}{ending}" for base in bases for ending in ENDINGS)
             path = next((path for path in paths if path.is_file()), None)
-            if folder and not path:
-                missing[place] = f"{each.file} is not in {folder}"
-            elif not path or (each.withheld and not folder):
+            ships = path is not None and path.is_relative_to(shipped)
+            if own and not path:
+                missing[place] = f"{each.file} is not in {' or '.join(map(str, own))}"
+            elif not path or (each.withheld and ships):
                 why = f" ({each.withheld})" if each.withheld else ""
                 missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
             else:
@@ -145,7 +154,7 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
                 lacks = [part] if each.part else []
                 if (found := len(texts[place])) < limit:
                     lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
-                if lacks and not folder:
+                if lacks and ships:
                     notes[place] = "; ".join(lacks)
     return PromptTexts(texts, missing, notes, others)
 

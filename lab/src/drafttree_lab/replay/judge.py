@@ -170,11 +170,17 @@ def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[C
     match claim:
         case Comparison():
             right = claim.right_metric or claim.metric
-            name = f"{claim.left} / {claim.right}"
+            name = f"{claim.left} / {' or '.join(claim.rights)}"
             if claim.right_metric:
                 over, under = (metric.replace("_", " ") for metric in (claim.metric, claim.right_metric))
                 name = f"{claim.left}, {over} / {under}"
-            return lambda means: means(claim.left, claim.metric) / means(claim.right, right), name
+            least = torch.amin if claim.sign == ">" else torch.amax
+
+            def least_ahead(means: Means) -> Tensor:
+                left = means(claim.left, claim.metric)
+                return least(torch.stack([left / means(each, right) for each in claim.rights]), 0)
+
+            return least_ahead, name
         case Bound():
             return lambda means: means(claim.method, claim.metric) / claim.bound, f"{claim.method} / {claim.bound:g}"
         case _:

@@ -1,18 +1,23 @@
 """What a paper publishes, as data: its methods, sets of prompts, tables and figures, values and claims.
 
-A paper is a TOML file of the folder `papers`; `docs/replay.md` says how to add one.
+A paper is a TOML file, of the folder `papers` or the user's own; `docs/replay.md` says how to add one.
 """
 
+import re
+import reprlib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from drafttree.core.errors import ConfigError, unknown
+from drafttree.measure.prompts import read_text
+from drafttree_lab.replay.toml_lines import Place, locate
 
 AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
@@ -248,7 +253,7 @@ class Published(_Strict):
     @model_validator(mode="after")
     def _fits(self) -> "Published":
         for name, row in (*self.rows.items(), *self.errors.items()):
-            _among(name, self.rows, f"errors at line {self.line}")
+            _among(name, self.rows, "errors", name)
             if len(row) != len(self.columns):
                 raise ValueError(f"the row of {name} has {len(row)} numbers for {len(self.columns)} columns")
         return self
@@ -292,7 +297,7 @@ class Comparison(_Measurable):
 
     Attributes:
         left: method, or `method@value` for a value of the axis or a set of prompts.
-        right: the right side of the comparison.
+        right: the right side of the comparison; of several, the one that the left one is least ahead of counts.
         right_metric: what is taken of the right side; None for the same metric.
         sign: whether left is greater or less.
         hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
@@ -301,15 +306,20 @@ class Comparison(_Measurable):
 
     kind: Literal["comparison"] = "comparison"
     left: str
-    right: str
+    right: str | list[str]
     right_metric: Metric | None = None
     sign: Literal[">", "<"]
     hangs_on: str | None = None
     others: dict[str, str] = {}
 
     @property
+    def rights(self) -> list[str]:
+        """The right side, of one or of several."""
+        return [self.right] if isinstance(self.right, str) else self.right
+
+    @property
     def names(self) -> list[str]:
-        return [self.left, self.right, *self.others.values()]
+        return [self.left, *self.rights, *self.others.values()]
 
 
 class Bound(_Measurable):
@@ -444,19 +454,19 @@ class Result(_Strict):
         for name in (*self.over, *self.over.values()):
             _among(name, (AUTOREGRESSIVE, *self.methods), "over")
         places = [str(each) for each in (*self.sets, *self.values)]
-        for claim in self.claims:
+        for number, claim in enumerate(self.claims):
             for name in claim.names:
                 method, at, place = name.partition("@")
-                _among(method, (AUTOREGRESSIVE, *self.methods), f"claim {claim.id!r}")
-                _among(place if at else None, places, f"claim {claim.id!r}")
+                _among(method, (AUTOREGRESSIVE, *self.methods), "claims", number)
+                _among(place if at else None, places, "claims", number)
             if not isinstance(claim, NotComparable) and claim.metric in GAINS:
                 raise ValueError(f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}")
             if isinstance(claim, Trend) and not self.axis:
                 raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
-        for block in self.published:
-            _among(block.set, self.sets, f"set at line {block.line}")
+        for number, block in enumerate(self.published):
+            _among(block.set, self.sets, "published", number, "set")
             for column in block.columns:
-                _among(str(column), (*places, AVERAGE, UNTOLD), f"columns at line {block.line}")
+                _among(str(column), (*places, AVERAGE, UNTOLD), "published", number, "columns")
         return self
 
 
@@ -491,23 +501,60 @@ class Paper(_Strict):
         _among(AUTOREGRESSIVE, self.methods, "methods")
         for name, model in self.models.items():
             for role in model.draft_pass:
-                _among(role, self.roles, f"models.{name}.draft_pass")
-            for reference in model.references:
-                _among(reference.result, self.results, f"models.{name}.references")
-                _among(reference.method, self.results[reference.result].methods, f"models.{name}.references")
+                _among(role, self.roles, "models", name, "draft_pass", role)
+            for number, reference in enumerate(model.references):
+                _among(reference.result, self.results, "models", name, "references", number)
+                methods = self.results[reference.result].methods
+                _among(reference.method, methods, "models", name, "references", number)
         for name, method in self.methods.items():
-            _among(method.role, self.roles, f"methods.{name}.role")
+            _among(method.role, self.roles, "methods", name, "role")
         for name, result in self.results.items():
-            where = f"results.{name}"
             for method in result.methods:
-                _among(method, self.methods, f"{where}.methods")
+                _among(method, self.methods, "results", name, "methods")
             for each in result.sets:
-                _among(each, self.sets, f"{where}.sets")
-            for block in result.published:
-                _among(block.model, (*self.models, UNTOLD), f"{where}.published at line {block.line}")
+                _among(each, self.sets, "results", name, "sets")
+            for number, block in enumerate(result.published):
+                _among(block.model, (*self.models, UNTOLD), "results", name, "published", number, "model")
                 for row in block.rows:
-                    _among(row, self.methods, f"{where}.published at line {block.line}")
+                    _among(row, self.methods, "results", name, "published", number, "rows", row)
         return self
+
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML takes without quotes."""
+KEPT = "papers"
+"""The folder within that of a replay where its papers from outside are kept."""
+_OUTSIDE: dict[str, Path] = {}
+"""The files of the papers from outside, by name."""
+
+
+def use_papers(paths: Sequence[Path]) -> list[str]:
+    """Know the papers of some files beside drafttree's, in place of those of earlier files; their names are returned.
+
+    Raises:
+        ConfigError: a file has a mistake, or its name is that of another paper.
+        InputError: a file cannot be read.
+    """
+    _OUTSIDE.clear()
+    read_paper.cache_clear()
+    for path in paths:
+        if path.stem in paper_names():
+            raise ConfigError(f"--paper {str(path)!r}: there is another paper {path.stem!r}; rename the file")
+        _OUTSIDE[path.stem] = path
+        read_paper(path.stem)
+    return list(_OUTSIDE)
+
+
+def keep_papers(folder: Path) -> None:
+    """Copy the files of papers from outside to the folder of a replay, where its report finds them."""
+    for name, path in _OUTSIDE.items():
+        (folder / KEPT).mkdir(exist_ok=True)
+        (folder / KEPT / f"{name}.toml").write_bytes(path.read_bytes())
+
+
+def outside_file(name: str) -> Path | None:
+    """The file of a paper from outside; None for one of drafttree's."""
+    return _OUTSIDE.get(name)
 
 
 @cache
@@ -515,15 +562,39 @@ def read_paper(name: str) -> Paper:
     """A paper by its name.
 
     Raises:
-        ConfigError: there is no such paper.
+        ConfigError: there is no such paper, or its file has a mistake; the message has its line.
+        InputError: the file cannot be read.
     """
-    if name not in paper_names():
-        raise unknown("paper", name, paper_names())
-    text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    text = _read(name)
     try:
         return Paper.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"the file of the paper {name!r} is wrong: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{_OUTSIDE.get(name, name)}: {error}") from None
+    except ValidationError as error:  # a key that is none comes before the one that is missing in its place
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    cause = first.get("ctx", {}).get("error")
+    steps = (*first["loc"], *(cause.place if isinstance(cause, _UnknownName) else ()))
+    told = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        told = str(unknown("key", steps[-1], _keys(_Strict)))
+    elif first["type"] == "missing":
+        told = f"{steps[-1]!r} is missing"
+    elif told.startswith("Input should"):
+        told = f"{reprlib.repr(first['input'])} is wrong: {told.replace('Input', 'it', 1)}"
+    raise mistake(name, steps, told)
+
+
+def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
+    """An error with the file of a paper, the line in it, and the key.
+
+    Args:
+        paper: its name.
+        steps: the way to the key, as `locate` takes it.
+        told: what is wrong.
+    """
+    place, line = locate(_read(paper), steps)
+    where = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
+    return ConfigError(": ".join(filter(None, [where, _dotted(place), told])))
 
 
 def measurable_claims(timed: bool) -> int:
@@ -535,14 +606,42 @@ def measurable_claims(timed: bool) -> int:
 
 
 def paper_names() -> list[str]:
-    """The names of all papers."""
-    return sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
+    """The names of all papers, drafttree's first."""
+    own = sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
+    return [*own, *_OUTSIDE]
 
 
 def _folder():
     return files("drafttree_lab.replay") / "papers"
 
 
-def _among(name: str | None, names: Collection[str], where: str) -> None:
+def _read(name: str) -> str:
+    if path := _OUTSIDE.get(name):
+        return read_text(path)
+    if name not in paper_names():
+        raise unknown("paper", name, paper_names())
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+class _UnknownName(ValueError):
+    """A name that is not in the file, and where it is used, seen from the table that is checked."""
+
+    def __init__(self, name: str, names: Collection[str], place: Place) -> None:
+        super().__init__(f"{name!r} is none of {', '.join(names)}")
+        self.place = place
+
+
+def _among(name: str | None, names: Collection[str], *place: str | int) -> None:
     if name is not None and name not in names:
-        raise ValueError(f"{where}: {name!r} is none of {', '.join(names)}")
+        raise _UnknownName(name, names, place)
+
+
+def _dotted(place: Place) -> str:
+    """A place as TOML writes it; the line tells which element of a list it is in."""
+    names = (step for step in place if isinstance(step, str))
+    return ".".join(name if BARE_KEY.fullmatch(name) else f'"{name}"' for name in names)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    """The keys of all tables."""
+    return {*model.model_fields}.union(*map(_keys, model.__subclasses__()))

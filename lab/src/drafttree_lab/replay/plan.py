@@ -1,11 +1,15 @@
 """What is run for tables and figures: the ways that run by turns on the same prompts, and the tasks in their order."""
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from drafttree.core.errors import ConfigError
+from drafttree.engine.compatibility import incompatibility
 from drafttree.loading import find_verifier, make_policy
 from drafttree.measure.method import Method
 from drafttree_lab.replay.costs import PassCosts, draw_published_costs, published_costs
@@ -20,6 +24,7 @@ from drafttree_lab.replay.paper import (
     Paper,
     PaperMethod,
     Result,
+    mistake,
     read_paper,
 )
 
@@ -76,6 +81,13 @@ class ReplayMethod(Method):
         window = f", lossy_window={self.lossy_window}" if self.lossy_window else ""
         return super().spec + window
 
+    @property
+    def key(self) -> str:
+        """The specification, with a digest of the code of a policy or verifier of the user's own, which may change."""
+        classes = [type(self.policy), *([self.verifier] if self.verifier else [])]
+        outside = [each for each in classes if each.__module__.partition(".")[0] != "drafttree"]
+        return "|".join([self.spec, *(short_digest(Path(inspect.getfile(each)).read_bytes()) for each in outside)])
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -119,7 +131,7 @@ class Block:
     @property
     def digest(self) -> str:
         """Of all its ways."""
-        return short_digest(sorted((name, way.spec) for name, way in self.ways.items()))
+        return short_digest(sorted((name, way.key) for name, way in self.ways.items()))
 
 
 @dataclass(frozen=True)
@@ -212,12 +224,32 @@ class Task:
     def counts_key(self, way: ReplayMethod) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
         learned = [short_digest(list(self.earlier))] if way.learns else []
-        return ("counts", way.spec, *self.block.setting.key, self.digest, *learned)
+        return ("counts", way.key, *self.block.setting.key, self.digest, *learned)
 
 
 def short_digest(value: object) -> str:
     """A digest of plain data."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def check_methods(paper: str) -> None:
+    """Whether every policy and verifier that a paper names exists, and is lossless or lossy by name with the other.
+
+    Raises:
+        ConfigError: one is not; the message has the line of the paper's file.
+    """
+    found = read_paper(paper)
+    for result in found.results.values():
+        values = [value for axis in _axes(result) for value in axis.values] or [None]
+        drafting = [name for name in result.methods if found.methods[name].role and not found.methods[name].assisted]
+        for name, each, value in product(drafting, result.sets or [NO_PROMPTS], values):
+            method = found.methods[name]
+            try:
+                policy, verifier = make_policy(method.policy_at(each, value)), find_verifier(method.verifier)
+            except ConfigError as error:
+                raise mistake(paper, ("methods", name), str(error)) from None
+            if verifier and any(result.temperatures) and (reason := incompatibility(policy, verifier)):
+                raise mistake(paper, ("methods", name), reason)
 
 
 def plan_all(

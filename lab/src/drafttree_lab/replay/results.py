@@ -42,6 +42,7 @@ FORMAT = 3
 """Of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
 """Metrics that say something of plain decoding too."""
+BY_TOKENS = "Speeds are of all texts together, so that a text which ends early weighs by its tokens"
 DEEPEST, LAST_RANK = 16, 10
 """Levels and ranks of a heat map; ranks behind the last are counted with it."""
 
@@ -59,7 +60,7 @@ class Entry:
         published: the paper's number of the chosen target, or of the first that has one; None where it prints none.
         model: that target.
         measured: ours; None as long as no prompt is finished.
-        by_law: for a speed-up, R of the law by counts at the given costs; None else.
+        by_law: for a speed-up, R by counts at the given costs (`LAW`); None else.
         fitted: what counts give with a drafter that is fitted to the paper's, a speed by the law; None where none is.
     """
 
@@ -73,6 +74,11 @@ class Entry:
     measured: Value | None
     by_law: Value | None = None
     fitted: Value | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was measured, counted or predicted here."""
+        return bool(self.measured or self.by_law or self.fitted)
 
     @property
     def column(self) -> str:
@@ -148,6 +154,8 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     """
     experiment = measured.experiment
     result = experiment.result
+    pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
+    notes = [result.unavailable, ended, result.not_comparable, BY_TOKENS if pooled else "", *experiment.notes]
     return ResultSummary(
         id=experiment.id,
         title=result.title,
@@ -162,7 +170,7 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
         fit=str(measured.fitted.fit or measured.fitted.reason) if measured.fitted else "",
         figure=result.figure,
         points=figure_data(measured),
-        notes=[note for note in (result.unavailable, ended, result.not_comparable, *experiment.notes) if note],
+        notes=[*filter(None, notes)],
         done=done,
         tasks=tasks,
     )

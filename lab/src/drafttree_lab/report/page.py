@@ -7,6 +7,7 @@ from pathlib import Path
 
 import drafttree
 from drafttree.core.errors import InputError
+from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
 from drafttree_lab.replay.paper import UNITS, Paper, Published, measurable_claims, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
@@ -47,7 +48,7 @@ class Section:
     @property
     def is_measured(self) -> bool:
         """Whether any number of it is ours."""
-        return any(each.measured for each in self.kept.summary.entries)
+        return any(each.is_ours for each in self.kept.summary.entries)
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ def render(results: Sequence[KeptResult]) -> str:
         corrected_for=[measurable_claims(timed) for timed in (False, True)],
         environment=results[-1].environment,
         units=UNITS,
+        law=LAW,
         version=drafttree.__version__,
     )
 
@@ -142,7 +144,7 @@ def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
 
 def make_grids(summary: ResultSummary) -> list[Grid]:
     """A table for every metric that was measured or published."""
-    known = [each for each in summary.entries if each.measured or each.published is not None]
+    known = [each for each in summary.entries if each.is_ours or each.published is not None]
     grids = []
     for metric in dict.fromkeys(each.metric for each in known):
         own = [each for each in known if each.metric == metric]
@@ -150,7 +152,7 @@ def make_grids(summary: ResultSummary) -> list[Grid]:
         rows: dict[str, list[Entry | None]] = {each.method: [None] * len(columns) for each in own}
         for each in own:
             measured, published = columns[each.column]
-            columns[each.column] = (measured or bool(each.measured), published or each.published is not None)
+            columns[each.column] = (measured or each.is_ours, published or each.published is not None)
             rows[each.method][list(columns).index(each.column)] = each
         models = dict.fromkeys(each.model for each in own if each.model and each.published is not None)
         places = decimals([each.published for each in own if each.published])

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from drafttree.interfaces.cli.options import AsJson
 from drafttree.interfaces.console import make_console, make_table, print_json
-from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading import POLICY_CLASSES, VERIFIER_CLASSES, policy_spec
 from drafttree.loading.drafter_list import list_drafters
 from drafttree.policies import TreePolicy
 
@@ -21,7 +21,10 @@ def policies(json_: AsJson = False) -> None:
     Policies of installed packages are included, with defaults, ranges and the papers they come from.
     """
     classes = POLICY_CLASSES.all().items()
-    found = {name: _summary(policy) | {"parameters": _parameters(policy)} for name, policy in classes}
+    found = {
+        name: _summary(policy) | {"parameters": _parameters(policy), "presets": _presets(name, policy)}
+        for name, policy in classes
+    }
     if json_:
         print_json(found)
     else:
@@ -87,7 +90,9 @@ def _show_policies(policies: Mapping[str, dict[str, Any]]) -> None:
         for parameter in policy["parameters"]:
             table.add_row(*map(str, (parameter | {"default": str(parameter["default"]).lower()}).values()))
         _show(name, policy)
-        make_console().print(table, "")
+        make_console().print(
+            table, *(f"{preset} is {spec}" for preset, spec in policy["presets"].items()), "", sep="\n"
+        )
 
 
 def _show_verifiers(verifiers: Mapping[str, dict[str, Any]]) -> None:
@@ -112,6 +117,11 @@ def _parameters(policy: type[TreePolicy]) -> list[dict[str, Any]]:
         {"name": key, "default": field.default, "range": _range(field), "meaning": field.description or ""}
         for key, field in policy.model_fields.items()
     ]
+
+
+def _presets(name: str, policy: type[TreePolicy]) -> dict[str, str]:
+    """By the name of each preset, with that of the policy, the specification that it stands for."""
+    return {f"{name}:{preset}": policy_spec(policy(**given)) for preset, given in policy.presets.items()}
 
 
 def _range(field: FieldInfo) -> str:
