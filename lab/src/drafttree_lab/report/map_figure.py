@@ -1,7 +1,7 @@
-"""The figure of who wins where: one SVG with a panel for every curve v(n), for light and dark themes.
+"""The figure of who wins where: one SVG with panels for every curve v(n) and confidence, for light and dark themes.
 
-It follows the reader's theme where a page shows it as an image, too. Panels stand below each other, so that a phone is
-wide enough.
+It follows the reader's theme where a page shows it as an image, too. Curves stand below each other and cells name
+families by their first letters, so that a phone is wide enough.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.report.notation import COLORS, template
-from drafttree_lab.winner_map.published import PLAIN, PlacedPair, families
+from drafttree_lab.winner_map.published import CALIBRATED, CONFIDENCES, PLAIN, Pair, families
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SLOPES, WinnerMap
 
 PAPERS = {"talon": "TALON", "dynatree-v2": "DynaTree", "traversal": "Traversal"}
@@ -44,18 +44,23 @@ def write_figure(found: WinnerMap, path: Path) -> None:
 def draw(found: WinnerMap) -> str:
     """The figure as text of an SVG file."""
     costs = [log(cost) for cost in DRAFT_COSTS]
-    marks = [
-        (_between(costs, log(each.pair.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs
-    ]
-    return template("winner_map.svg").render(
-        panels=[(slope, like, found.of_slope(slope), marks if slope == GPU else []) for slope, like in SLOPES.items()],
-        marks=marks,
+    placed = [(each, each.agreement) for each in found.pairs if each.agreement is not None]
+    return template("winner_map.svg", three_digits=_three_digits).render(
+        panels=[(slope, like, found.of_slope(slope)) for slope, like in SLOPES.items()],
+        ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
+        marks=[
+            (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, agreement), each) for each, agreement in placed
+        ],
         pairs=[_name(each) for each in found.pairs],
         colors=_colors(),
+        confidences=[*CONFIDENCES],
         costs=DRAFT_COSTS,
         agreements=AGREEMENTS,
-        short={"fixed tree": "fixed"},
     )
+
+
+def _three_digits(speedup: float) -> str:
+    return f"{speedup:.2f}" if speedup < 9.995 else f"{speedup:.1f}"
 
 
 def _colors() -> Mapping[str, str]:
@@ -64,10 +69,10 @@ def _colors() -> Mapping[str, str]:
     return {PLAIN: grey, **dict(zip(families(), (blue, sky, green, purple, ochre, vermilion), strict=True))}
 
 
-def _name(each: PlacedPair) -> str:
+def _name(each: Pair) -> str:
     beyond = f", or {each.beyond}" if each.beyond else ""
-    paper = PAPERS.get(each.pair.paper, each.pair.paper)
-    return f"{each.pair.name} ({paper}): {each.agreement:.2f}{beyond}, c {each.pair.draft_cost:.2f}"
+    paper = PAPERS.get(each.paper, each.paper)
+    return f"{each.name} ({paper}): {each.agreement:.2f}{beyond}, c {each.draft_cost:.2f}"
 
 
 def _between(ticks: Sequence[float], value: float) -> float:
