@@ -4,8 +4,8 @@ import pytest
 
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.text_cell import TextCounts
-from drafttree_lab.winner_map.published import linear_costs, speedups
-from drafttree_lab.winner_map.winner_map import cost_curve, cost_grid, tau
+from drafttree_lab.winner_map.published import FREE, linear_costs, speedups
+from drafttree_lab.winner_map.winner_map import cost_curve, cost_grid
 
 
 def counts(committed, nodes, passes):
@@ -21,7 +21,7 @@ def test_r_is_tokens_by_cost():
     left_out = [4 / (1 + 0.02 * 8 + 0.3), 4 / (spent - (1 + 0.02 * 8 + 0.3))]
     assert speedups(costs, texts).tolist() == pytest.approx([8 / spent, *left_out])
     assert speedups(PassCosts(0.4, linear_costs(0.07)), [counts([1] * 5, [1] * 5, [0] * 5)])[0] == 1
-    assert tau(texts) == pytest.approx(8 / 3)
+    assert speedups(FREE, texts)[0].item() == pytest.approx(8 / 3)
 
 
 @pytest.mark.parametrize(("draft_cost", "slope"), cost_grid())

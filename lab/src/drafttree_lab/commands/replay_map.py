@@ -14,7 +14,6 @@ from drafttree.interfaces.cli.results import Minutes, ResultOptions
 from drafttree.interfaces.console import make_console, make_table, progress
 
 if TYPE_CHECKING:
-    from drafttree_lab.replay.intervals import Estimate
     from drafttree_lab.winner_map.winner_map import MapPoint, WinnerMap
 
 ROLE = "Draft model"
@@ -131,6 +130,8 @@ def _show_pairs(found: "WinnerMap") -> None:
 
 
 def _show_questions(found: "WinnerMap") -> None:
+    from drafttree_lab.winner_map.published import side
+
     agreements = sorted({point.agreement for point in found.points})
     table = make_table("R over R", "c", "confidence", *(f"{each:g}" for each in agreements))
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
@@ -140,12 +141,7 @@ def _show_questions(found: "WinnerMap") -> None:
         verdicts.add_row(each.text, each.verdict)
         for confidence, ratios in each.ratios.items():
             best = each.best.get(confidence, {})
-            shown = [_show_ratio(own) + (f" {best[place]}" if best else "") for place, own in ratios.items()]
-            table.add_row(each.text, f"{each.costs.draft:.3f}", confidence, *shown)
+            shown = (f"{own.value:.2f}" if side(own) else f"({own.value:.2f})" for own in ratios.values())
+            cells = (f"{text} {best[place]}" if best else text for place, text in zip(ratios, shown, strict=True))
+            table.add_row(each.text, f"{each.costs.draft:.3f}", confidence, *cells)
     make_console().print(table, "", verdicts, "")
-
-
-def _show_ratio(ratio: "Estimate") -> str:
-    from drafttree_lab.winner_map.published import side
-
-    return f"{ratio.value:.2f}" if side(ratio) else f"({ratio.value:.2f})"

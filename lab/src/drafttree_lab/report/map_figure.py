@@ -44,13 +44,13 @@ def write_figure(found: WinnerMap, path: Path) -> None:
 def draw(found: WinnerMap) -> str:
     """The figure as text of an SVG file."""
     costs = [log(cost) for cost in DRAFT_COSTS]
-    placed = [(each, each.agreement) for each in found.pairs if each.agreement is not None]
+    marks = [
+        (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs
+    ]
     return template("winner_map.svg", three_digits=_three_digits).render(
         panels=[(slope, like, found.of_slope(slope)) for slope, like in SLOPES.items()],
         ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
-        marks=[
-            (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, agreement), each) for each, agreement in placed
-        ],
+        marks=marks,
         pairs=[_name(each) for each in found.pairs],
         colors=_colors(),
         confidences=[*CONFIDENCES],

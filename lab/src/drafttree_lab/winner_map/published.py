@@ -1,6 +1,7 @@
 """What the map takes from the papers: families of policies, pairs of models, and what the papers leave open."""
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -66,13 +67,11 @@ class Pair:
 
     Attributes:
         name: target, and set of prompts where the paper has more than one.
-        paper: name of the paper.
         policy: specification of the policy, with which the drafter is placed.
         tau: published tokens per round.
         draft_cost: c.
         sampled: whether the numbers are of temperature 1.
-        agreement: agreement at which the graded drafter commits as many tokens per round with the same policy; None
-            before it is placed.
+        agreement: agreement at which the graded drafter commits as many tokens per round with the same policy.
         beyond: "below" or "above" where its tokens per round lie outside those of the graded drafters, whose end the
             agreement then is; empty otherwise.
     """
@@ -83,7 +82,7 @@ class Pair:
     tau: float
     draft_cost: float
     sampled: bool = False
-    agreement: float | None = None
+    agreement: float = math.nan
     beyond: str = ""
 
 
@@ -136,15 +135,11 @@ class Question:
 
     Attributes:
         text: both policies in words.
-        left: the policy that it is about.
-        right: the policy that it is compared with.
-        costs: the costs at which it is judged.
         settings: policies by the value of a parameter, from that of `right` to that of `left`, where it is asked
-            whether the best value rises with agreement; then R of `left` over `right` rises.
+            whether the best value rises with agreement; then R of `left` over R of `right` rises.
         ratios: R of `left` over R of `right` by confidence and agreement.
         trends: the ratio at the highest agreement over that at the lowest, by confidence; empty without `settings`.
         best: the fastest of `settings` by confidence and agreement.
-        verdict: where the claim holds, in words.
     """
 
     text: str
@@ -172,18 +167,15 @@ def questions() -> Iterator[Question]:
         yield Question(f"DynaTree with its history, a* = {share}, over without", asked, none, dynatree)
     yield Question("DynaTree over the fixed tree", history, fixed, dynatree)
     for levels in (0, 2, 3):
-        yield Question(
-            f"TALON with k = 1 over k = {levels}", robust, published_policy("talon", f"TALON k={levels}"), talon
-        )
+        other = published_policy("talon", f"TALON k={levels}")
+        yield Question(f"TALON with k = 1 over k = {levels}", robust, other, talon)
     yield Question("TALON over EAGLE-3's tree", robust, eagle, talon)
     figure = read_paper("talon").results["fig13"]
     margins = {str(mu): published_policy("talon", "TALON by threshold", value=mu) for mu in figure.values}
     (low, right), *_, (high, left) = margins.items()
     yield Question(f"TALON with mu = {high} over mu = {low}", left, right, talon, margins)
     deeper = canonical(eagle.replace("depth=9", "depth=12"))
-    yield Question(
-        "EAGLE-3's tree of 12 levels over 9, tokens per round", deeper, eagle, PassCosts(0.0, Costs((1,), (1.0,)))
-    )
+    yield Question("EAGLE-3's tree of 12 levels over 9, tokens per round", deeper, eagle, FREE)
     shallow, deep = (published_policy("dynatree-v1", "DynaTree by depth", value=levels) for levels in (4, 9))
     costs = replace(published_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
     yield Question("DynaTree v1 with D = 3 over D = 8, v(n) of two CPU cores", shallow, deep, costs)
@@ -194,15 +186,19 @@ def linear_costs(slope: float) -> Costs:
     return Costs((1, 2), (1.0, 1 + slope))
 
 
+FREE = PassCosts(0.0, linear_costs(0.0))
+"""Drafts and trees cost nothing: R is tau, the tokens per round."""
+
+
 def speedups(costs: PassCosts, texts: Sequence[TextCounts]) -> Tensor:
     """R over all texts, then without each of them: float64 `[1 + texts]`."""
     fractions = [costs.fraction("tokens_per_second", each) for each in texts]
     return Jackknife({"texts": len(texts)}).mean([("texts", fractions)])
 
 
-def compare(left: Tensor, right: Tensor) -> Estimate:
-    """One R over another by `speedups` of the same prompts, with its interval over them."""
-    return Jackknife({"texts": len(left) - 1}).estimate(left / right)
+def estimate(ratios: Tensor) -> Estimate:
+    """A ratio of what `speedups` gives for the same prompts, with its interval over them."""
+    return Jackknife({"texts": len(ratios) - 1}).estimate(ratios)
 
 
 def side(ratio: Estimate) -> int:
@@ -214,23 +210,21 @@ def answer(question: Question, texts: Texts) -> Question:
     """A question with what was counted, by the same prompts for both policies."""
     ratios, trends, best = {}, {}, {}
     for confidence in CONFIDENCES if texts else ():
-        rates = {
-            agreement: {
-                spec: speedups(question.costs, own[confidence][spec])
-                for spec in {question.left, question.right, *question.settings.values()}
-            }
-            for agreement, own in sorted(texts.items())
-        }
-        quotients = [own[question.left] / own[question.right] for own in rates.values()]
-        ratios[confidence] = {each: compare(own[question.left], own[question.right]) for each, own in rates.items()}
+        counted = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
+        found = [
+            speedups(question.costs, own[question.left]) / speedups(question.costs, own[question.right])
+            for own in counted.values()
+        ]
+        ratios[confidence] = dict(zip(counted, map(estimate, found), strict=True))
         if question.settings:
-            trends[confidence] = compare(quotients[-1], quotients[0])
-            best[confidence] = {
-                agreement: max(question.settings, key=lambda name: own[question.settings[name]][0].item())
-                for agreement, own in rates.items()
-            }
-    found = replace(question, ratios=ratios, trends=trends, best=best)
-    return replace(found, verdict=verdict(found))
+            trends[confidence] = estimate(found[-1] / found[0])
+            best[confidence] = {agreement: _best_setting(question, own) for agreement, own in counted.items()}
+    answered = replace(question, ratios=ratios, trends=trends, best=best)
+    return replace(answered, verdict=verdict(answered))
+
+
+def _best_setting(question: Question, texts: Mapping[str, Sequence[TextCounts]]) -> str:
+    return max(question.settings, key=lambda name: speedups(question.costs, texts[question.settings[name]])[0].item())
 
 
 def verdict(question: Question) -> str:

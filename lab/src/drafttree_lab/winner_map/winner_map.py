@@ -3,7 +3,7 @@
 Texts are counted, never timed, so any machine will do.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
@@ -29,12 +29,13 @@ from drafttree_lab.winner_map.published import (
     AUTO,
     CALIBRATED,
     CONFIDENCES,
+    FREE,
     PLAIN,
     TWO_CORES,
     Pair,
     Question,
     answer,
-    compare,
+    estimate,
     families,
     linear_costs,
     place,
@@ -62,8 +63,6 @@ class MapPoint:
     """A point of the map; `auto` is no family.
 
     Attributes:
-        agreement: of drafter and target.
-        confidence: of the drafter, one of `CONFIDENCES`.
         draft_cost: c.
         slope: s, the cost of a node of a target pass beyond the first.
         winner: the fastest family; plain decoding is one.
@@ -281,7 +280,7 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
     grades: dict[float, GradedAgreement] = {}
     confidences: dict[float, list[float]] = {}
     texts: dict[float, dict[str, dict[str, list[TextCounts]]]] = {}
-    auto: dict[tuple[float, float, float], list[TextCounts]] = {}
+    auto: dict[tuple[float, str, float, float], list[TextCounts]] = {}
     with runs.store.interruptible():
         plain = [runs.plain(prompt) for prompt in runs.prompts]
         for agreement in AGREEMENTS:
@@ -294,10 +293,13 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
                 progress(f"{agreement:g} {policy.partition(':')[0]}")
             texts[agreement] = counted
         for agreement, costs in product(AGREEMENTS, cost_grid()):
-            auto[agreement, *costs] = runs.auto_counts(grades[agreement], *costs)
+            auto[agreement, CALIBRATED, *costs] = runs.auto_counts(grades[agreement], *costs)
             progress(f"{agreement:g} auto")
     pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
-        place(pair, {grades[each].reached: tau(texts[each][CALIBRATED][pair.policy]) for each in texts})
+        place(
+            pair,
+            {grades[each].reached: speedups(FREE, texts[each][CALIBRATED][pair.policy])[0].item() for each in texts},
+        )
         for pair in published_pairs()
         if texts
     ]
@@ -306,7 +308,7 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
         grades=list(grades.values()),
         confidences=confidences,
         points=[
-            _point(agreement, name, costs, texts[agreement][name], auto.get((agreement, *costs)))
+            _point(agreement, name, costs, texts[agreement][name], auto.get((agreement, name, *costs)))
             for costs, agreement, name in product(cost_grid(), texts, CONFIDENCES)
         ],
         pairs=pairs,
@@ -316,12 +318,6 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
         differing=sum(each.tokens != own.tokens for kept in drafted for each, own in zip(kept, plain, strict=True)),
         length=runs.length,
     )
-
-
-def tau(texts: Iterable[TextCounts]) -> float:
-    """Tokens per round over all texts."""
-    tokens, rounds = zip(*(each.fraction("tau") for each in texts), strict=True)
-    return sum(tokens) / sum(rounds)
 
 
 def _point(
@@ -339,9 +335,9 @@ def _point(
         settings[name] = max(found, key=lambda spec: found[spec][0].item())
         rates[name] = found[settings[name]]
     order = sorted(rates, key=lambda name: -rates[name][0].item())
-    lead = compare(rates[order[0]], rates[order[1]])
+    lead = estimate(rates[order[0]] / rates[order[1]])
     best = rates[order[0]][0].item()
-    own_auto = speedups(passes, auto)[0].item() if auto and confidence == CALIBRATED else None
+    own_auto = speedups(passes, auto)[0].item() if auto else None
     return MapPoint(
         agreement,
         confidence,
