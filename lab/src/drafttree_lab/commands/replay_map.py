@@ -46,12 +46,12 @@ def map_(
     from drafttree.measure.run_store import NothingFinished
     from drafttree_lab.replay.inputs import find_roles, parse_roles
     from drafttree_lab.replay.run import ReplayTarget
-    from drafttree_lab.report.map_figure import check_output, write_figure
+    from drafttree_lab.report.map_figure import write_figure
     from drafttree_lab.winner_map.published import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
-    if output:
-        check_output(output)
+    if output and output.suffix != ".svg":
+        raise ConfigError(f"-o {str(output)!r} is no .svg file; the map is drawn as SVG, for light and dark ground")
     drafters, missing = find_roles(["traversal"], target, parse_roles(roles or []))
     if ROLE not in drafters:
         raise ConfigError(missing[ROLE])
