@@ -103,9 +103,7 @@ def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
 
     drafts = sorted({point.draft_cost for point in points})
     table = make_table("agreement", "confidence", *(f"c = {draft:g}" for draft in drafts))
-    table.title = (
-        f"{title}: the fastest family (with = the second, if R does not tell them apart), its R, and auto's share"
-    )
+    table.title = f"{title}: the fastest family (= the second, where they tie), its R, and what auto reaches of it"
     rows: dict[tuple[float, str], list[Text]] = {}
     for point in sorted(points, key=lambda point: (-point.agreement, point.draft_cost)):
         names = f"{point.winner} = {point.tied_with}" if point.tied_with else point.winner

@@ -18,8 +18,8 @@ from drafttree_lab.replay.text_cell import TextCounts
 
 PLAIN, AUTO = "plain", "auto"
 """Plain decoding, whose R is 1, and the policy that weighs the costs themselves."""
-OVERCONFIDENT, CALIBRATED, UNDERCONFIDENT = "overconfident", "calibrated", "underconfident"
-CONFIDENCES = {OVERCONFIDENT: 0.4, CALIBRATED: 1.0, UNDERCONFIDENT: 2.0}
+CALIBRATED = "calibrated"
+CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
 """What a grade's temperature is multiplied by. It changes how sure a drafter is, and none of its best tokens."""
 TWO_CORES = 0.07
 """Cost of a node of a target pass beyond the first, on two CPU cores."""
@@ -173,12 +173,12 @@ def questions() -> Iterator[Question]:
     figure = read_paper("talon").results["fig13"]
     margins = {str(mu): published_policy("talon", "TALON by threshold", value=mu) for mu in figure.values}
     (low, right), *_, (high, left) = margins.items()
-    yield Question(f"TALON with mu = {high} over mu = {low}", left, right, talon, margins)
+    yield Question(f"TALON with mu = {high} over mu = {low} (figure 13)", left, right, talon, margins)
     deeper = canonical(eagle.replace("depth=9", "depth=12"))
-    yield Question("EAGLE-3's tree of 12 levels over 9, tokens per round", deeper, eagle, FREE)
+    yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper, eagle, FREE)
     shallow, deep = (published_policy("dynatree-v1", "DynaTree by depth", value=levels) for levels in (4, 9))
     costs = replace(published_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
-    yield Question("DynaTree v1 with D = 3 over D = 8, v(n) of two CPU cores", shallow, deep, costs)
+    yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow, deep, costs)
 
 
 def linear_costs(slope: float) -> Costs:
