@@ -11,7 +11,7 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy, policy_spec
-from drafttree_lab.replay.costs import PassCosts
+from drafttree_lab.replay.costs import PassCosts, published_costs
 from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife
 from drafttree_lab.replay.paper import AVERAGE, AxisValue, Result, read_paper
 from drafttree_lab.replay.text_cell import TextCounts
@@ -38,12 +38,12 @@ def published_policy(paper: str, method: str, prompt_set: str = "", value: AxisV
     return canonical(read_paper(paper).methods[method].policy_at(prompt_set, value))
 
 
-def published_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
+def method_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
     """The costs of a method's passes, on a target of the paper or on its first one."""
     found = read_paper(paper)
-    own, role = found.models[model or next(iter(found.models))], found.methods[method].role
-    assert role
-    return PassCosts(own.draft_pass[role], Costs.of(own.target_pass), own.round)
+    costs = published_costs(found.models[model or next(iter(found.models))], found.methods[method].role)
+    assert costs
+    return costs
 
 
 def families() -> Mapping[str, list[str]]:
@@ -91,18 +91,18 @@ def published_pairs() -> Iterator[Pair]:
     paper, method = "talon", "EAGLE-3"
     for model in read_paper(paper).models:
         tau = fmean(_lengths(read_paper(paper).results["1"], method, model).values())
-        cost = published_costs(paper, method, model).draft
+        cost = method_costs(paper, method, model).draft
         yield Pair(model, paper, published_policy(paper, method), tau, cost)
     paper, method = "dynatree-v2", "Linear Spec"
     for model in read_paper(paper).models:
         for name, tau in _lengths(read_paper(paper).results["3"], method, model).items():
-            policy, cost = published_policy(paper, method, name), published_costs(paper, method, model).draft
+            policy, cost = published_policy(paper, method, name), method_costs(paper, method, model).draft
             yield Pair(f"{model}, {name}", paper, policy, tau, cost)
     paper, method = "traversal", "Chain Tok.V"
     for table in ("2", "3"):
         result = read_paper(paper).results[table]
         model = result.published[0].model
-        tau, cost = _lengths(result, method, model)[AVERAGE], published_costs(paper, method, model).draft
+        tau, cost = _lengths(result, method, model)[AVERAGE], method_costs(paper, method, model).draft
         yield Pair(model, paper, published_policy(paper, method), tau, cost, sampled=True)
 
 
@@ -158,7 +158,7 @@ def questions() -> Iterator[Question]:
 
     DynaTree gives no value of a*, its `target`; TALON's k, the robust levels, stands beside its own choice of 1.
     """
-    dynatree, talon = published_costs("dynatree-v2", "DynaTree"), published_costs("talon", "TALON")
+    dynatree, talon = method_costs("dynatree-v2", "DynaTree"), method_costs("talon", "TALON")
     history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
     fixed = published_policy("dynatree-v2", "Fixed Tree")
     robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
@@ -177,7 +177,7 @@ def questions() -> Iterator[Question]:
     deeper = canonical(eagle.replace("depth=9", "depth=12"))
     yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper, eagle, FREE)
     shallow, deep = (published_policy("dynatree-v1", "DynaTree by depth", value=levels) for levels in (4, 9))
-    costs = replace(published_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
+    costs = replace(method_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
     yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow, deep, costs)
 
 
