@@ -7,7 +7,6 @@ import pytest
 from drafttree.measure.run_store import RUNS, NothingFinished
 from drafttree_lab.replay import run as replay_run
 from drafttree_lab.winner_map import winner_map
-from drafttree_lab.winner_map.winner_map import GridCosts
 from testing.command_line import complaint, run
 
 TINY = ["replay", "map", "--limit", 1, "--max-new-tokens", 6]
@@ -19,7 +18,7 @@ def small_map(embedded, monkeypatch):
     monkeypatch.setattr(replay_run, "load", lambda *_, **__: embedded.plain())
     monkeypatch.setattr(winner_map, "MOST_TOKENS", 16)
     monkeypatch.setattr(winner_map, "AGREEMENTS", (0.65,))
-    monkeypatch.setattr(winner_map, "cost_grid", lambda: [GridCosts(0.1, 0.005)])
+    monkeypatch.setattr(winner_map, "cost_grid", lambda: [(0.1, 0.005)])
 
 
 @pytest.mark.usefixtures("small_map")
@@ -28,9 +27,10 @@ def test_the_map_is_counted_kept_shown_and_drawn(tmp_path):
     shown = run(*command, "--json")
     assert shown.exit_code == 0
     found = json.loads(shown.stdout)
-    (point,) = found["points"]
-    assert point["agreement"] == 0.65
-    assert point["best"] == max(each["speedup"] for each in point["entrants"].values())
+    assert [each["confidence"] for each in found["points"]] == ["overconfident", "calibrated", "underconfident"]
+    for point in found["points"]:
+        assert point["agreement"] == 0.65
+        assert point["best"] == max(point["speedups"].values())
     assert len(found["pairs"]) == 9
     kept = (tmp_path / "out" / RUNS).read_text()
     again = run(*command, "-o", tmp_path / "wins.svg")
@@ -44,6 +44,16 @@ def test_when_the_minutes_are_over_nothing_is_finished(tmp_path):
     shown = run(*TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
     assert isinstance(shown.exception, NothingFinished)
     assert (tmp_path / "out" / "run.json").exists()
+
+
+@pytest.mark.usefixtures("small_map")
+def test_a_folder_of_drafters_of_other_confidences_is_refused(tmp_path, capsys):
+    run(*TINY, "--out", tmp_path / "out", "--minutes", 1e-9)
+    command = json.loads((tmp_path / "out" / "run.json").read_text())
+    del command["confidences"]
+    (tmp_path / "out" / "run.json").write_text(json.dumps(command))
+    said = complaint(capsys, *TINY, "--out", tmp_path / "out")
+    assert "holds the runs of another command (confidences = None there" in said
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,35 @@
 """The figure: one file for every theme, every cell's winner and numbers in it, and the papers' pairs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from drafttree.errors import ConfigError, InputError
-from drafttree_lab.report.map_figure import check_output, draw, write_figure
+from drafttree.errors import InputError
+from drafttree_lab.replay.intervals import Estimate
+from drafttree_lab.report.map_figure import draw, write_figure
 from drafttree_lab.report.notation import COLORS
-from drafttree_lab.winner_map.published import PLAIN, PlacedPair, families, published_pairs
-from drafttree_lab.winner_map.winner_map import (
-    AGREEMENTS,
-    DRAFT_COSTS,
-    SLOPES,
-    Entrant,
-    GridCosts,
-    MapPoint,
-    WinnerMap,
-    cost_grid,
-)
+from drafttree_lab.winner_map.published import CONFIDENCES, PLAIN, families, published_pairs
+from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, SLOPES, MapPoint, WinnerMap
+
+
+def point(place, confidence="calibrated", tied_with=None, auto=None):
+    """A point whose place decides its agreement and winner."""
+    winner, best = [PLAIN, *families()][place], 1 + place / 1000
+    costs = DRAFT_COSTS[place % len(DRAFT_COSTS)], [*SLOPES][place % len(SLOPES)]
+    return MapPoint(
+        AGREEMENTS[place], confidence, *costs, winner, best, tied_with, Estimate(1.1), {winner: best}, {}, auto
+    )
 
 
 @pytest.fixture
 def found():
-    """A map of two points, each with a winner of its own."""
-    names, points, grid = [PLAIN, *families()], [], cost_grid()
-    for place, (costs, agreement) in enumerate(zip((grid[0], grid[-1]), AGREEMENTS, strict=False)):
-        winner = names[place % len(names)]
-        entrants = {name: Entrant(name, 1 + place / 1000 if name == winner else 1.0) for name in names}
-        points.append(MapPoint(agreement, costs, entrants, 0.5 + place / 1000))
-    pairs = [PlacedPair(pair, 0.3 + place / 15) for place, pair in enumerate(published_pairs())]
-    return WinnerMap([], points, pairs, [], 8, 1, 0, 96)
+    """A map of points with a winner of their own, some calibrated and some tied."""
+    points = [point(0, auto=0.5), point(1, auto=1.7), point(3, "overconfident"), point(5, "underconfident", "TALON")]
+    pairs = [replace(pair, agreement=0.3 + place / 15) for place, pair in enumerate(published_pairs())]
+    return WinnerMap([], {}, points, pairs, [], 8, 1, 0, 96)
 
 
 def texts(path: Path) -> list[str]:
@@ -43,10 +41,11 @@ def test_one_file_says_all(found, tmp_path):
     path = tmp_path / "wins.svg"
     write_figure(found, path)
     said = texts(path)
-    for point in found.points:
-        assert f"{point.best:.2f}" in said
-        assert f"auto {point.auto:.2f}" in said
-    assert all(any(each.pair.name in text for text in said) for each in found.pairs)
+    for each in found.points:
+        assert f"{each.best:.2f}" in said
+        assert each.auto is None or f"{each.auto:.2f}" in said
+    assert all(any(each.name in text for text in said) for each in found.pairs)
+    assert all(said.count(confidence) == len(SLOPES) for confidence in CONFIDENCES)
     assert sum(text.startswith("v(n)") for text in said) == len(SLOPES)
 
 
@@ -58,13 +57,20 @@ def test_it_follows_the_readers_theme_and_loads_nothing(found):
     assert re.findall(r"https?://[^\"\s]+", svg) == ["http://www.w3.org/2000/svg"]
 
 
+def test_a_tie_has_both_letters_and_both_colours(found):
+    tied, alone = (WinnerMap([], {}, [point(5, tied_with=name)], [], [], 1, 0, 0, 8) for name in ("TALON", None))
+    assert (">OT<" in draw(tied), ">OT<" in draw(alone)) == (True, False)
+    assert draw(tied).count('class="cell"') == draw(alone).count('class="cell"') + 1
+
+
+def test_letters_tell_families_apart():
+    assert len({name[0].upper() for name in (PLAIN, *families())}) == 1 + len(families())
+
+
 def test_a_map_of_one_point_and_no_pairs_is_drawn_too():
-    point = MapPoint(AGREEMENTS[0], GridCosts(DRAFT_COSTS[0], 0.0), {PLAIN: Entrant(PLAIN, 1.0)}, None)
-    assert ">1.00<" in draw(WinnerMap([], [point], [], [], 1, 0, 0, 8))
+    assert ">1.00<" in draw(WinnerMap([], {}, [point(0)], [], [], 1, 0, 0, 8))
 
 
-def test_a_file_that_is_no_svg_or_cannot_be_written_is_refused(found, tmp_path):
-    with pytest.raises(ConfigError, match=r"is no \.svg file"):
-        check_output(tmp_path / "wins.png")
+def test_a_file_that_cannot_be_written_is_refused(found, tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         write_figure(found, tmp_path / "nowhere" / "wins.svg")

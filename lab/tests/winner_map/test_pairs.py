@@ -2,22 +2,20 @@
 
 import pytest
 
-from drafttree_lab.winner_map.published import PublishedPair, place, published_costs, published_pairs
+from drafttree_lab.winner_map.published import Pair, method_costs, place, published_pairs
 
 
 def pair(tau):
     """A pair with so many tokens per round."""
-    return PublishedPair("toy", "talon", "chain", tau, 0.1)
+    return Pair("toy", "talon", "chain", tau, 0.1)
 
 
 def test_costs_are_those_of_the_printed_numbers():
     found = {each.name: each for each in published_pairs()}
-    assert len(found) == len(published_pairs()) == 9
+    assert len(found) == 9
     vicuna = found["Vicuna-13B"]
     assert vicuna.tau == pytest.approx((6.61 + 6.74 + 8.31 + 7.12 + 5.24 + 6.93) / 6)
-    assert (
-        vicuna.draft_cost == published_costs("talon", "TALON").draft == pytest.approx((6.61 / 3.78 - 1) / 9, abs=1e-3)
-    )
+    assert vicuna.draft_cost == method_costs("talon", "TALON").draft == pytest.approx((6.61 / 3.78 - 1) / 9, abs=1e-3)
     dynatree = (6.82 / 1.47 - 4.56 / 1.26) / 3
     assert found["Pythia-2.8B, WikiText-2"].draft_cost == pytest.approx(dynatree, abs=1e-3)
     assert found["Pythia-2.8B, PG-19"].tau == 4.56

@@ -5,9 +5,11 @@ import pytest
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy
 from drafttree_lab.replay.costs import PassCosts
-from drafttree_lab.winner_map.published import Question, Ratio, answer, questions, verdict
+from drafttree_lab.replay.intervals import Estimate
+from drafttree_lab.winner_map.published import CONFIDENCES, Question, answer, questions, verdict
 from winner_map.test_grid_costs import counts
 
+COSTS = PassCosts(0.1, Costs((1,), (1.0,)))
 FAST = [counts([4, 4], [9, 9], [2, 2]), counts([3, 5], [9, 9], [2, 2]), counts([4, 4], [9, 9], [2, 2])]
 SLOW = [counts([2] * 4, [5] * 4, [2] * 4), counts([2] * 4, [5] * 4, [2] * 4), counts([1, 3] * 2, [5] * 4, [2] * 4)]
 
@@ -23,32 +25,65 @@ def test_the_policies_are_the_papers_with_what_is_asked_changed():
     assert make_policy(found["TALON with k = 1 over k = 0"].left).robust == 1
 
 
-def test_an_answer_has_the_ratios_of_r():
-    question = Question("fast over slow", "fast", "slow", PassCosts(0.1, Costs((1,), (1.0,))))
-    found = answer(question, {0.8: {"fast": FAST, "slow": SLOW}, 0.2: {"fast": SLOW, "slow": FAST}})
+def by_confidence(*own):
+    """Counts by agreement and confidence, from pairs of a fast and a slow policy's texts by agreement."""
+    return {
+        agreement: {name: {"fast": fast, "slow": slow} for name in CONFIDENCES}
+        for agreement, (fast, slow) in zip((0.8, 0.2), own, strict=True)
+    }
+
+
+def test_an_answer_has_the_ratios_of_r_at_every_confidence():
+    question = Question("fast over slow", "fast", "slow", COSTS)
+    found = answer(question, by_confidence((FAST, SLOW), (SLOW, FAST)))
     rate = {"fast": 24 / (6 * 1.2), "slow": 24 / (12 * 1.2)}
-    assert [each.agreement for each in found.ratios] == [0.2, 0.8]
-    assert found.ratios[1].estimate == pytest.approx(rate["fast"] / rate["slow"])
-    assert found.ratios[0].estimate == pytest.approx(rate["slow"] / rate["fast"])
-    assert all(each.low <= each.estimate <= each.high for each in found.ratios)
-    assert found.verdict == "holds above agreement 0.40 (2 of 2 decided)"
+    assert [*found.ratios] == [*CONFIDENCES]
+    for ratios in found.ratios.values():
+        assert [*ratios] == [0.2, 0.8]
+        assert ratios[0.8].value == pytest.approx(rate["fast"] / rate["slow"])
+        assert ratios[0.2].value == pytest.approx(rate["slow"] / rate["fast"])
+        assert all(each.low <= each.value <= each.high for each in ratios.values())
+    assert found.verdict == "fails at 0.2; holds at 0.8"
+    assert found.best == found.trends == {}
 
 
-def ratios(*estimates, margin=0.01):
-    """Ratios at agreements 0.2, 0.4 and so on."""
-    return [Ratio(0.2 * place, each, each - margin, each + margin) for place, each in enumerate(estimates, start=1)]
+def test_whether_the_best_setting_rises_is_judged_by_its_ends():
+    question = Question("high over low", "fast", "slow", COSTS, {"0.01": "slow", "0.05": "fast"})
+    found = answer(question, by_confidence((FAST, SLOW), (SLOW, FAST)))
+    assert found.best["calibrated"] == {0.2: "0.01", 0.8: "0.05"}
+    ratios = found.ratios["calibrated"]
+    assert found.trends["calibrated"].value == pytest.approx(ratios[0.8].value / ratios[0.2].value)
+    assert found.verdict == "rises with agreement: holds"
+    assert answer(question, by_confidence((SLOW, FAST), (FAST, SLOW))).verdict == "rises with agreement: fails"
+    assert answer(question, by_confidence((FAST, SLOW), (FAST, SLOW))).verdict == "rises with agreement: undecided"
+
+
+def test_the_thresholds_of_talon_are_its_figures():
+    (mu,) = (each for each in questions() if each.settings)
+    assert [make_policy(spec).margin for spec in mu.settings.values()] == [0.01, 0.02, 0.03, 0.04, 0.05]
+    assert (mu.right, mu.left) == (mu.settings["0.01"], mu.settings["0.05"])
+
+
+ABOVE, BELOW, EITHER = Estimate(1.2, 1.1, 1.3, 0.01), Estimate(0.8, 0.7, 0.9, 0.01), Estimate(1.2, 0.9, 1.5, 0.2)
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("ratios", "said"),
     [
-        ([], "not counted"),
-        (ratios(1.2, 1.1), "holds at every agreement (2 of 2 decided)"),
-        (ratios(0.9, 0.995), "holds at no agreement (1 of 2 decided)"),
-        (ratios(0.9, 1.1, 1.3), "holds above agreement 0.30 (3 of 3 decided)"),
-        (ratios(1.3, 1.1, 0.9), "holds below agreement 0.50 (3 of 3 decided)"),
-        (ratios(1.1, 0.9, 1.1), "holds at 0.2, 0.6 (3 of 3 decided)"),
+        ([ABOVE, ABOVE, ABOVE], "holds at every agreement"),
+        ([BELOW, BELOW, BELOW], "fails at every agreement"),
+        ([ABOVE, EITHER, ABOVE], "undecided at every agreement"),
+        ([ABOVE, EITHER, BELOW], "undecided, flips with confidence, at every agreement"),
+        ([Estimate(1.2)] * 3, "undecided at every agreement"),
     ],
 )
-def test_a_verdict_says_where_it_holds(found, said):
-    assert verdict(found) == said
+def test_a_claim_is_decided_where_all_confidences_decide_alike(ratios, said):
+    found = {name: {0.5: ratio} for name, ratio in zip(CONFIDENCES, ratios, strict=True)}
+    assert verdict(Question("a over b", "a", "b", COSTS, ratios=found)) == said
+    trends = dict(zip(CONFIDENCES, ratios, strict=True))
+    asked = Question("a over b", "a", "b", COSTS, {"1": "b", "2": "a"}, found, trends)
+    assert verdict(asked).removeprefix("rises with agreement: ") == said.removesuffix(" at every agreement")
+
+
+def test_nothing_counted_is_no_verdict():
+    assert answer(Question("a over b", "a", "b", COSTS), {}).verdict == "not counted"

@@ -1,6 +1,7 @@
-"""`drafttree replay map`: who wins where, by agreement, cost of a draft pass and cost of a tree."""
+"""`drafttree replay map`: who wins where, by agreement and confidence, cost of a draft pass and cost of a tree."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,17 +40,18 @@ def map_(
 ) -> None:
     """Count which policy is fastest where.
 
-    The map goes by agreement of drafter and target, cost of a draft pass and cost of a tree. Nothing is timed, so any
-    machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
+    The map goes by agreement of drafter and target, confidence of the drafter, cost of a draft pass and cost of a tree.
+    Nothing is timed, so any machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
     """
     from drafttree.measure.run_store import NothingFinished
     from drafttree_lab.replay.inputs import find_roles, parse_roles
     from drafttree_lab.replay.run import ReplayTarget
-    from drafttree_lab.report.map_figure import check_output, write_figure
+    from drafttree_lab.report.map_figure import write_figure
+    from drafttree_lab.winner_map.published import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
-    if output:
-        check_output(output)
+    if output and output.suffix != ".svg":
+        raise ConfigError(f"-o {str(output)!r} is no .svg file; the map is drawn as SVG, for light and dark ground")
     drafters, missing = find_roles(["traversal"], target, parse_roles(roles or []))
     if ROLE not in drafters:
         raise ConfigError(missing[ROLE])
@@ -57,7 +59,7 @@ def map_(
     load = ReplayTarget(target, "float32", device, None)
     decoder = load.load_drafter(drafters[ROLE])
     sets = load.encode(texts.texts, max_new_tokens, chat=False)
-    decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed}
+    decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed, "confidences": CONFIDENCES}
     store = load.open_store(out, minutes, map=True, drafter=drafters[ROLE], **decides)
     runs = TextRuns(decoder, store, max_new_tokens, seed)
     with store.interruptible():
@@ -68,19 +70,21 @@ def map_(
         found = run_map(runs, advance)
     if output:
         write_figure(found, output)
-    ResultOptions(out, minutes, json_).finish(store, found.to_json(), lambda: show_map(found))
+    ResultOptions(out, minutes, json_).finish(store, asdict(found), lambda: show_map(found))
 
 
 def show_map(found: "WinnerMap") -> None:
     """The drafters, a table of winners for every curve, the papers' pairs, and what the papers leave open."""
+    from drafttree_lab.winner_map.published import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import SLOPES
 
     console = make_console()
-    table = make_table("agreement", "reached", "confidence", "weight of the target", "noise", "temperature", right=5)
-    table.title = "drafters"
+    table = make_table("agreement", "reached", *CONFIDENCES, "weight of the target", "noise", "temperature", right=7)
+    table.title = "drafters; by confidence: the mean probability of the best token (temperature x 0.4, 1 and 2)"
     for each in found.grades:
         grade = each.grade
-        shown = (each.reached, each.confidence, grade.weight, grade.noise, grade.temperature)
+        sure = found.confidences.get(each.wanted, [])
+        shown = (each.reached, *sure, grade.weight, grade.noise, grade.temperature)
         table.add_row(f"{each.wanted:g}", *(f"{number:.3f}" for number in shown))
     console.print(table, "")
     for slope, like in SLOPES.items():
@@ -89,7 +93,7 @@ def show_map(found: "WinnerMap") -> None:
     if not found.points:
         console.print("no drafter is counted with every policy yet", "")
     _show_pairs(found)
-    _show_answers(found)
+    _show_questions(found)
     loops = f"{found.looping} of {found.prompts} texts of {found.length} tokens end in a loop"
     console.print(Text(f"{loops}; {found.differing} drafted texts differ from the target's own", style="dim"))
 
@@ -97,16 +101,17 @@ def show_map(found: "WinnerMap") -> None:
 def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
     from drafttree_lab.winner_map.published import PLAIN
 
-    drafts = sorted({point.costs.draft for point in points})
-    table = make_table("agreement", *(f"c = {draft:g}" for draft in drafts))
-    table.title = f"{title}: the fastest family, its R, and what auto reaches of it"
-    for agreement in sorted({point.agreement for point in points}, reverse=True):
-        row = {point.costs.draft: point for point in points if point.agreement == agreement}
-        cells = []
-        for point in (row[draft] for draft in drafts):
-            cell = Text(f"{point.winner} {point.best:.2f}", style="dim" if point.winner == PLAIN else "")
-            cells.append(cell.append("" if point.share is None else f" {point.share:.0%}", style="dim"))
-        table.add_row(f"{agreement:g}", *cells)
+    drafts = sorted({point.draft_cost for point in points})
+    table = make_table("agreement", "confidence", *(f"c = {draft:g}" for draft in drafts))
+    table.title = f"{title}: the fastest family (= the second, where they tie), its R, and what auto reaches of it"
+    rows: dict[tuple[float, str], list[Text]] = {}
+    for point in sorted(points, key=lambda point: (-point.agreement, point.draft_cost)):
+        names = f"{point.winner} = {point.tied_with}" if point.tied_with else point.winner
+        cell = Text(f"{names} {point.best:.2f}", style="dim" if point.winner == PLAIN else "")
+        cell.append("" if point.share is None else f" {point.share:.0%}", style="dim")
+        rows.setdefault((point.agreement, point.confidence), []).append(cell)
+    for (agreement, confidence), cells in rows.items():
+        table.add_row(f"{agreement:g}", confidence, *cells)
     make_console().print(table, "")
 
 
@@ -116,18 +121,25 @@ def _show_pairs(found: "WinnerMap") -> None:
     table = make_table("pair", "c", "tau", "agreement", "paper", "by", right=3)
     table.title = "the papers' pairs: c from their numbers, agreement where a graded drafter has their tokens per round"
     for each in found.pairs:
-        pair = each.pair
         where = f"{each.agreement:.2f}{f', or {each.beyond}' if each.beyond else ''}"
-        by = f"{pair.policy}{', sampled' if pair.sampled else ''}"
-        table.add_row(pair.name, f"{pair.draft_cost:.3f}", f"{pair.tau:.2f}", where, pair.paper, by)
+        by = f"{each.policy}{', sampled' if each.sampled else ''}"
+        table.add_row(each.name, f"{each.draft_cost:.3f}", f"{each.tau:.2f}", where, each.paper, by)
     make_console().print(table, "")
 
 
-def _show_answers(found: "WinnerMap") -> None:
-    names = [f"{ratio.agreement:g}" for ratio in found.answers[0].ratios]
-    table = make_table("R over R at the paper's costs", "c", *names, "verdict", right=1 + len(names))
+def _show_questions(found: "WinnerMap") -> None:
+    from drafttree_lab.winner_map.published import side
+
+    agreements = sorted({point.agreement for point in found.points})
+    table = make_table("R over R", "c", "confidence", *(f"{each:g}" for each in agreements))
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
-    for each in found.answers:
-        shown = (f"{own.estimate:.2f}" if own.is_decided else f"({own.estimate:.2f})" for own in each.ratios)
-        table.add_row(each.text, f"{each.draft_cost:.3f}", *shown, each.verdict)
-    make_console().print(table, "")
+    verdicts = make_table("question", "verdict")
+    verdicts.title = "verdicts: decided where every confidence decides alike"
+    for each in found.questions:
+        verdicts.add_row(each.text, each.verdict)
+        for confidence, ratios in each.ratios.items():
+            best = each.best.get(confidence, {})
+            shown = (f"{own.value:.2f}" if side(own) else f"({own.value:.2f})" for own in ratios.values())
+            cells = (f"{text} {best[place]}" if best else text for place, text in zip(ratios, shown, strict=True))
+            table.add_row(each.text, f"{each.costs.draft:.3f}", confidence, *cells)
+    make_console().print(table, "", verdicts, "")

@@ -1,31 +1,20 @@
-"""The figure of who wins where: one SVG with a panel for every curve v(n), for light and dark themes.
+"""The figure of who wins where: one SVG with panels for every curve v(n) and confidence, for light and dark themes.
 
-It follows the reader's theme where a page shows it as an image, too. Panels stand below each other, so that a phone is
-wide enough.
+It follows the reader's theme where a page shows it as an image, too. Curves stand below each other and cells name
+families by their first letters, so that a phone is wide enough.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import log
 from pathlib import Path
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.core.errors import InputError
 from drafttree_lab.report.notation import COLORS, template
-from drafttree_lab.winner_map.published import PLAIN, PlacedPair, families
+from drafttree_lab.winner_map.published import CALIBRATED, CONFIDENCES, PLAIN, Pair, families
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SLOPES, WinnerMap
 
 PAPERS = {"talon": "TALON", "dynatree-v2": "DynaTree", "traversal": "Traversal"}
-
-
-def check_output(path: Path) -> Path:
-    """The file of the figure.
-
-    Raises:
-        ConfigError: it is no SVG file.
-    """
-    if path.suffix != ".svg":
-        raise ConfigError(f"-o {str(path)!r} is no .svg file; the map is drawn as SVG, for light and dark ground")
-    return path
 
 
 def write_figure(found: WinnerMap, path: Path) -> None:
@@ -45,29 +34,28 @@ def draw(found: WinnerMap) -> str:
     """The figure as text of an SVG file."""
     costs = [log(cost) for cost in DRAFT_COSTS]
     marks = [
-        (_between(costs, log(each.pair.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs
+        (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs
     ]
+    blue, vermilion, green, purple, ochre, sky, grey = COLORS
+    by_family = zip(
+        families(), (blue, sky, green, purple, ochre, vermilion), strict=True
+    )  # neighbours on the map differ
     return template("winner_map.svg").render(
-        panels=[(slope, like, found.of_slope(slope), marks if slope == GPU else []) for slope, like in SLOPES.items()],
+        panels=[(slope, like, found.of_slope(slope)) for slope, like in SLOPES.items()],
+        ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
         marks=marks,
         pairs=[_name(each) for each in found.pairs],
-        colors=_colors(),
+        colors={PLAIN: grey, **dict(by_family)},
+        confidences=[*CONFIDENCES],
         costs=DRAFT_COSTS,
         agreements=AGREEMENTS,
-        short={"fixed tree": "fixed"},
     )
 
 
-def _colors() -> Mapping[str, str]:
-    """Colours by family, those that win beside each other far apart; plain decoding is grey."""
-    blue, vermilion, green, purple, ochre, sky, grey = COLORS
-    return {PLAIN: grey, **dict(zip(families(), (blue, sky, green, purple, ochre, vermilion), strict=True))}
-
-
-def _name(each: PlacedPair) -> str:
+def _name(each: Pair) -> str:
     beyond = f", or {each.beyond}" if each.beyond else ""
-    paper = PAPERS.get(each.pair.paper, each.pair.paper)
-    return f"{each.pair.name} ({paper}): {each.agreement:.2f}{beyond}, c {each.pair.draft_cost:.2f}"
+    paper = PAPERS.get(each.paper, each.paper)
+    return f"{each.name} ({paper}): {each.agreement:.2f}{beyond}, c {each.draft_cost:.2f}"
 
 
 def _between(ticks: Sequence[float], value: float) -> float:

@@ -1,22 +1,30 @@
 """What the map takes from the papers: families of policies, pairs of models, and what the papers leave open."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 
+from torch import Tensor
+
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy, policy_spec
-from drafttree_lab.replay.costs import PassCosts
-from drafttree_lab.replay.intervals import Jackknife
-from drafttree_lab.replay.paper import AVERAGE, Result, read_paper
+from drafttree_lab.replay.costs import PassCosts, published_costs
+from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife
+from drafttree_lab.replay.paper import AVERAGE, AxisValue, Result, read_paper
 from drafttree_lab.replay.text_cell import TextCounts
 
 PLAIN, AUTO = "plain", "auto"
 """Plain decoding, whose R is 1, and the policy that weighs the costs themselves."""
-Texts = Mapping[float, Mapping[str, Sequence[TextCounts]]]
-"""The counts of all texts by agreement and policy, in one order of prompts."""
+CALIBRATED = "calibrated"
+CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
+"""What a grade's temperature is multiplied by. It changes how sure a drafter is, and none of its best tokens."""
+TWO_CORES = 0.07
+"""Cost of a node of a target pass beyond the first, on two CPU cores."""
+Texts = Mapping[float, Mapping[str, Mapping[str, Sequence[TextCounts]]]]
+"""The counts of all texts by agreement, confidence and policy, in one order of prompts."""
 
 
 @functools.cache
@@ -25,17 +33,17 @@ def canonical(spec: str) -> str:
     return policy_spec(make_policy(spec))
 
 
-def published_policy(paper: str, method: str, prompt_set: str = "") -> str:
-    """The specification of a paper's method, on a set of prompts if one is named."""
-    return canonical(read_paper(paper).methods[method].policy_at(prompt_set))
+def published_policy(paper: str, method: str, prompt_set: str = "", value: AxisValue | None = None) -> str:
+    """The specification of a paper's method, on a set of prompts if one is named, at a value of its figure's axis."""
+    return canonical(read_paper(paper).methods[method].policy_at(prompt_set, value))
 
 
-def published_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
+def method_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
     """The costs of a method's passes, on a target of the paper or on its first one."""
     found = read_paper(paper)
-    own, role = found.models[model or next(iter(found.models))], found.methods[method].role
-    assert role
-    return PassCosts(own.draft_pass[role], Costs.of(own.target_pass), own.round)
+    costs = published_costs(found.models[model or next(iter(found.models))], found.methods[method].role)
+    assert costs
+    return costs
 
 
 def families() -> Mapping[str, list[str]]:
@@ -54,16 +62,18 @@ def families() -> Mapping[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class PublishedPair:
-    """A target and its drafter by what a paper prints of one policy.
+class Pair:
+    """A target and its drafter by what a paper prints of one policy, and their place on the map.
 
     Attributes:
         name: target, and set of prompts where the paper has more than one.
-        paper: name of the paper.
         policy: specification of the policy, with which the drafter is placed.
         tau: published tokens per round.
         draft_cost: c.
         sampled: whether the numbers are of temperature 1.
+        agreement: agreement at which the graded drafter commits as many tokens per round with the same policy.
+        beyond: "below" or "above" where its tokens per round lie outside those of the graded drafters, whose end the
+            agreement then is; empty otherwise.
     """
 
     name: str
@@ -72,46 +82,28 @@ class PublishedPair:
     tau: float
     draft_cost: float
     sampled: bool = False
-
-
-@dataclass(frozen=True)
-class PlacedPair:
-    """A pair on the map.
-
-    Attributes:
-        pair: what is published.
-        agreement: agreement at which the graded drafter commits as many tokens per round with the same policy.
-        beyond: "below" or "above" where its tokens per round lie outside those of the graded drafters, whose end the
-            agreement then is; empty otherwise.
-    """
-
-    pair: PublishedPair
-    agreement: float
+    agreement: float = math.nan
     beyond: str = ""
 
 
-def published_pairs() -> list[PublishedPair]:
+def published_pairs() -> Iterator[Pair]:
     """All pairs: of TALON by EAGLE-3's row, of DynaTree by the linear row, of Traversal Verification by the chain's."""
-    return list(_pairs())
-
-
-def _pairs() -> Iterator[PublishedPair]:
     paper, method = "talon", "EAGLE-3"
     for model in read_paper(paper).models:
         tau = fmean(_lengths(read_paper(paper).results["1"], method, model).values())
-        cost = published_costs(paper, method, model).draft
-        yield PublishedPair(model, paper, published_policy(paper, method), tau, cost)
+        cost = method_costs(paper, method, model).draft
+        yield Pair(model, paper, published_policy(paper, method), tau, cost)
     paper, method = "dynatree-v2", "Linear Spec"
     for model in read_paper(paper).models:
         for name, tau in _lengths(read_paper(paper).results["3"], method, model).items():
-            policy, cost = published_policy(paper, method, name), published_costs(paper, method, model).draft
-            yield PublishedPair(f"{model}, {name}", paper, policy, tau, cost)
+            policy, cost = published_policy(paper, method, name), method_costs(paper, method, model).draft
+            yield Pair(f"{model}, {name}", paper, policy, tau, cost)
     paper, method = "traversal", "Chain Tok.V"
     for table in ("2", "3"):
         result = read_paper(paper).results[table]
         model = result.published[0].model
-        tau, cost = _lengths(result, method, model)[AVERAGE], published_costs(paper, method, model).draft
-        yield PublishedPair(model, paper, published_policy(paper, method), tau, cost, sampled=True)
+        tau, cost = _lengths(result, method, model)[AVERAGE], method_costs(paper, method, model).draft
+        yield Pair(model, paper, published_policy(paper, method), tau, cost, sampled=True)
 
 
 def _lengths(result: Result, method: str, model: str) -> dict[str, float]:
@@ -121,7 +113,7 @@ def _lengths(result: Result, method: str, model: str) -> dict[str, float]:
     return dict(zip(map(str, columns), row, strict=True))
 
 
-def place(pair: PublishedPair, lengths: Mapping[float, float]) -> PlacedPair:
+def place(pair: Pair, lengths: Mapping[float, float]) -> Pair:
     """Place a pair where a drafter commits its tokens per round, between two agreements in proportion.
 
     Args:
@@ -132,119 +124,127 @@ def place(pair: PublishedPair, lengths: Mapping[float, float]) -> PlacedPair:
     for (low, below), (high, above) in pairwise(known):
         if low <= pair.tau <= high:
             share = (pair.tau - low) / (high - low) if high > low else 0.0
-            return PlacedPair(pair, below + share * (above - below))
-    return PlacedPair(pair, known[0][1], "below") if pair.tau < known[0][0] else PlacedPair(pair, known[-1][1], "above")
+            return replace(pair, agreement=below + share * (above - below))
+    agreement, beyond = (known[0][1], "below") if pair.tau < known[0][0] else (known[-1][1], "above")
+    return replace(pair, agreement=agreement, beyond=beyond)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Whether one policy is faster than another, which the papers leave open.
+    """Whether one policy is faster than another, and what was counted for it.
 
     Attributes:
         text: both policies in words.
-        left: the policy that it is about.
-        right: the policy that it is compared with.
-        costs: the costs of the paper.
+        settings: policies by the value of a parameter, from that of `right` to that of `left`, where it is asked
+            whether the best value rises with agreement; then R of `left` over R of `right` rises.
+        ratios: R of `left` over R of `right` by confidence and agreement.
+        trends: the ratio at the highest agreement over that at the lowest, by confidence; empty without `settings`.
+        best: the fastest of `settings` by confidence and agreement.
     """
 
     text: str
     left: str
     right: str
     costs: PassCosts
+    settings: Mapping[str, str] = field(default_factory=dict)
+    ratios: Mapping[str, Mapping[float, Estimate]] = field(default_factory=dict)
+    trends: Mapping[str, Estimate] = field(default_factory=dict)
+    best: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
+    verdict: str = ""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """R of one policy over that of another.
-
-    Attributes:
-        agreement: of the drafter.
-        estimate: the ratio over all texts.
-        low: lower end of its 95 % interval over prompts; None of one prompt.
-        high: upper end.
-    """
-
-    agreement: float
-    estimate: float
-    low: float | None
-    high: float | None
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the interval lies on one side of 1."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What was counted for a question.
-
-    Attributes:
-        text: both policies in words.
-        draft_cost: c, at which it is judged.
-        ratios: by agreement, rising.
-        verdict: where the claim holds, in words.
-    """
-
-    text: str
-    draft_cost: float
-    ratios: list[Ratio]
-    verdict: str
-
-
-def questions() -> list[Question]:
-    """All questions, at the costs of their papers.
+def questions() -> Iterator[Question]:
+    """All questions: what the papers leave open, and claims that one pair of models cannot decide.
 
     DynaTree gives no value of a*, its `target`; TALON's k, the robust levels, stands beside its own choice of 1.
     """
-    dynatree, talon = published_costs("dynatree-v2", "DynaTree"), published_costs("talon", "TALON")
+    dynatree, talon = method_costs("dynatree-v2", "DynaTree"), method_costs("talon", "TALON")
     history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
     fixed = published_policy("dynatree-v2", "Fixed Tree")
     robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
-    found = [
-        Question(
-            f"DynaTree with its history, a* = {share}, over without",
-            canonical(f"{history},target={share}"),
-            none,
-            dynatree,
-        )
-        for share in (0.4, 0.7)
-    ]
-    found.append(Question("DynaTree over the fixed tree", history, fixed, dynatree))
+    for share in (0.4, 0.7):
+        asked = canonical(f"{history},target={share}")
+        yield Question(f"DynaTree with its history, a* = {share}, over without", asked, none, dynatree)
+    yield Question("DynaTree over the fixed tree", history, fixed, dynatree)
     for levels in (0, 2, 3):
         other = published_policy("talon", f"TALON k={levels}")
-        found.append(Question(f"TALON with k = 1 over k = {levels}", robust, other, talon))
-    return [*found, Question("TALON over EAGLE-3's tree", robust, eagle, talon)]
+        yield Question(f"TALON with k = 1 over k = {levels}", robust, other, talon)
+    yield Question("TALON over EAGLE-3's tree", robust, eagle, talon)
+    figure = read_paper("talon").results["fig13"]
+    margins = {str(mu): published_policy("talon", "TALON by threshold", value=mu) for mu in figure.values}
+    (low, right), *_, (high, left) = margins.items()
+    yield Question(f"TALON with mu = {high} over mu = {low} (figure 13)", left, right, talon, margins)
+    deeper = canonical(eagle.replace("depth=9", "depth=12"))
+    yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper, eagle, FREE)
+    shallow, deep = (published_policy("dynatree-v1", "DynaTree by depth", value=levels) for levels in (4, 9))
+    costs = replace(method_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
+    yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow, deep, costs)
 
 
-def answer(question: Question, texts: Texts) -> Answer:
-    """Judge a question at every agreement, by the same prompts for both policies."""
-    ratios = []
-    for agreement in sorted(texts):
-        own = texts[agreement]
-        jackknife = Jackknife({"texts": len(own[question.left])})
-        left, right = (
-            jackknife.mean([("texts", [question.costs.fraction("tokens_per_second", text) for text in own[side]])])
-            for side in (question.left, question.right)
-        )
-        found = jackknife.estimate(left / right)
-        ratios.append(Ratio(agreement, found.value, found.low, found.high))
-    return Answer(question.text, question.costs.draft, ratios, verdict(ratios))
+def linear_costs(slope: float) -> Costs:
+    """v(n) = 1 + s (n - 1), the cost of a target pass by its nodes."""
+    return Costs((1, 2), (1.0, 1 + slope))
 
 
-def verdict(ratios: Sequence[Ratio]) -> str:
-    """Where a ratio lies above 1, in words, with how many agreements the intervals decide."""
-    if not ratios:
+FREE = PassCosts(0.0, linear_costs(0.0))
+"""Drafts and trees cost nothing: R is tau, the tokens per round."""
+
+
+def speedups(costs: PassCosts, texts: Sequence[TextCounts]) -> Tensor:
+    """R over all texts, then without each of them: float64 `[1 + texts]`."""
+    fractions = [costs.fraction("tokens_per_second", each) for each in texts]
+    return Jackknife({"texts": len(texts)}).mean([("texts", fractions)])
+
+
+def estimate(ratios: Tensor) -> Estimate:
+    """A ratio of what `speedups` gives for the same prompts, with its interval over them."""
+    return Jackknife({"texts": len(ratios) - 1}).estimate(ratios)
+
+
+def side(ratio: Estimate) -> int:
+    """On which side of 1 the whole interval of a ratio lies: 1, -1, or 0 where it includes 1 or there is none."""
+    return 0 if ratio.p > LEVEL else (ratio.value > 1) - (ratio.value < 1)
+
+
+def answer(question: Question, texts: Texts) -> Question:
+    """A question with what was counted, by the same prompts for both policies."""
+    ratios, trends, best = {}, {}, {}
+    for confidence in CONFIDENCES if texts else ():
+        counted = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
+        found = [
+            speedups(question.costs, own[question.left]) / speedups(question.costs, own[question.right])
+            for own in counted.values()
+        ]
+        ratios[confidence] = dict(zip(counted, map(estimate, found), strict=True))
+        if question.settings:
+            trends[confidence] = estimate(found[-1] / found[0])
+            best[confidence] = {agreement: _best_setting(question, own) for agreement, own in counted.items()}
+    answered = replace(question, ratios=ratios, trends=trends, best=best)
+    return replace(answered, verdict=verdict(answered))
+
+
+def _best_setting(question: Question, texts: Mapping[str, Sequence[TextCounts]]) -> str:
+    return max(question.settings, key=lambda name: speedups(question.costs, texts[question.settings[name]])[0].item())
+
+
+def verdict(question: Question) -> str:
+    """Where a claim holds, in words: where all confidences agree."""
+    if not question.ratios:
         return "not counted"
-    holds = [each.estimate > 1 for each in ratios]
-    changes = [place for place in range(1, len(holds)) if holds[place] != holds[place - 1]]
-    if not changes:
-        where = f"at {'every' if holds[0] else 'no'} agreement"
-    elif len(changes) > 1:
-        where = f"at {', '.join(f'{each.agreement:g}' for each in ratios if each.estimate > 1)}"
-    else:
-        below, above = ratios[changes[0] - 1], ratios[changes[0]]
-        share = (1 - below.estimate) / (above.estimate - below.estimate)
-        crossing = below.agreement + share * (above.agreement - below.agreement)
-        where = f"{'above' if holds[-1] else 'below'} agreement {crossing:.2f}"
-    return f"holds {where} ({sum(each.is_decided for each in ratios)} of {len(ratios)} decided)"
+    if question.settings:
+        return f"rises with agreement: {_outcome(question.trends.values())}"
+    places: dict[str, list[str]] = {}
+    for agreement in question.ratios[CALIBRATED]:
+        outcome = _outcome(own[agreement] for own in question.ratios.values())
+        places.setdefault(outcome, []).append(f"{agreement:g}")
+    if len(places) == 1:
+        return f"{next(iter(places))} at every agreement"
+    return "; ".join(f"{outcome} at {', '.join(own)}" for outcome, own in places.items())
+
+
+def _outcome(ratios: Iterable[Estimate]) -> str:
+    """Whether a claim holds, by its ratios at all confidences."""
+    sides = {side(each) for each in ratios}
+    if sides >= {1, -1}:
+        return "undecided, flips with confidence,"
+    return {1: "holds", -1: "fails", 0: "undecided"}[sides.pop() if len(sides) == 1 else 0]

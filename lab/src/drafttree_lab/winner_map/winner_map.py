@@ -1,14 +1,16 @@
-"""Who wins where: the best policy by agreement of drafter and target, cost of a draft pass and cost of a tree.
+"""Who wins where: the best policy by agreement and confidence of the drafter, cost of a draft pass and cost of a tree.
 
 Texts are counted, never timed, so any machine will do.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from random import Random
 from typing import Any
+
+import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.errors import ConfigError
@@ -16,30 +18,38 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.measure.run_store import RunStore
-from drafttree_lab.graded import GradedAgreement, GradedDrafter, KnownText, find_grade
+from drafttree_lab.graded import Grade, GradedAgreement, GradedDrafter, KnownText, confidence, find_grade
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.inputs import PromptTexts, read_prompt_texts
-from drafttree_lab.replay.intervals import Fraction
+from drafttree_lab.replay.intervals import Estimate
 from drafttree_lab.replay.paper import paper_names, read_paper
 from drafttree_lab.replay.plan import short_digest
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.published import (
     AUTO,
+    CALIBRATED,
+    CONFIDENCES,
+    FREE,
     PLAIN,
-    Answer,
-    PlacedPair,
+    TWO_CORES,
+    Pair,
+    Question,
     answer,
+    estimate,
     families,
+    linear_costs,
     place,
     published_pairs,
     questions,
+    side,
+    speedups,
 )
 
 AGREEMENTS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 """Shares of positions at which the drafter's best token is the target's."""
 DRAFT_COSTS = (0.01, 0.03, 0.1, 0.2, 0.4)
 """c: the cost of a draft pass in target passes over one node."""
-SLOPES = {0.0: "free trees, as in the papers' law", 0.005: "a GPU", 0.02: "between", 0.07: "two CPU cores"}
+SLOPES = {0.0: "free trees, as in the papers' law", 0.005: "a GPU", 0.02: "between", TWO_CORES: "two CPU cores"}
 """s in v(n) = 1 + s (n - 1), with what it is like."""
 GPU = 0.005
 """The slope that the tables of Traversal Verification imply."""
@@ -49,80 +59,34 @@ Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class GridCosts:
-    """What passes cost, in target passes over one node; all else costs nothing.
-
-    Attributes:
-        draft: c, of a draft pass of any width.
-        slope: s, of a node of a target pass beyond the first.
-    """
-
-    draft: float
-    slope: float
-
-    def fraction(self, counts: TextCounts) -> Fraction:
-        """Tokens of a text, and what its rounds cost; their ratio is R."""
-        return PassCosts(self.draft, self.target).fraction("tokens_per_second", counts)
-
-    def speedup(self, texts: Iterable[TextCounts]) -> float:
-        """R over all texts: tokens by cost, where plain decoding commits one token by one."""
-        tokens, costs = zip(*map(self.fraction, texts), strict=True)
-        return sum(tokens) / sum(costs)
-
-    @property
-    def target(self) -> Costs:
-        """v(n), the cost of a target pass by its nodes."""
-        return Costs((1, 2), (1.0, 1 + self.slope))
-
-    @property
-    def curve(self) -> CostCurve:
-        """The same costs as the policy `auto` takes them."""
-        return CostCurve(self.target, (DraftCosts(self.draft, Costs((1,), (self.draft,))),), 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A family of policies at a point of the map.
-
-    Attributes:
-        setting: its fastest policy.
-        speedup: R of that policy.
-    """
-
-    setting: str
-    speedup: float
-
-
-@dataclass(frozen=True)
 class MapPoint:
-    """A point of the map.
+    """A point of the map; `auto` is no family.
 
     Attributes:
-        agreement: of drafter and target.
-        costs: of passes.
-        entrants: families by name, plain decoding among them.
+        draft_cost: c.
+        slope: s, the cost of a node of a target pass beyond the first.
+        winner: the fastest family; plain decoding is one.
+        best: R of the winner.
+        tied_with: the second family where the interval of `lead` includes 1 or there is none; else None.
+        lead: R of the winner over that of the second, with its interval over prompts.
+        speedups: R by family, the fastest first.
+        settings: the fastest policy by family.
         auto: R of the policy `auto`; None where it is not counted.
+        share: R of `auto` over that of the winner.
     """
 
     agreement: float
-    costs: GridCosts
-    entrants: Mapping[str, Entrant]
-    auto: float | None
-
-    @property
-    def winner(self) -> str:
-        """The fastest family, `auto` left out; the earlier one of equals."""
-        return max(self.entrants, key=lambda name: self.entrants[name].speedup)
-
-    @property
-    def best(self) -> float:
-        """R of the winner."""
-        return self.entrants[self.winner].speedup
-
-    @property
-    def share(self) -> float | None:
-        """R of `auto` over that of the winner."""
-        return None if self.auto is None else self.auto / self.best
+    confidence: str
+    draft_cost: float
+    slope: float
+    winner: str
+    best: float
+    tied_with: str | None
+    lead: Estimate
+    speedups: Mapping[str, float]
+    settings: Mapping[str, str]
+    auto: float | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,9 +95,10 @@ class WinnerMap:
 
     Attributes:
         grades: drafters, by the agreement that was looked for.
+        confidences: by agreement, the mean probability that the drafters of `CONFIDENCES` give to their best token.
         points: points of the map whose families are all counted.
         pairs: the papers' pairs of models; empty before anything is counted.
-        answers: what the papers leave open.
+        questions: what the papers leave open.
         prompts: number of prompts.
         looping: how many of their texts end in a loop.
         differing: texts that are not the target's own, which rounding may cause where two tokens are as likely.
@@ -141,24 +106,18 @@ class WinnerMap:
     """
 
     grades: list[GradedAgreement]
+    confidences: dict[float, list[float]]
     points: list[MapPoint]
-    pairs: list[PlacedPair]
-    answers: list[Answer]
+    pairs: list[Pair]
+    questions: list[Question]
     prompts: int
     looping: int
     differing: int
     length: int
 
-    def to_json(self) -> dict[str, object]:
-        """Plain data, with the winner of every point."""
-        found = asdict(self)
-        for point, plain in zip(self.points, found["points"], strict=True):
-            plain |= {"winner": point.winner, "best": point.best, "share": point.share}
-        return found
-
     def of_slope(self, slope: float) -> list[MapPoint]:
         """The points of one curve v(n)."""
-        return [point for point in self.points if point.costs.slope == slope]
+        return [point for point in self.points if point.slope == slope]
 
 
 @dataclass
@@ -200,19 +159,26 @@ class TextRuns:
         key = ("grade", wanted, self._digests)
         return self.store.run(key, GradedAgreement, lambda: find_grade(wanted, self._known, self.seed))
 
-    def counts(self, grade: GradedAgreement, policy: str, prompt: Ids) -> TextCounts:
-        """The text of a prompt by a graded drafter and a policy."""
-        key = ("counts", grade.wanted, policy, self._digests, short_digest(list(prompt)))
-        return self.store.run(key, TextCounts, lambda: self._write(self._graded(grade, policy), prompt))
+    def confidences(self, grade: GradedAgreement) -> list[float]:
+        """The mean probability that a drafter gives to its best token at every one of `CONFIDENCES`."""
+        key = ("confidences", grade.wanted, self._digests)
+        drafters = [_at_confidence(grade, name) for name in CONFIDENCES]
+        return self.store.run(key, list[float], lambda: [confidence(each, self._known) for each in drafters])
 
-    def auto_counts(self, grade: GradedAgreement, costs: GridCosts) -> list[TextCounts]:
+    def counts(self, grade: GradedAgreement, confidence: str, policy: str, prompt: Ids) -> TextCounts:
+        """The text of a prompt by a graded drafter, more or less sure, and a policy."""
+        key = ("counts", grade.wanted, confidence, policy, self._digests, short_digest(list(prompt)))
+        drafter = _at_confidence(grade, confidence)
+        return self.store.run(key, TextCounts, lambda: self._write(self._graded(drafter, policy), prompt))
+
+    def auto_counts(self, grade: GradedAgreement, draft_cost: float, slope: float) -> list[TextCounts]:
         """The texts of all prompts by `auto` at given costs, each of which goes on from what the last one learned."""
 
         def write() -> list[TextCounts]:
-            decoder = self._graded(grade, AUTO).with_costs(costs.curve)
+            decoder = self._graded(grade.grade, AUTO).with_costs(cost_curve(draft_cost, slope))
             return [self._write(decoder, prompt) for prompt in self.prompts]
 
-        key = (AUTO, grade.wanted, costs.draft, costs.slope, self._digests)
+        key = (AUTO, grade.wanted, draft_cost, slope, self._digests)
         return self.store.run(key, list[TextCounts], write)
 
     @cached_property
@@ -221,8 +187,8 @@ class TextRuns:
         model, target = self._draft.model, self.decoder.target
         return [KnownText.read(model, target, prompt, self.plain(prompt).tokens) for prompt in self.prompts]
 
-    def _graded(self, grade: GradedAgreement, policy: str) -> Decoder:
-        drafter = GradedDrafter(self._draft, LanguageModelDrafter(self.decoder.target), grade.grade)
+    def _graded(self, grade: Grade, policy: str) -> Decoder:
+        drafter = GradedDrafter(self._draft, LanguageModelDrafter(self.decoder.target), grade)
         return self.decoder.with_drafter(drafter).with_policy(make_policy(policy))
 
     def _write(self, decoder: Decoder, prompt: Ids) -> TextCounts:
@@ -232,6 +198,15 @@ class TextRuns:
     @cached_property
     def _digests(self) -> str:
         return short_digest(self.prompts)
+
+
+def _at_confidence(grade: GradedAgreement, confidence: str) -> Grade:
+    return replace(grade.grade, temperature=grade.grade.temperature * CONFIDENCES[confidence])
+
+
+def cost_curve(draft_cost: float, slope: float) -> CostCurve:
+    """The costs of a point of the map as the policy `auto` takes them; all but passes costs nothing."""
+    return CostCurve(linear_costs(slope), (DraftCosts(draft_cost, Costs((1,), (draft_cost,))),), 0.0, 0.0)
 
 
 def read_map_prompts(limit: int) -> PromptTexts:
@@ -274,24 +249,28 @@ def choose_prompts(
     return (chosen + looping)[:limit]
 
 
-def cost_grid() -> list[GridCosts]:
-    """All costs of the map, curve after curve."""
-    return [GridCosts(draft, slope) for slope in SLOPES for draft in DRAFT_COSTS]
+def cost_grid() -> list[tuple[float, float]]:
+    """c and s of all costs of the map, curve after curve."""
+    return [(draft_cost, slope) for slope, draft_cost in product(SLOPES, DRAFT_COSTS)]
 
 
 def policies() -> list[str]:
     """Every policy that is counted: those of the families, then those that only questions are about."""
-    asked = (side for question in questions() for side in (question.left, question.right))
-    return list(dict.fromkeys([*(spec for each in families().values() for spec in each), *asked]))
+    found = [spec for each in families().values() for spec in each]
+    for question in questions():
+        found += [question.left, question.right, *question.settings.values()]
+    return list(dict.fromkeys(found))
 
 
 def count_steps(prompts: int) -> int:
     """Calls of `progress` of a whole run."""
-    return len(AGREEMENTS) * (len(policies()) * prompts + len(cost_grid()))
+    return len(AGREEMENTS) * (len(CONFIDENCES) * len(policies()) * prompts + len(cost_grid()))
 
 
 def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) -> WinnerMap:
     """Count what is not kept yet, and tell who wins where; after an interruption, with what is finished.
+
+    `auto` writes every text anew at every point, so it is counted last, and with calibrated drafters only.
 
     Args:
         runs: runs texts after the chosen prompts.
@@ -299,32 +278,41 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
     """
     plain: list[TextCounts] = []
     grades: dict[float, GradedAgreement] = {}
-    texts: dict[float, dict[str, list[TextCounts]]] = {}
-    auto: dict[tuple[float, GridCosts], list[TextCounts]] = {}
+    confidences: dict[float, list[float]] = {}
+    texts: dict[float, dict[str, dict[str, list[TextCounts]]]] = {}
+    auto: dict[tuple[float, str, float, float], list[TextCounts]] = {}
     with runs.store.interruptible():
         plain = [runs.plain(prompt) for prompt in runs.prompts]
         for agreement in AGREEMENTS:
             grade = grades[agreement] = runs.grade(agreement)
-            counted: dict[str, list[TextCounts]] = {policy: [] for policy in policies()}
-            for policy, own in counted.items():
-                for prompt in runs.prompts:
-                    own.append(runs.counts(grade, policy, prompt))
-                    progress(f"{agreement:g} {policy.partition(':')[0]}")
+            confidences[agreement] = runs.confidences(grade)
+            counted: dict[str, dict[str, list[TextCounts]]] = {}
+            for name, policy, prompt in product(CONFIDENCES, policies(), runs.prompts):
+                own = counted.setdefault(name, {}).setdefault(policy, [])
+                own.append(runs.counts(grade, name, policy, prompt))
+                progress(f"{agreement:g} {policy.partition(':')[0]}")
             texts[agreement] = counted
-            for costs in cost_grid():
-                auto[agreement, costs] = runs.auto_counts(grade, costs)
-                progress(f"{agreement:g} auto")
+        for agreement, costs in product(AGREEMENTS, cost_grid()):
+            auto[agreement, CALIBRATED, *costs] = runs.auto_counts(grades[agreement], *costs)
+            progress(f"{agreement:g} auto")
     pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
-        place(pair, {grades[each].reached: tau(texts[each][pair.policy]) for each in texts})
+        place(
+            pair,
+            {grades[each].reached: speedups(FREE, texts[each][CALIBRATED][pair.policy])[0].item() for each in texts},
+        )
         for pair in published_pairs()
         if texts
     ]
-    drafted = (kept for by_policy in texts.values() for kept in by_policy.values())
+    drafted = (kept for of_grade in texts.values() for by_policy in of_grade.values() for kept in by_policy.values())
     return WinnerMap(
         grades=list(grades.values()),
-        points=[_point(each, costs, texts[each], auto.get((each, costs))) for costs in cost_grid() for each in texts],
+        confidences=confidences,
+        points=[
+            _point(agreement, name, costs, texts[agreement][name], auto.get((agreement, name, *costs)))
+            for costs, agreement, name in product(cost_grid(), texts, CONFIDENCES)
+        ],
         pairs=pairs,
-        answers=[answer(question, texts) for question in questions()],
+        questions=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
         looping=sum(each.looping for each in plain),
         differing=sum(each.tokens != own.tokens for kept in drafted for each, own in zip(kept, plain, strict=True)),
@@ -332,17 +320,34 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
     )
 
 
-def tau(texts: Iterable[TextCounts]) -> float:
-    """Tokens per round over all texts."""
-    tokens, rounds = zip(*(each.fraction("tau") for each in texts), strict=True)
-    return sum(tokens) / sum(rounds)
-
-
 def _point(
-    agreement: float, costs: GridCosts, texts: Mapping[str, Sequence[TextCounts]], auto: Sequence[TextCounts] | None
+    agreement: float,
+    confidence: str,
+    costs: tuple[float, float],
+    texts: Mapping[str, Sequence[TextCounts]],
+    auto: Sequence[TextCounts] | None,
 ) -> MapPoint:
-    entrants = {PLAIN: Entrant(PLAIN, 1.0)}
-    for name, settings in families().items():
-        found = (Entrant(spec, costs.speedup(texts[spec])) for spec in settings)
-        entrants[name] = max(found, key=lambda each: each.speedup)
-    return MapPoint(agreement, costs, entrants, costs.speedup(auto) if auto else None)
+    """A point, with the families by R; of equals the earlier family is first."""
+    passes = PassCosts(costs[0], linear_costs(costs[1]))
+    rates, settings = {PLAIN: torch.ones(1 + len(next(iter(texts.values()))))}, {PLAIN: PLAIN}
+    for name, own in families().items():
+        found = {spec: speedups(passes, texts[spec]) for spec in own}
+        settings[name] = max(found, key=lambda spec: found[spec][0].item())
+        rates[name] = found[settings[name]]
+    order = sorted(rates, key=lambda name: -rates[name][0].item())
+    lead = estimate(rates[order[0]] / rates[order[1]])
+    best = rates[order[0]][0].item()
+    own_auto = speedups(passes, auto)[0].item() if auto else None
+    return MapPoint(
+        agreement,
+        confidence,
+        *costs,
+        winner=order[0],
+        best=best,
+        tied_with=None if side(lead) else order[1],
+        lead=lead,
+        speedups={name: rates[name][0].item() for name in order},
+        settings=settings,
+        auto=own_auto,
+        share=own_auto / best if own_auto else None,
+    )
