@@ -136,7 +136,7 @@ def bench(
         ways |= _transformers(decoders, options) if TRANSFORMERS in programs else {}
         ways |= {name: partial(each.generate, max_new_tokens=draws.max_new_tokens) for name, each in opened.items()}
         with progress(repeats * len(asked) * len(ways)) as advance:
-            how: dict[str, Any] = {"repeats": repeats, "warm_up": True, "store": store, "progress": advance}
+            how: dict[str, Any] = {"repeats": repeats, "warm_up": asked[0][1], "store": store, "progress": advance}
             cells = measure.race(ways, asked, Generation | measure.ReferenceRun, **how)
         machine = {} if store.interrupted else _measure_machine(decoder, opened, sizes, behind, repeats)
 
@@ -223,7 +223,7 @@ def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
     figures |= {name: statistics.median(getattr(run, each) for run, _ in runs) for name, each in told.items()}
     figures |= {"ms a draft pass": 1e3 * whole.draft_pass, "weights, MB": whole.draft_weight_bytes / 1e6}
     figures |= {"cache, MB": whole.draft_cache_bytes / 1e6} | _parts(own, repeats)
-    if own[0].way != PLAIN and (doubt := measure.doubt(whole, total(plain, *repeats))):
+    if own[0].way != PLAIN and (doubt := measure.Speedup(whole, total(plain, *repeats)).doubt):
         figures |= {**dict.fromkeys(TIMES), "doubt": doubt}
     return figures
 
