@@ -184,9 +184,10 @@ class Speedup:
         plain = [each.target_seconds for each in self.plain.rounds]
         row = median(alone) / median(plain) if any(plain) and len(alone) >= FEWEST else 1.0
         whole = drafted.target_pass / self.plain.target_pass if any(plain) else 1.0
-        if LEAST_COST <= row <= MOST_COST and whole >= LEAST_COST:
+        alike = LEAST_COST <= row <= MOST_COST
+        if alike and whole >= LEAST_COST:
             return None
-        rows, cost = ("one row", row) if not LEAST_COST <= row <= MOST_COST else (f"{drafted.mean_nodes:.1f} rows", whole)
+        rows, cost = (f"{drafted.mean_nodes:.1f} rows", whole) if alike else ("one row", row)
         return (
             f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
             "run it again when the machine is idle."

@@ -143,12 +143,11 @@ class Tuning:
         """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
         told, gain = not self.doubt, self.gain
         margin = gain.margin if gain and math.isfinite(gain.margin) else None
-        found: dict[str, object] = {
+        return {
             "speculate": self.speculates,
             "best": self.best and asdict(self.best),
             "gain": {"mean": gain.mean, "margin": margin} if gain and told else None,
-        }
-        return found | (self.speedup.summary() if self.speedup else {}) | {
+            **(self.speedup.summary() if self.speedup else {}),
             "expected": self.expected,
             "confirmed": self.confirmed,
             "on prompts apart": self.apart,
@@ -205,11 +204,9 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
         verifier: the name of the verifier, or "auto".
         dtype: the dtype of the target.
     """
-    chosen = [f"policy={str(saved)!r}"] if saved else ["drafter='none'"]
-    if tuning.speculates and tuning.best and not saved:
-        chosen = [f"drafter={tuning.best.drafter!r}", f"policy={tuning.best.policy!r}", f"dtype={dtype!r}"]
-        chosen += [f"verifier={verifier!r}"] if verifier != "auto" else []
-    load = f"decoder = drafttree.load({', '.join([repr(target), *chosen])})"
+    chosen = _load_options(tuning, saved, verifier, dtype=dtype)
+    named = (f"{name}={value!r}" for name, value in chosen.items())
+    load = f"decoder = drafttree.load({', '.join([repr(target), *named])})"
     warm = None if saved else _draft_temperature(tuning)
     option = f", draft_temperature={warm}" if warm else ""
     return ["import drafttree", load, f'print(decoder.generate("Once upon a time"{option}).text)']
@@ -217,14 +214,19 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
 
 def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
     """The options of a command that use the recommendation; arguments as for `python_lines`."""
+    warm = None if saved else _draft_temperature(tuning)
+    chosen = _load_options(tuning, saved, verifier) | ({"draft-temperature": str(warm)} if warm else {})
+    return shlex.join(part for name, value in chosen.items() for part in (f"--{name}", value))
+
+
+def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: str) -> dict[str, str]:
+    """What the recommendation gives `load`; `others` where a drafter and a policy are named."""
     if saved:
-        return shlex.join(["--policy", str(saved)])
+        return {"policy": str(saved)}
     if not (tuning.speculates and tuning.best):
-        return "--drafter none"
-    chosen = ["--drafter", tuning.best.drafter, "--policy", tuning.best.policy]
-    chosen += ["--verifier", verifier] if verifier != "auto" else []
-    chosen += ["--draft-temperature", str(warm)] if (warm := _draft_temperature(tuning)) else []
-    return shlex.join(chosen)
+        return {"drafter": "none"}
+    judged = {"verifier": verifier} if verifier != "auto" else {}
+    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **others, **judged}
 
 
 def _draft_temperature(tuning: Tuning) -> float | None:
