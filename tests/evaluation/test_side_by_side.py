@@ -1,9 +1,10 @@
 """A race of decoders over one prompt: whoever has taken least time goes on, and texts are as they are alone."""
 
+import time
+
 import pytest
 
 from drafttree import Decoder
-from drafttree.evaluation import side_by_side
 from drafttree.evaluation.side_by_side import SideBySide
 from drafttree.policies import Chain
 from testing.small_trees import DRAFT, PROMPT, TARGET
@@ -26,20 +27,30 @@ def test_texts_are_those_of_each_decoder_alone(temperature):
         assert [token for own, chunk in chunks if own == name for token in chunk.tokens] == alone.tokens
 
 
+class Slow(ToyModel):
+    """Moves the clock by so many seconds in every pass."""
+
+    def __init__(self, now: list[float], seconds: float) -> None:
+        super().__init__(TARGET)
+        self._now, self._seconds = now, seconds
+
+    def score(self, segment):
+        self._now[0] += self._seconds
+        return super().score(segment)
+
+
 def test_the_one_that_has_taken_least_time_goes_on(monkeypatch):
-    """A round takes three seconds of one and one of the other, by a clock that each round moves."""
-    now, made = [0.0], decoders()
-    monkeypatch.setattr(side_by_side.time, "perf_counter", lambda: now[0])
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    made = {"plain": Decoder(Slow(now, 3.0)), "drafted": Decoder(Slow(now, 1.0), ToyDrafter(DRAFT), Chain(depth=3))}
     race = SideBySide(made, PROMPT, max_new_tokens=12, ignore_eos=True)
-    costs = {"plain": 3.0, "drafted": 1.0}
-    for name, stream in dict(race._streams).items():
-        race._streams[name] = slowed(stream, costs[name], now)
-    order = [name for name, _ in race]
-    assert order[:5] == ["plain", "drafted", "drafted", "drafted", "plain"]
-    assert race.seconds["plain"] == pytest.approx(12 * 3.0)
-
-
-def slowed(stream, seconds: float, now: list[float]):
-    for chunk in stream:
-        now[0] += seconds
-        yield chunk
+    order, seconds, written = [], race.seconds, dict.fromkeys(made, 0)
+    for name, chunk in race:
+        writing = [each for each in made if written[each] < 12]
+        assert seconds[name] == min(seconds[each] for each in writing)
+        order.append(name)
+        written[name] += len(chunk.tokens)
+        seconds = race.seconds
+    assert order[:4] == ["plain", "drafted", "drafted", "drafted"]
+    assert seconds["plain"] >= 12 * 3.0
+    assert sum(seconds.values()) == now[0]

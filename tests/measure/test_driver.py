@@ -17,8 +17,8 @@ def ways(seen, names=("x", "y")):
 
 def test_every_turn_begins_with_another_way_and_each_is_warmed_up_once():
     seen = []
-    cells = race(ways(seen), PROMPTS, int, repeats=2, warm_up=True)
-    assert seen[:6] == [("x", 1), ("x", 1), ("y", 1), ("y", 1), ("y", 2), ("x", 2)]
+    cells = race(ways(seen), PROMPTS, int, repeats=2, warm_up=7)
+    assert seen[:6] == [("x", 7), ("x", 1), ("y", 7), ("y", 1), ("y", 2), ("x", 2)]
     assert len(seen) == 2 + 12
     assert {(cell.way, cell.prompt, cell.repeat): cell.result for cell in cells}["y", 2, 1] == 30
     assert [cell.group for cell in cells[:6]] == ["a"] * 4 + ["b"] * 2

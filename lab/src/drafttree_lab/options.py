@@ -71,35 +71,36 @@ class PromptOptions(FormOptions):
         if self.prompts:
             return self.token_ids(decoder, new_tokens)
 
-        from drafttree.interfaces.cli.decoders import shipped_examples
-        from drafttree.measure.prompt_encoding import encode_prompts
         from drafttree.measure.prompt_sets import shipped_sets
 
-        form = self.prompt_form
-        turns = zip_longest(*shipped_sets(**form.selection), shipped_examples(None, form))
+        turns = zip_longest(*shipped_sets(**self.prompt_form.selection), self._shipped(None))
         mixed = [each for turn in turns for each in turn if each]
-        return encode_prompts(decoder, mixed[: self.limit], form, new_tokens)
+        return self._encode(decoder, mixed[: self.limit], new_tokens)
 
     def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
         """The token ids of prompts evenly spaced over each file, by its name."""
-        from drafttree.interfaces.cli.decoders import shipped_examples
-        from drafttree.measure.prompt_encoding import encode_prompts
-
         files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
-        sets = files or {"openings": shipped_examples(self.limit, self.prompt_form)}
-        return {name: encode_prompts(decoder, each, self.prompt_form, new_tokens) for name, each in sets.items()}
+        sets = files or {"openings": self._shipped(self.limit)}
+        return {name: self._encode(decoder, each, new_tokens) for name, each in sets.items()}
 
     def token_ids_by_task(self, decoder: "Decoder", new_tokens: int) -> list[tuple[str, list[int]]]:
         """The token ids of prompts evenly spaced over the files, each with its task, the first part of its category."""
-        from drafttree.interfaces.cli.decoders import shipped_examples
-        from drafttree.measure.prompt_encoding import encode_prompts
-
-        examples = self._spread(self.prompts) if self.prompts else shipped_examples(self.limit, self.prompt_form)
+        examples = self._spread(self.prompts) if self.prompts else self._shipped(self.limit)
         return [
             ((example.category or NO_TASK).partition("/")[0], ids)
             for example in examples
-            for ids in encode_prompts(decoder, [example], self.prompt_form, new_tokens)
+            for ids in self._encode(decoder, [example], new_tokens)
         ]
+
+    def _shipped(self, limit: int | None) -> list[Example]:
+        from drafttree.interfaces.cli.decoders import shipped_examples
+
+        return shipped_examples(limit, self.prompt_form)
+
+    def _encode(self, decoder: "Decoder", examples: list[Example], new_tokens: int) -> list[list[int]]:
+        from drafttree.measure.prompt_encoding import encode_prompts
+
+        return encode_prompts(decoder, examples, self.prompt_form, new_tokens)
 
     def _spread(self, paths: Any) -> list[Example]:
         return spread_examples(paths, self.limit, **self.prompt_form.selection)

@@ -10,7 +10,6 @@ from drafttree import Decoder, Sampling
 from drafttree.core import SeededRandomness
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError
-from drafttree.evaluation.exactness import node_logits
 from drafttree.exactness import TabularModel, law, trees
 from drafttree.interfaces import cli
 from drafttree.interfaces.cli import decoders
@@ -49,7 +48,7 @@ def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> 
     sampling, total = Sampling(1.0), 0.0
     for chance, tree in trees(draft, policy, verifier):
         randomness = SeededRandomness(0, 1, torch.device("cpu")).at(0)
-        view = TreeView(tree, node_logits(target, tree), sampling, randomness)
+        view = TreeView(tree, torch.stack([target.logits(context) for context in tree.paths()]), sampling, randomness)
         total += chance * EXPECTED[verifier](view)
     return total
 

@@ -7,10 +7,9 @@ reference is plain decoding, without speculation, by the same engine.
 The text: it is that of plain decoding token for token, as must be in float32 and with `exact_text`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from drafttree.core.errors import ConfigError
 from drafttree.engine.compatibility import keeps_text, precision_of
@@ -18,10 +17,11 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.evaluation.pair_sweep import COUPLED
 from drafttree.loading import PolicyLike, parse_policies
+from drafttree.measure.driver import Way, race
 from drafttree.measure.method import PLAIN
 from drafttree.measure.prompt_encoding import fit
 from drafttree.measure.reference import Difference, find_difference, transformers_generate
-from drafttree.measure.run_store import NothingFinished, RunStore
+from drafttree.measure.run_store import RunStore
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Finding:
     difference: Difference
 
 
-@dataclass
+@dataclass(frozen=True)
 class PolicyCertificate:
     """The result for one policy.
 
@@ -44,9 +44,9 @@ class PolicyCertificate:
     """
 
     policy: str
-    prompts: int = 0
-    same_text: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    prompts: int
+    same_text: int
+    findings: list[Finding]
 
     @property
     def identical(self) -> int:
@@ -59,7 +59,7 @@ class PolicyCertificate:
         return all(finding.difference.explained for finding in self.findings)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Certificate:
     """The outcome of a certification.
 
@@ -77,9 +77,9 @@ class Certificate:
     dtype: str
     exact_text: bool
     policies: list[PolicyCertificate]
-    truncated: int = 0
-    tokens: int = 0
-    interrupted: bool = False
+    truncated: int
+    tokens: int
+    interrupted: bool
 
     @property
     def keeps_law(self) -> bool:
@@ -126,8 +126,8 @@ def certify(
             without a seed it is 0, since a text without one cannot be repeated.
 
     Raises:
-        ConfigError: a policy does not exist, the target is no transformers model, or the verifier's texts depend on
-            the tree.
+        ConfigError: there is no prompt, a policy does not exist, the target is no transformers model, or the verifier's
+            texts depend on the tree.
         ContextError: `max_new_tokens` leaves no room for a prompt.
     """
     if options.get("temperature") is None and not options.get("do_sample"):
@@ -136,50 +136,38 @@ def certify(
     if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
         name = decoder.verifier.__name__
         raise ConfigError(f"texts of {name} depend on the tree; prove it with certify --exact, or use 'coupled'")
-    seed = options.pop("seed", None) or 0
-    run = _Run(decoder, sampling.greedy, {"max_new_tokens": max_new_tokens, "seed": seed, **options})
+    options |= {"max_new_tokens": max_new_tokens, "seed": options.get("seed") or 0}
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
     runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
-    entries = {name: PolicyCertificate(name) for name in runners}
+
+    def write(runner: Decoder, prompt: list[int]) -> list[int]:
+        return runner.generate(prompt, **options).tokens
+
+    def by_transformers(prompt: list[int]) -> list[int]:
+        return transformers_generate(decoder, prompt, **options).tokens
+
     reference = "transformers generate" if sampling.greedy else "plain decoding"
-    precision, promised = precision_of(decoder.target), keeps_text(decoder.target)
-    certificate = Certificate(reference, precision, promised, list(entries.values()))
+    ways: dict[str, Way] = {reference: by_transformers if sampling.greedy else partial(write, decoder.plain())}
+    ways |= {name: partial(write, runner) for name, runner in runners.items()}
+    fitted = [fit(decoder, prompt, max_new_tokens) for prompt in prompts]
     store = store or RunStore()
-    with store.interruptible():
-        for index, prompt in enumerate(prompts):
-            ids, cut = fit(decoder, prompt, max_new_tokens)
-            expected = store.run((index, "reference"), list[int], functools.partial(run.reference, ids))
-            certificate.truncated += cut
-            certificate.tokens += len(expected)
-            progress(reference)
-            plain = expected
-            for name, entry in entries.items():
-                text = store.run((index, name), list[int], functools.partial(run.text, runners[name], ids))
-                plain = text if name == PLAIN else plain
-                entry.prompts += 1
-                entry.same_text += text == plain
-                if difference := run.compare(ids, expected, text):
-                    entry.findings.append(Finding(index, difference))
-                progress(name)
-    if store.interrupted and not certificate.tokens:
-        raise NothingFinished(store)
-    certificate.interrupted = store.interrupted
-    return certificate
+    cells = race(ways, [("", ids) for ids, _ in fitted], list[int], store=store, progress=progress)
+    texts = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
+    expected = texts[reference]
 
+    def judge(name: str) -> PolicyCertificate:
+        pairs = enumerate(zip(expected, texts[name], strict=True))
+        found = {index: find_difference(decoder, fitted[index][0], *pair, **options) for index, pair in pairs}
+        findings = [Finding(index, difference) for index, difference in found.items() if difference]
+        same = sum(text == plain for text, plain in zip(texts[name], texts.get(PLAIN, expected), strict=True))
+        return PolicyCertificate(name, len(found), same, findings)
 
-@dataclass(frozen=True)
-class _Run:
-    decoder: Decoder
-    greedy: bool
-    options: dict[str, Any]
-
-    def reference(self, prompt: list[int]) -> list[int]:
-        if not self.greedy:
-            return self.text(self.decoder.plain(), prompt)
-        return transformers_generate(self.decoder, prompt, **self.options).tokens
-
-    def text(self, decoder: Decoder, prompt: list[int]) -> list[int]:
-        return decoder.generate(prompt, **self.options).tokens
-
-    def compare(self, prompt: list[int], expected: list[int], text: list[int]) -> Difference | None:
-        return find_difference(self.decoder, prompt, expected, text, **self.options)
+    return Certificate(
+        reference,
+        precision_of(decoder.target),
+        keeps_text(decoder.target),
+        [judge(name) for name in runners],
+        truncated=sum(cut for _, cut in fitted[: len(expected)]),
+        tokens=sum(map(len, expected)),
+        interrupted=store.interrupted,
+    )

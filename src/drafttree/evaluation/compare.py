@@ -1,30 +1,33 @@
 """One prompt three ways: speculatively, plainly by the same engine, and by transformers' own `generate`."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import random_seed
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder, Prompt
 from drafttree.engine.generation import Generation
-from drafttree.measure.driver import by_turns
-from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, law_terms
+from drafttree.measure.driver import Way, race
+from drafttree.measure.law import Speedup
+from drafttree.measure.method import PLAIN
 from drafttree.measure.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
+SPECULATIVE, TRANSFORMERS = "speculative", "transformers"
 WARM_UP = 16
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The median runs of one prompt, and whether their texts agree.
+    """Texts of one prompt, and whether they agree.
 
     Attributes:
-        speculative: the run of the decoder with its drafter.
-        plain: the run of the same engine without speculation.
-        transformers: the run by transformers; None where the target is none of its models, or has a
-            `lossy_window`.
+        speculative: the text of the decoder with its drafter.
+        plain: the text of the same engine without speculation.
+        transformers: the text by transformers; None where it was not written.
         from_plain: where the speculative text departs from the plain one; None if nowhere or not seeded.
         from_transformers: where it departs from transformers' greedy text; None if nowhere or not
             greedy.
@@ -41,58 +44,44 @@ class Comparison:
     seeded: bool
 
     @property
-    def law(self) -> SpeedupLaw:
-        """The terms of the law, and R as measured."""
-        return SpeedupLaw.of(self.speculative.metrics, self.plain.metrics)
+    def speedup(self) -> Speedup:
+        """How much faster it was than plain decoding, and why."""
+        return Speedup(self.speculative.metrics, self.plain.metrics)
 
     @property
     def speeds(self) -> dict[str, float]:
         """Tokens per second of each way, prompts included."""
-        runs = {
-            "speculative": self.speculative.metrics.tokens_per_second,
-            "plain": self.plain.metrics.tokens_per_second,
-        }
-        return runs | ({"transformers": self.transformers.tokens_per_second} if self.transformers else {})
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the times tell no ratio; None where they do."""
-        return doubt(self.speculative.metrics, self.plain.metrics)
+        runs = {SPECULATIVE: self.speculative.metrics, PLAIN: self.plain.metrics, TRANSFORMERS: self.transformers}
+        return {name: run.tokens_per_second for name, run in runs.items() if run}
 
     @property
     def verdict(self) -> str:
         """In one sentence, how much faster and why, or why that cannot be told."""
-        if self.doubt:
-            return self.doubt
-        law, nodes = self.law, self.speculative.metrics.mean_nodes
+        if self.speedup.doubt:
+            return self.speedup.doubt
+        law, nodes = self.speedup.law, self.speculative.metrics.mean_nodes
         how = f"{law.measured:.2f} times as fast as plain decoding"
-        if "transformers" in self.speeds:
-            how += f" and {self.speeds['speculative'] / self.speeds['transformers']:.2f} times transformers"
+        if self.transformers:
+            how += f" and {self.speeds[SPECULATIVE] / self.speeds[TRANSFORMERS]:.2f} times transformers"
         return (
             f"{how}: each target pass yields {law.tau:.2f} tokens; scoring {nodes:.1f} nodes at once costs "
             f"{law.v:.2f} plain passes, drafting them {law.c * law.delta:.2f} and everything else {law.h:.2f}."
         )
 
-    @property
-    def limit(self) -> LimitingFactor:
-        """What limits the gain."""
-        return LimitingFactor.of(self.law, self.speculative.metrics)
-
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON; no ratio where the times tell none."""
         return {
             "tokens_per_second": self.speeds,
-            "law": law_terms(self.law, self.doubt),
             "seeded": self.seeded,
             "from_plain": asdict(self.from_plain) if self.from_plain else None,
             "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
             "verdict": self.verdict,
-            "limit": None if self.doubt else asdict(self.limit),
+            **self.speedup.summary(),
         }
 
 
 def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) -> Comparison:
-    """Run a prompt speculatively, plainly and with transformers, interleaved, after a warm-up.
+    """Run a prompt speculatively, plainly and with transformers, by turns, after a warm-up.
 
     Args:
         decoder: a decoder with a drafter.
@@ -108,50 +97,53 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     if options.get("seed") is None:
         options["seed"] = random_seed()
     request = decoder.new_request(prompt, **options)
-    length = request.remaining
-    ways = _ways(decoder, request.tokens, options)
-    for way in ways.values():
-        way(min(max(WARM_UP, options.get("min_new_tokens") or 0), length))
-    runs: dict[str, list] = {name: [] for name in ways}
-    for _, name in by_turns([*ways], max(repeats, 1)):
-        runs[name].append(ways[name](length))
-    return _judge(decoder, {name: _median(own) for name, own in runs.items()}, prompt, options)
+    ids, length = request.tokens, request.remaining
+
+    def by(write: Way, tokens: int) -> Any:
+        return write(ids, **{**options, "max_new_tokens": tokens})
+
+    writers: dict[str, Way] = {SPECULATIVE: decoder.generate, PLAIN: decoder.plain().generate}
+    if _has_reference(decoder):
+        writers[TRANSFORMERS] = partial(transformers_generate, decoder)
+    ways: dict[str, Way] = {name: partial(by, write) for name, write in writers.items()}
+    short = min(max(WARM_UP, options.get("min_new_tokens") or 0), length)
+    cells = race(ways, [("", length)], Any, repeats=max(repeats, 1), warm_up=short)
+    runs = {name: _median([cell.result for cell in cells if cell.way == name]) for name in ways}
+    return judge_texts(decoder, prompt, options, **runs)
 
 
-def _ways(decoder: Decoder, prompt: list[int], options: dict) -> dict[str, Callable]:
-    rest = {key: value for key, value in options.items() if key != "max_new_tokens"}
-
-    def by(engine: Decoder) -> Callable[[int], Generation]:
-        return lambda length: engine.generate(prompt, max_new_tokens=length, **rest)
-
-    ways: dict[str, Callable] = {"speculative": by(decoder), "plain": by(decoder.plain())}
-    if isinstance(decoder.target, TargetModel) and not decoder.target.lossy_window:
-        ways["transformers"] = lambda length: transformers_generate(decoder, prompt, max_new_tokens=length, **rest)
-    return ways
-
-
-def _judge(decoder: Decoder, runs: dict, prompt: Prompt, options: dict) -> Comparison:
+def judge_texts(
+    decoder: Decoder,
+    prompt: Prompt,
+    options: Mapping[str, Any],
+    speculative: Generation,
+    plain: Generation,
+    transformers: ReferenceRun | None = None,
+) -> Comparison:
+    """Compare texts of a prompt that were all written with these options."""
     request = decoder.new_request(prompt, **options)
-    ids, sampling = request.tokens, request.verifier.sampling
+    ids, greedy = request.tokens, request.verifier.sampling.greedy
     seeded = compatibility.is_text_of_seed(type(request.verifier))
-    got, plain, other = runs["speculative"].tokens, runs["plain"].tokens, runs.get("transformers")
 
-    def difference(expected: list[int], comparable: bool) -> Difference | None:
-        return find_difference(decoder, ids, expected, got, **options) if other and comparable else None
+    def difference(expected: Generation | ReferenceRun) -> Difference | None:
+        return find_difference(decoder, ids, expected.tokens, speculative.tokens, **options)
 
     return Comparison(
-        speculative=runs["speculative"],
-        plain=runs["plain"],
-        transformers=other,
-        from_plain=difference(plain, seeded),
-        from_transformers=difference(other.tokens if other else [], sampling.greedy),
-        greedy=sampling.greedy,
+        speculative=speculative,
+        plain=plain,
+        transformers=transformers,
+        from_plain=difference(plain) if seeded and _has_reference(decoder) else None,
+        from_transformers=difference(transformers) if transformers and greedy else None,
+        greedy=greedy,
         seeded=seeded,
     )
 
 
-def _median(runs: list):
-    def speed(run: Generation | ReferenceRun) -> float:
-        return (run.metrics if isinstance(run, Generation) else run).tokens_per_second
+def _has_reference(decoder: Decoder) -> bool:
+    """Whether transformers computes what the target does."""
+    return isinstance(decoder.target, TargetModel) and not decoder.target.lossy_window
 
-    return sorted(runs, key=speed)[len(runs) // 2]
+
+def _median(runs: list[Any]) -> Any:
+    """The run of median speed."""
+    return sorted(runs, key=lambda run: getattr(run, "metrics", run).tokens_per_second)[len(runs) // 2]

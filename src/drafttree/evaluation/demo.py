@@ -11,10 +11,9 @@ from drafttree.core.machine_memory import machine_memory
 from drafttree.engine.compatibility import keeps_text, precision_of
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Generation
+from drafttree.evaluation.compare import Comparison, judge_texts
 from drafttree.loading.placement import find_device
 from drafttree.measure.inflation import load_inflated
-from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt
-from drafttree.measure.reference import Difference, find_difference
 from drafttree.measure.shapes import SHAPES
 
 PLAIN, DRAFTED = "plain decoding", "drafttree"
@@ -60,85 +59,73 @@ class DemoResult:
 
     Attributes:
         target: the target it was shown with.
-        plain: the text by plain decoding.
-        drafted: the text by drafts.
-        difference: where they differ, None if nowhere.
+        compared: the two texts.
         float32: tokens per second of plain decoding in float32, None where the target is not quantised.
     """
 
     target: DemoTarget
-    plain: Generation
-    drafted: Generation
-    difference: Difference | None
+    compared: Comparison
     float32: float | None
-
-    @property
-    def speedup(self) -> float:
-        """Tokens per second over those of plain decoding, the prompt included."""
-        return self.drafted.metrics.tokens_per_second / self.plain.metrics.tokens_per_second
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the times tell no ratio; None where they do."""
-        return doubt(self.drafted.metrics, self.plain.metrics)
 
     @property
     def agreement(self) -> str:
         """Whether the texts are the same, in words."""
-        if self.difference is None:
+        difference = self.compared.from_plain
+        if difference is None:
             return "Both texts are the same, token for token."
-        if not self.difference.explained:
-            return f"Texts differ from token {self.difference.position} on, which should not be: please report it."
+        if not difference.explained:
+            return f"Texts differ from token {difference.position} on, which should not be: please report it."
         return (
-            f"Texts differ from token {self.difference.position} on: {precision_of(self.target.decoder.target)} "
+            f"Texts differ from token {difference.position} on: {precision_of(self.target.decoder.target)} "
             "rounding broke a tie between two equally likely tokens. --dtype float32 gives identical text."
         )
 
     @property
     def lines(self) -> list[str]:
         """The result in plain words."""
-        own, plain = self.drafted.metrics, self.plain.metrics
+        speedup = self.compared.speedup
+        own, plain = speedup.drafted, speedup.plain
         speeds = f"{own.tokens_per_second:.1f} tokens/s against {plain.tokens_per_second:.1f}"
         found = [f"{own.tokens} tokens in {len(own.rounds)} passes instead of {len(plain.rounds)}", self.agreement]
-        if self.doubt:
-            return [*found, f"{speeds}. {self.doubt}"]
-        found.append(f"{self.speedup:.2f} times as fast as plain decoding: {speeds}")
+        if speedup.doubt:
+            return [*found, f"{speeds}. {speedup.doubt}"]
+        found.append(f"{speedup.law.measured:.2f} times as fast as plain decoding: {speeds}")
         if self.float32:
             ratio = own.tokens_per_second / self.float32
             found.append(f"{ratio:.2f} times as fast as plain decoding in float32 ({self.float32:.1f} tokens/s)")
-        if self.speedup < 1:
+        if speedup.law.measured < 1:
             found.append("Drafts do not pay on this machine: a pass over several tokens costs too much more than one.")
-        return [*found, LimitingFactor.of(SpeedupLaw.of(own, plain), own).sentence]
+        return [*found, speedup.limit.sentence]
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON; no ratio where the times tell none."""
+        speedup = self.compared.speedup
         return {
             "size": self.target.shape,
             "dtype": precision_of(self.target.decoder.target),
-            "pass_seconds": self.plain.metrics.target_pass,
-            "tokens": self.drafted.metrics.tokens,
-            "passes": len(self.drafted.metrics.rounds),
-            "plain_passes": len(self.plain.metrics.rounds),
-            "same_text": self.difference is None,
-            "tokens_per_second": self.drafted.metrics.tokens_per_second,
-            "plain_tokens_per_second": self.plain.metrics.tokens_per_second,
+            "pass_seconds": speedup.plain.target_pass,
+            "tokens": speedup.drafted.tokens,
+            "passes": len(speedup.drafted.rounds),
+            "plain_passes": len(speedup.plain.rounds),
+            "same_text": self.compared.from_plain is None,
+            "tokens_per_second": speedup.drafted.tokens_per_second,
+            "plain_tokens_per_second": speedup.plain.tokens_per_second,
             "float32_plain_tokens_per_second": self.float32,
-            "speedup": None if self.doubt else self.speedup,
-            "doubt": self.doubt,
+            "speedup": None if speedup.doubt else speedup.law.measured,
+            "doubt": speedup.doubt,
         }
 
 
 def judge(target: DemoTarget, texts: Mapping[str, Generation], prompt: str, options: Mapping[str, Any]) -> DemoResult:
     """The result of two texts of a prompt; beside a quantised target, plain decoding in float32 is timed."""
-    decoder, plain, drafted = target.decoder, texts[PLAIN], texts[DRAFTED]
-    ids = decoder.new_request(prompt, **options).tokens
-    difference = find_difference(decoder, ids, plain.tokens, drafted.tokens, **options)
+    compared = judge_texts(target.decoder, prompt, options, texts[DRAFTED], texts[PLAIN])
     float32 = None
     if target.is_quantised:
-        whole = load_inflated("embedded", "none", target.shape, "float32", decoder.target.device.type)
+        device = target.decoder.target.device.type
+        whole = load_inflated("embedded", "none", target.shape, "float32", device)
         short = dict(options, max_new_tokens=min(FLOAT32_TOKENS, options["max_new_tokens"]))
-        float32 = [whole.generate(ids, **short) for _ in range(2)][-1].metrics.tokens_per_second
-    return DemoResult(target, plain, drafted, difference, float32)
+        float32 = [whole.generate(prompt, **short) for _ in range(2)][-1].metrics.tokens_per_second
+    return DemoResult(target, compared, float32)
 
 
 def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape: str | None = None) -> DemoTarget:

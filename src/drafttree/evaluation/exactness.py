@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
@@ -102,7 +101,7 @@ def law(
             or a bonus that is no token, or an argument is none.
     """
     options = toy_options(target, draft, policy, verifier, sampling, checked)
-    history, prompt = ScriptedRandom([], random.Random(position)), _prompt(target, position)
+    history, prompt = ScriptedRandom([], random.Random(position)), drawn_prompt(target, position)
     toy = ToyDecoder(target, draft, policy, verifier, levels, costs=costs, script=history)
     context = tuple(toy.rounds(prompt, earlier, options).tokens)
     given = [answer for answer, _ in history.choices]
@@ -157,7 +156,7 @@ def toy_options(
     return {"temperature": 1.0, **sampling}
 
 
-def _prompt(target: TabularModel, position: int) -> Context:
+def drawn_prompt(target: TabularModel, position: int) -> Context:
     """Random tokens up to a position."""
     return tuple(random.Random(position).choices(target.tokens, k=position + 1))
 
@@ -180,46 +179,6 @@ def toy_tree(
     return tree
 
 
-def coupled_text(
-    target: TabularModel,
-    draft: TabularModel,
-    policy: TreePolicy,
-    verifier: type[Verifier],
-    *,
-    seed: int = 0,
-    levels: int = 3,
-    length: int = 24,
-    position: int = 0,
-    **sampling: float,
-) -> CoupledText:
-    """A text, and the one decoded token after token with the same noise.
-
-    For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
-    and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
-    the argmax of logits and Gumbel noise and so follows the target.
-
-    Args:
-        target: the toy target.
-        draft: the toy draft, of the same vocabulary.
-        policy: how the tree grows.
-        verifier: what is accepted.
-        seed: the seed of the noise.
-        levels: the tree is no deeper.
-        length: tokens of the text.
-        position: the position of the first root; the prompt is drawn.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
-            draft_temperature (1).
-
-    Raises:
-        ConfigError: as for `law`.
-    """
-    options = toy_options(target, draft, policy, verifier, sampling)
-    toy, prompt = ToyDecoder(target, draft, policy, verifier, levels), _prompt(target, position)
-    generation = toy.generate(prompt, max_new_tokens=length, seed=seed, **options)
-    plain = plain_text(target, prompt, length, Sampling.from_options(options | {"seed": seed}))
-    return CoupledText(tuple(generation.tokens), plain, generation.metrics.mean_path_length, toy.reach)
-
-
 def plain_text(
     target: TabularModel, prompt: Context, length: int, sampling: Sampling, eos: Context = ()
 ) -> tuple[int, ...]:
@@ -231,11 +190,6 @@ def plain_text(
             scores = scores + gumbel(sampling.seed, torch.tensor(len(text)), target.vocab)
         text.append(int(scores.argmax()))
     return tuple(text[len(prompt) :])
-
-
-def node_logits(target: TabularModel, tree: DraftTree) -> Tensor:
-    """Float64 `[nodes, vocab]` logits of the target at every node of a batch of one tree."""
-    return torch.stack([target.logits(context) for context in tree.paths()])
 
 
 def _distance(committed: Mapping[Context, float], target: TabularModel, context: Context, sampling: Sampling) -> float:

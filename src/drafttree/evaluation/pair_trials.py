@@ -9,8 +9,8 @@ import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import CoupledText, RoundLaw, coupled_text, law
-from drafttree.evaluation.text_law import TextLaw, Texts, coupled_texts, text_law
+from drafttree.evaluation.exactness import CoupledText, RoundLaw, law
+from drafttree.evaluation.text_law import TextLaw, Texts, coupled_text, coupled_texts, text_law
 from drafttree.evaluation.toy_models import TabularModel
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier

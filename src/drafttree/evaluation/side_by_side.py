@@ -1,6 +1,5 @@
 """One prompt written by several decoders at once, as a race that is fair on a single machine."""
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,9 +18,6 @@ class SideBySide:
         prompt: the prompt.
         **options: as for `Decoder.generate`; all texts get the same.
 
-    Attributes:
-        seconds: by name, the time taken so far.
-
     Raises:
         ConfigError, InputError, ContextError: as `Decoder.generate` does.
     """
@@ -29,19 +25,20 @@ class SideBySide:
     def __init__(self, decoders: Mapping[str, Decoder], prompt: Prompt, **options: Any) -> None:
         self._requests = {name: decoder.new_request(prompt, **options) for name, decoder in decoders.items()}
         self._streams = {name: decoders[name].stream_request(self._requests[name]) for name in decoders}
-        self.seconds = dict.fromkeys(decoders, 0.0)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By name, the time taken so far."""
+        return {name: request.metrics.seconds for name, request in self._requests.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Chunk]]:
         """Yield the name of a decoder and what its next round has added, until all texts have ended."""
         while self._streams:
             name = min(self._streams, key=self.seconds.__getitem__)
-            begun = time.perf_counter()
-            chunk = next(self._streams[name], None)
-            self.seconds[name] += time.perf_counter() - begun
-            if chunk is None:
-                del self._streams[name]
-            else:
+            if chunk := next(self._streams[name], None):
                 yield name, chunk
+            else:
+                del self._streams[name]
 
     def texts(self) -> dict[str, Generation]:
         """The texts as far as they are written."""

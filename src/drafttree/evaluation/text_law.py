@@ -11,7 +11,7 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
 from drafttree.engine.generation import Generation
-from drafttree.evaluation.exactness import CoupledText, pair_name, plain_text, toy_options
+from drafttree.evaluation.exactness import CoupledText, drawn_prompt, pair_name, plain_text, toy_options
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.evaluation.toy_decoder import Reach, ToyDecoder
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
@@ -154,6 +154,43 @@ def coupled_texts(
         CoupledText(tuple(each.tokens), own, each.metrics.mean_path_length, toy.reach)
         for each, own in zip(texts.write(toy, options), plain, strict=True)
     ]
+
+
+def coupled_text(
+    target: TabularModel,
+    draft: TabularModel,
+    policy: TreePolicy,
+    verifier: type[Verifier],
+    *,
+    seed: int = 0,
+    levels: int = 3,
+    length: int = 24,
+    position: int = 0,
+    **sampling: float,
+) -> CoupledText:
+    """A text, and the one decoded token after token with the same noise.
+
+    For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
+    and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
+    the argmax of logits and Gumbel noise and so follows the target.
+
+    Args:
+        target: the toy target.
+        draft: the toy draft, of the same vocabulary.
+        policy: how the tree grows.
+        verifier: what is accepted.
+        seed: the seed of the noise.
+        levels: the tree is no deeper.
+        length: tokens of the text.
+        position: the position of the first root; the prompt is drawn.
+        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
+            draft_temperature (1).
+
+    Raises:
+        ConfigError: as for `law`.
+    """
+    texts = Texts([drawn_prompt(target, position)], [seed], length, levels=levels)
+    return coupled_texts(target, draft, policy, verifier, texts, **sampling)[0]
 
 
 def _law(target: TabularModel, prompt: Context, texts: Texts, sampling: Sampling) -> dict[Context, float]:

@@ -15,7 +15,7 @@ from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
-from drafttree.measure.law import SpeedupLaw
+from drafttree.measure.law import Speedup
 from drafttree.measure.reference import TOLERANCE_ULPS, Difference
 
 DRAFTED = "green"
@@ -64,7 +64,7 @@ def show_lossy(fidelity: Fidelity) -> None:
 
 def show_comparison(compared: Comparison, policy: str) -> None:
     """Speeds side by side, the terms of the law, and what they mean in plain words."""
-    console, told = make_console(), not compared.doubt
+    console, told = make_console(), not compared.speedup.doubt
     table = make_table("", "tokens/s", *(["ratio"] if told else []), right=2)
     names = {
         "speculative": f"drafttree, {policy}",
@@ -75,17 +75,18 @@ def show_comparison(compared: Comparison, policy: str) -> None:
         table.add_row(names[way], f"{speed:.1f}", *([f"{speed / compared.speeds['plain']:.2f}"] if told else []))
     console.print("", table, "", sep="\n")
     if told:
-        console.print(law_table(compared.law, compared.speculative.metrics.mean_nodes), "", sep="\n")
+        console.print(law_table(compared.speedup), "", sep="\n")
     console.print(_fidelity(compared.speculative.fidelity), soft_wrap=True)
     for line in _agreement(compared):
         console.print(Text(line))
     console.print(Text(compared.verdict, style="bold"), soft_wrap=True)
     if told:
-        console.print(Text(compared.limit.sentence), soft_wrap=True)
+        console.print(Text(compared.speedup.limit.sentence), soft_wrap=True)
 
 
-def law_table(law: SpeedupLaw, nodes: float) -> Table:
-    """The law's terms with their meaning, and R predicted and measured; `nodes` are those of the mean tree."""
+def law_table(speedup: Speedup) -> Table:
+    """The law's terms with their meaning, and R predicted and measured."""
+    law, nodes = speedup.law, speedup.drafted.mean_nodes
     table = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
     terms = [
         ("tau", law.tau, "tokens per target pass"),

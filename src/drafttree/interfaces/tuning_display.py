@@ -20,9 +20,9 @@ def show_tuning(tuning: Tuning, lines: list[str], command: str, minutes: float, 
     console = make_console()
     if tuning.best:
         console.print(_race(tuning), "", sep="\n")
-    if tuning.best and not tuning.doubt:
-        console.print(law_table(tuning.law, tuning.metrics.mean_nodes), "", sep="\n")
-        console.print(Text(tuning.limit.sentence), soft_wrap=True)
+    if tuning.speedup and not tuning.doubt:
+        console.print(law_table(tuning.speedup), "", sep="\n")
+        console.print(Text(tuning.speedup.limit.sentence), soft_wrap=True)
     if tuning.temperature_gain and not tuning.doubt:
         console.print(Text(tuning.temperature_gain.sentence), soft_wrap=True)
     for sentence in _notes(tuning, minutes, out):

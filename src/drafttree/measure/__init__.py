@@ -17,7 +17,7 @@ from drafttree.core.lazy import lazy_door
 if TYPE_CHECKING:
     from drafttree.measure.driver import Cell, by_turns, race
     from drafttree.measure.interval import Interval
-    from drafttree.measure.law import SpeedupLaw, doubt
+    from drafttree.measure.law import Speedup, SpeedupLaw
     from drafttree.measure.record import columns, describe, from_lists, loops
     from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
     from drafttree.measure.table import to_json, to_table
@@ -26,11 +26,11 @@ __all__ = [
     "Cell",
     "Interval",
     "ReferenceRun",
+    "Speedup",
     "SpeedupLaw",
     "by_turns",
     "columns",
     "describe",
-    "doubt",
     "find_difference",
     "from_lists",
     "loops",

@@ -42,7 +42,7 @@ def race(
     kind: Any,
     *,
     repeats: int = 1,
-    warm_up: bool = False,
+    warm_up: Any = None,
     runs: Callable[[str, str], bool] = lambda way, group: True,
     store: RunStore | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -57,7 +57,7 @@ def race(
         prompts: each with the name of its group.
         kind: the type of a result, as for `RunStore.run`.
         repeats: how often everything runs.
-        warm_up: whether a way first makes something of the first prompt that is not kept.
+        warm_up: what every way first makes something of that is not kept; None for nothing.
         runs: whether a way runs in a group.
         store: keeps finished cells; by default none.
         progress: called after every cell with its way.
@@ -71,7 +71,7 @@ def race(
             raise ConfigError(f"there is no {name} to measure; give at least one")
     store, found, turn = store or RunStore(), list[Cell](), list[Cell]()
 
-    warm = cache(lambda name: ways[name](prompts[0][1]) if warm_up else None)
+    warm = cache(lambda name: None if warm_up is None else ways[name](warm_up))
 
     def run(name: str, prompt: Any) -> Any:
         warm(name)

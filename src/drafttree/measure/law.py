@@ -5,6 +5,7 @@ its passes, h0, is counted too: without it the law would call plain decoding slo
 """
 
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -141,35 +142,62 @@ def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
     }
 
 
-def drafts_nothing(drafted: Metrics) -> bool:
-    """Whether a pass has yielded no more than plain decoding's one token."""
-    return drafted.mean_accepted_tokens < LEAST_TOKENS
+@dataclass(frozen=True)
+class Speedup:
+    """Texts that drafts were made for, beside plain decoding of the same prompts.
 
-
-def doubt(drafted: Metrics, plain: Metrics) -> str | None:
-    """Why the ratio of two speeds means nothing, in one line, before any is printed; None where it may be told.
-
-    Args:
-        drafted: of the texts that drafts were made for.
-        plain: of plain decoding of the same texts.
+    Attributes:
+        drafted: the metrics of the drafted texts.
+        plain: those of plain decoding.
     """
-    if drafts_nothing(drafted):
-        found = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
-        return f"No ratio: {found} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
-    unit = plain.target_pass
-    alone = [each.target_seconds for each in drafted.rounds if each.nodes == 1]
-    row = sum(alone) / len(alone) / unit if unit and len(alone) >= FEWEST else 1.0
-    whole = drafted.target_pass / unit if unit else 1.0
-    if LEAST_COST <= row <= MOST_COST and whole >= LEAST_COST:
-        return None
-    rows, cost = ("one row", row) if not LEAST_COST <= row <= MOST_COST else (f"{drafted.mean_nodes:.1f} rows", whole)
-    return (
-        f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
-        "run it again when the machine is idle."
-    )
 
+    drafted: Metrics
+    plain: Metrics
 
-def law_terms(law: SpeedupLaw, doubt: str | None) -> dict[str, float | None]:
-    """The terms of a law by name, for JSON; those that are ratios of times are None where there is a doubt."""
-    terms: dict[str, float | None] = asdict(law) | {"predicted": law.predicted}
-    return terms if doubt is None else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta}
+    @property
+    def law(self) -> SpeedupLaw:
+        """The terms of the law, and R as measured."""
+        return SpeedupLaw.of(self.drafted, self.plain)
+
+    @property
+    def limit(self) -> LimitingFactor:
+        """What limits the gain."""
+        return LimitingFactor.of(self.law, self.drafted)
+
+    @property
+    def drafts_nothing(self) -> bool:
+        """Whether a pass has yielded no more than plain decoding's one token."""
+        return self.drafted.mean_accepted_tokens < LEAST_TOKENS
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the ratio of the two speeds means nothing, in one line, before any is printed; None where it may be told.
+
+        A pass over one row costs the same in both kinds of texts. Medians are compared: a shape of passes may be
+        recorded in a timed text, and that single pass takes as long as many.
+        """
+        drafted = self.drafted
+        if self.drafts_nothing:
+            found = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
+            return f"No ratio: {found} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
+        alone = [each.target_seconds for each in drafted.rounds if each.nodes == 1]
+        plain = [each.target_seconds for each in self.plain.rounds]
+        row = median(alone) / median(plain) if any(plain) and len(alone) >= FEWEST else 1.0
+        whole = drafted.target_pass / self.plain.target_pass if any(plain) else 1.0
+        alike = LEAST_COST <= row <= MOST_COST
+        if alike and whole >= LEAST_COST:
+            return None
+        rows, cost = (f"{drafted.mean_nodes:.1f} rows", whole) if alike else ("one row", row)
+        return (
+            f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
+            "run it again when the machine is idle."
+        )
+
+    def summary(self) -> dict[str, object]:
+        """The law and what limits the gain, for JSON; what is a ratio of times is None where there is a doubt."""
+        law, told = self.law, not self.doubt
+        terms = asdict(law) | {"predicted": law.predicted}
+        return {
+            "law": terms if told else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta},
+            "limit": asdict(self.limit) if told else None,
+        }

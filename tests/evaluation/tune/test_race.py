@@ -35,7 +35,7 @@ def test_the_fastest_way_wins_and_each_rung_halves_the_ways_and_doubles_the_text
     assert ranked[:2] == ["e", "g"]
     assert set(ranked) == set(WAYS)
     assert [(rung.ways, rung.texts, rung.complete) for rung in rungs] == [(8, 2, True), (4, 4, True), (2, 8, True)]
-    assert race.ratio("e") == pytest.approx(2.0)
+    assert race.speedup("e").law.decoding == pytest.approx(2.0)
     assert {way for way, text in speeds.runs if text >= 4} == {"plain", "e", "g"}
     assert len(speeds.runs) == len(set(speeds.runs)) == planned_runs(len(WAYS))
 
@@ -61,12 +61,12 @@ def test_plain_decoding_is_run_in_every_rung_and_the_order_rotates():
 def test_a_way_is_judged_on_the_texts_that_plain_decoding_has_run_too():
     race = Race(Speeds(a=0.5), MANY)
     race.run(["a"], 3, math.inf)
-    assert race.ratio("a") == 0
+    assert race.speedup("a").law.decoding == 0
     assert race.ranked(["a"]) == []
     assert race.gain("a") is None
     race.run(["plain"], 2, math.inf)
-    assert race.ratio("a") == pytest.approx(2.0)
-    assert race.totals("a")[0].tokens == 20
+    assert race.speedup("a").law.decoding == pytest.approx(2.0)
+    assert race.speedup("a").drafted.tokens == 20
 
 
 def test_the_gain_has_an_interval_over_texts():

@@ -44,9 +44,9 @@ def test_the_expected_gain_is_that_of_the_law_with_the_measured_curve(toy, toy_d
     found = tune(toy, toy_drafters, PROMPTS, policies=POLICIES, max_new_tokens=10)
     # two tokens a round; a round is a pass over 3 nodes, two draft passes and the rest, a plain round 1.0 + 0.1
     assert found.expected == pytest.approx(2 * 1.1 / (1.1 + 0.1 + 0.1 + 0.2))
-    assert found.law.tau == 2
-    assert found.law.delta == 2
-    assert found.limit.factor == "acceptance"
+    assert found.speedup.law.tau == 2
+    assert found.speedup.law.delta == 2
+    assert found.speedup.limit.factor == "acceptance"
 
 
 def test_where_nothing_beats_plain_decoding_it_says_not_to_speculate(toy, toy_drafters, speeds):

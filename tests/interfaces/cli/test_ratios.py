@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import count
 
 import pytest
 
@@ -60,6 +61,18 @@ def test_json_says_why_there_is_no_ratio(monkeypatch):
     assert report["verdict"] == DISTURBED.format("one row", 0.84)
     assert report["limit"] is None
     assert {name for name, term in report["law"].items() if term is not None} == {"tau", "delta"}
+
+
+@pytest.mark.parametrize(("row", "last"), [(1.0, "R measured"), (1.2, DISTURBED.format("one row", 1.2))])
+def test_passes_that_were_recorded_in_timed_texts_are_no_disturbance(monkeypatch, row, last):
+    """On a GPU the first pass of a shape takes as long as many; a machine that is slower all the time is told."""
+    given, alone = costs(row), count()
+
+    def recording(drafts: bool, rows: int) -> float:
+        return 0.06 if drafts and rows == 1 and next(alone) % 5 == 0 else given(drafts, rows)
+
+    give_times(monkeypatch, recording)
+    assert last in compare(PROMPT, 16)
 
 
 @pytest.mark.parametrize("row", [0.86, 1.0, 1.14])

@@ -19,7 +19,7 @@ import typer
 
 from drafttree import measure
 from drafttree.core.errors import ConfigError
-from drafttree.core.lazy import torch
+from drafttree.core.lazy import np, torch
 from drafttree.core.sampling import Sampling
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Drafter, PolicySpec, parse_numbers, split_names
@@ -122,8 +122,10 @@ def bench(
         SPECULATIVE: EngineWay(decoder, options).run,
         PLAIN: EngineWay(decoder.plain(), options).run,
         **{f"{FIXED}{own}": EngineWay(decoder.with_target(decoder.target), options, own).run for own in nodes},
-        **({ONE_BY_ONE: partial(_run_one_by_one, EngineWay(decoder.plain(), options))} if one_by_one else {}),
     }
+    if one_by_one:
+        lone = EngineWay(decoder.plain(), options)
+        ways[ONE_BY_ONE] = lambda turn: lone.run((1, turn[1][:ALONE]))
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
         others, notes = _peers(programs, decoder, ids[0], draws.max_new_tokens, max(sizes), models, Path(folder))
         ways |= others
@@ -205,10 +207,6 @@ class EngineWay:
         return BatchRun(texts, seconds, kept, metrics.drafter_failures - failures)
 
 
-def _run_one_by_one(engine: EngineWay, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
-    return engine.run((1, turn[1][:ALONE]))
-
-
 def _peers(
     programs: Sequence[str],
     decoder: "Decoder",
@@ -233,13 +231,9 @@ def _peers(
         if not reason:
             ways[TRANSFORMERS] = partial(way, partial(continuous_batching.generate_batch, decoder))
     if LLAMA_CPP in programs:
-        original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
-        dtype = models.quantize or str(measure.transformers_model(decoder).dtype).removeprefix("torch.")
         from drafttree.engine.round_loop import LONGEST_PART
 
-        program: Any = open_program(
-            LLAMA_CPP, decoder, original, dtype, folder, LONGEST_PART + 1 + length, streams=largest
-        )
+        program = open_program(LLAMA_CPP, decoder, models, folder, LONGEST_PART + 1 + length, streams=largest)
         ways[LLAMA_CPP] = partial(way, program.generate_together)
     return ways, notes
 
@@ -297,7 +291,7 @@ def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
     row |= {f"plain over {name}": ratio(PLAIN, name) for name in (*PEERS, ONE_BY_ONE)}
     if SPECULATIVE not in steady or PLAIN not in steady:
         return row
-    own, plain = (_joined(rounds[way]) for way in (SPECULATIVE, PLAIN))
+    own, plain = (np.concatenate(rounds[way]).view(np.recarray) for way in (SPECULATIVE, PLAIN))
     drafted, requests = own.nodes - own.batch, own.batch.sum()
     predicted = own.gain[(drafted > 0) & (own.gain > 0)]
     speed, base = (float(each.committed.sum() / each.seconds.sum()) for each in (own, plain))
@@ -306,12 +300,6 @@ def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
     row |= {"k": drafted.sum() / requests, "drafted": (drafted > 0).mean(), "expected": own.expected.sum() / requests}
     row |= {"predicted gain": predicted.mean() if len(predicted) else None, "R law": law.predicted}
     return row | {name: term for name, term in asdict(law).items() if name not in ("measured", "decoding")}
-
-
-def _joined(rounds: Sequence[Any]) -> Any:
-    """The rounds of several runs."""
-    names = rounds[0].dtype.names
-    return measure.from_lists({name: [value for each in rounds for value in each[name]] for name in names})
 
 
 def find_differences(

@@ -5,9 +5,8 @@ those whose text loops are reported apart from those whose text does not.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,9 +89,7 @@ def bench(
         str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
     ] = None,
     contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256",
-    count_work: Annotated[
-        bool, typer.Option("--count-work", help="Also count torch operations and own calls.")
-    ] = False,
+    count: Annotated[bool, typer.Option("--count-work", help="Also count torch operations and own calls.")] = False,
     repeats: Repeats = 3,
 ) -> None:
     """Measure methods against plain decoding, in turns.
@@ -119,6 +116,7 @@ def bench(
 
     from drafttree.engine.generation import Generation
     from drafttree.interfaces.cli.decoders import judged_by
+    from drafttree_lab.round_work import count_work
 
     names = [str(each.drafter) for each in chosen]
     loaded = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=quantize_drafter)
@@ -131,12 +129,13 @@ def bench(
     asked = [(group, ids) for group, each in sets.items() for ids in each]
     longest = max(max(len(ids) for _, ids in asked) + draws.max_new_tokens, max(behind) + max(sizes, default=0))
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
-        opened = _open(programs, models, decoder, Path(folder), longest)
-        ways: dict[str, Way] = {name: partial(_write, each, options) for name, each in decoders.items()}
+        others = [name for name in programs if name != TRANSFORMERS]
+        opened = {name: open_program(name, decoder, models, Path(folder), longest) for name in others}
+        ways: dict[str, Way] = {name: partial(each.generate, **options) for name, each in decoders.items()}
         ways |= _transformers(decoders, options) if TRANSFORMERS in programs else {}
         ways |= {name: partial(each.generate, max_new_tokens=draws.max_new_tokens) for name, each in opened.items()}
         with progress(repeats * len(asked) * len(ways)) as advance:
-            how: dict[str, Any] = {"repeats": repeats, "warm_up": True, "store": store, "progress": advance}
+            how: dict[str, Any] = {"repeats": repeats, "warm_up": asked[0][1], "store": store, "progress": advance}
             cells = measure.race(ways, asked, Generation | measure.ReferenceRun, **how)
         machine = {} if store.interrupted else _measure_machine(decoder, opened, sizes, behind, repeats)
 
@@ -147,8 +146,8 @@ def bench(
     for row in rows:
         if each := decoders.get(row["method"]):
             row |= _read_bytes(each, row, machine) if sizes and machine else {}
-            if count_work and not store.interrupted:
-                row |= _count_work(each, asked[0][1], options)
+            if count and not store.interrupted:
+                row |= count_work(each, asked[0][1], **options)._asdict()
     report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
     report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(_looping(cells))}
     results.finish(store, measure.to_json(report), lambda: _show(report))
@@ -223,7 +222,7 @@ def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
     figures |= {name: statistics.median(getattr(run, each) for run, _ in runs) for name, each in told.items()}
     figures |= {"ms a draft pass": 1e3 * whole.draft_pass, "weights, MB": whole.draft_weight_bytes / 1e6}
     figures |= {"cache, MB": whole.draft_cache_bytes / 1e6} | _parts(own, repeats)
-    if own[0].way != PLAIN and (doubt := measure.doubt(whole, total(plain, *repeats))):
+    if own[0].way != PLAIN and (doubt := measure.Speedup(whole, total(plain, *repeats)).doubt):
         figures |= {**dict.fromkeys(TIMES), "doubt": doubt}
     return figures
 
@@ -316,10 +315,6 @@ def _make_decoders(
     return found
 
 
-def _write(decoder: "Decoder", options: Mapping[str, Any], ids: list[int]) -> Any:
-    return decoder.generate(ids, **options)
-
-
 def _seeded(
     ways: Mapping[str, Any], decoders: Mapping[str, "Decoder"], temperature: float | None
 ) -> Callable[[str], bool]:
@@ -363,18 +358,6 @@ def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any])
     }
 
 
-def _open(
-    programs: Sequence[str], models: TargetOptions, decoder: "Decoder", folder: Path, context: int
-) -> dict[str, Any]:
-    """The other programs but transformers, with the weights of the target, in the folder's files."""
-    others = [name for name in programs if name != TRANSFORMERS]
-    if not others:
-        return {}
-    original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
-    dtype = models.quantize or str(measure.transformers_model(decoder).dtype).removeprefix("torch.")
-    return {name: open_program(name, decoder, original, dtype, folder, context) for name in others}
-
-
 def _measure_machine(
     decoder: "Decoder", programs: Mapping[str, Any], sizes: Sequence[int], contexts: Sequence[int], repeats: int
 ) -> dict[str, Any]:
@@ -407,19 +390,12 @@ def _measure_machine(
 
 def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
     """Bytes per second, read and written, of a copy much larger than any cache: the machine's roofline."""
-    from drafttree.engine.drafting.measure import wait_for
+    from drafttree.engine.drafting.measure import time_work
 
     source = torch.ones(COPIED, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
-
-    def once() -> float:
-        wait_for(device)
-        started = time.perf_counter()
-        copy.copy_(source)
-        wait_for(device)
-        return 2 * COPIED / (time.perf_counter() - started)
-
-    return statistics.median([once() for _ in range(1 + repeats)][1:])
+    seconds = [time_work(lambda: copy.copy_(source), device) for _ in range(1 + repeats)]
+    return 2 * COPIED / statistics.median(seconds[1:])
 
 
 def pass_bytes(model: Any, context: int) -> int:
@@ -444,12 +420,6 @@ def _read_bytes(decoder: "Decoder", row: Mapping[str, Any], machine: Mapping[str
     drafted = pass_bytes(draft, machine["context"]) if isinstance(draft, TargetModel) else 0
     moved = row["tokens/s"] / row["tau"] * (machine["bytes"] + row["delta"] * drafted)
     return {"GB/s": moved / 1e9, "of the roofline": moved / machine["bandwidth"]}
-
-
-def _count_work(decoder: "Decoder", ids: list[int], options: Mapping[str, Any]) -> dict[str, float]:
-    from drafttree_lab.round_work import count_work
-
-    return count_work(decoder, ids, **options)._asdict()
 
 
 def _show(report: Mapping[str, Any]) -> None:

@@ -123,6 +123,8 @@ def time_verifiers(
         progress: called after every verifier with its name.
         store: keeps finished runs; by default none.
     """
+    from drafttree.engine.drafting.measure import time_work
+
     device, chosen = device or torch.device("cpu"), parse_verifiers(verifiers)
 
     @lru_cache(maxsize=1)
@@ -132,7 +134,7 @@ def time_verifiers(
     @lru_cache(maxsize=1)
     def synthetic(vocab: int, size: int) -> tuple[_SyntheticLogits, float]:
         ones = torch.ones(size, hidden, device=device)
-        times = [_seconds(lambda: ones @ head(vocab), device) for _ in range(repeats + 1)]
+        times = [time_work(lambda: ones @ head(vocab), device) for _ in range(repeats + 1)]
         return _SyntheticLogits(size, vocab, device), statistics.median(times[1:])
 
     def run(verifier: type[Verifier], at: tuple[int, int]) -> dict[str, float]:
@@ -200,15 +202,20 @@ def _judge(judge: Verifier, synthetic: "_SyntheticLogits", repeats: int) -> dict
     `growing` is what the tree cost beside the drafter's passes: the noise shown to it, or its children drawn.
     """
     from drafttree.core.randomness import SeededRandomness
+    from drafttree.engine.drafting.measure import wait_for
+
+    def now() -> float:
+        wait_for(synthetic.device)
+        return time.perf_counter()
 
     growing, verifying, accepted = [], [], []
     for seed in range(repeats + 1):
         randomness = SeededRandomness(seed, synthetic.vocab, synthetic.device).at(7)
-        begun = _now(synthetic.device)
+        begun = now()
         tree = synthetic.tree(judge, randomness)
-        grown = _now(synthetic.device)
+        grown = now()
         verdict = judge.verify(tree, synthetic.target[: tree.size], randomness)
-        verifying.append(_now(synthetic.device) - grown)
+        verifying.append(now() - grown)
         growing.append(grown - begun)
         accepted.append(len(verdict.path) - 1)
     times = {"verify": statistics.median(verifying[1:]), "growing": statistics.median(growing[1:])}
@@ -278,7 +285,7 @@ def zipf_draft(vocab: int, alpha: float, device: "torch.device") -> Any:
 def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -> dict[str, float]:
     """Grow the same tree again and again."""
     from drafttree.engine.drafting.controller import Controller
-    from drafttree.engine.drafting.measure import TRIAL_COSTS
+    from drafttree.engine.drafting.measure import TRIAL_COSTS, time_work
     from drafttree.engine.drafting.prices import Prices
     from drafttree.engine.tree_growth import grow
 
@@ -289,22 +296,10 @@ def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -
         return grow(policy, rows, [0], [policy.budget], states=states, limits=limits)[0]
 
     tree = work()
-    kept = [_seconds(work, device) for _ in range(WARM_UP - 1 + repeats)][-repeats:]
+    kept = [time_work(work, device) for _ in range(WARM_UP - 1 + repeats)][-repeats:]
     seconds, levels = statistics.median(kept), len(tree.widths)
     times = {"seconds": seconds, "per_level": seconds / max(levels, 1), "mean_seconds": statistics.fmean(kept)}
     return {"nodes": tree.size, "levels": levels, **times}
-
-
-def _seconds(work: Callable[[], object], device: "torch.device") -> float:
-    begun = _now(device)
-    work()
-    return _now(device) - begun
-
-
-def _now(device: "torch.device") -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _show(report: Mapping[str, Any]) -> None:

@@ -1,17 +1,17 @@
 """The programs that drafttree is measured beside, on the same weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drafttree.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
-    from drafttree_lab.peers.llama_cpp import LlamaCpp
-    from drafttree_lab.peers.openvino import OpenVino
+    from drafttree_lab.options import TargetOptions
 
 TRANSFORMERS, LLAMA_CPP, OPENVINO = PEERS = ("transformers", "llama.cpp", "openvino")
 PACKAGES = {
@@ -50,15 +50,14 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 
 
 def open_program(
-    peer: str, decoder: "Decoder", original: "Decoder", dtype: str, folder: Path, context: int, streams: int = 1
-) -> "LlamaCpp | OpenVino":
-    """A peer with the weights of a decoder.
+    peer: str, decoder: "Decoder", models: "TargetOptions", folder: Path, context: int, streams: int = 1
+) -> Any:
+    """A peer, `LlamaCpp` or `OpenVino`, with the weights of a decoder.
 
     Args:
         peer: "llama.cpp" or "openvino".
         decoder: the decoder it is measured beside, on the CPU.
-        original: one with the same weights before they were quantised.
-        dtype: "float32", "bfloat16" or "int8".
+        models: how its target was loaded; that of a quantised one is loaded again, to be quantised by the peer.
         folder: where its GGUF file is written.
         context: tokens of a text at most.
         streams: texts at once at most.
@@ -71,19 +70,21 @@ def open_program(
     from drafttree.measure.reference import transformers_model
     from drafttree_lab.peers.gguf_file import write_gguf
 
-    if transformers_model(decoder).device.type != "cpu":
+    target = transformers_model(decoder)
+    dtype = models.quantize or str(target.dtype).removeprefix("torch.")
+    if target.device.type != "cpu":
         raise ConfigError(f"{peer} is measured on the CPU; add --device cpu")
     if dtype not in FILES[peer]:
         raise unknown(f"dtype of {peer}", dtype, FILES[peer])
     path = folder / f"{FILES[peer][dtype]}.gguf"
     if not path.exists():
+        original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
         write_gguf(transformers_model(original).module, original.tokenizer, path, FILES[peer][dtype])
-    threads, eos = torch.get_num_threads(), decoder.eos
+    shared: dict[str, Any] = {"threads": torch.get_num_threads(), "eos": decoder.eos}
     if peer == OPENVINO:
         from drafttree_lab.peers.openvino import OpenVino
 
-        return OpenVino(path, dtype=dtype, threads=threads, eos=eos)
+        return OpenVino(path, dtype=dtype, **shared)
     from drafttree_lab.peers.llama_cpp import LlamaCpp
 
-    exact = dtype == "float32"
-    return LlamaCpp(path, exact_cache=exact, threads=threads, eos=eos, context=context, streams=streams)
+    return LlamaCpp(path, exact_cache=dtype == "float32", context=context, streams=streams, **shared)

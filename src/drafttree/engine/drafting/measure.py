@@ -219,13 +219,19 @@ def _time_pass(model: Model, cache, size: int, context: int) -> float:
     tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
     positions = torch.arange(context, context + size, device=model.device)[None]
     visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
-    wait_for(model.device)
-    started = time.perf_counter()
-    model.forward([Segment(cache, tokens, positions, visible)])
-    wait_for(model.device)
-    spent = time.perf_counter() - started
+    segment = Segment(cache, tokens, positions, visible)
+    spent = time_work(lambda: model.forward([segment]), model.device)
     cache.commit([])
     return spent
+
+
+def time_work(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of some work, until its device has finished."""
+    wait_for(device)
+    started = time.perf_counter()
+    work()
+    wait_for(device)
+    return time.perf_counter() - started
 
 
 def wait_for(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from statistics import fmean
 from drafttree.engine.metrics import Metrics
 from drafttree.measure.driver import by_turns
 from drafttree.measure.interval import Interval
-from drafttree.measure.law import SpeedupLaw
+from drafttree.measure.law import Speedup
 from drafttree.measure.method import PLAIN
 
 FIRST_TEXTS = 2
@@ -77,19 +77,16 @@ class Race:
             self.spent += own[text].seconds
         return True
 
-    def totals(self, way: str) -> tuple[Metrics, Metrics]:
-        """The metrics of a way and of plain decoding, over the texts that both have run."""
+    def speedup(self, way: str) -> Speedup:
+        """A way beside plain decoding, over the texts that both have run."""
         own, plain = self.runs.get(way, {}), self.runs.get(PLAIN, {})
         both = [text for text in own if text in plain]
-        return Metrics.total(own[text].metrics for text in both), Metrics.total(plain[text].metrics for text in both)
-
-    def ratio(self, way: str) -> float:
-        """Decoding speed over plain decoding's; 0 for a way without a text."""
-        return SpeedupLaw.of(*self.totals(way)).decoding
+        return Speedup(*(Metrics.total(runs[text].metrics for text in both) for runs in (own, plain)))
 
     def ranked(self, ways: Iterable[str]) -> list[str]:
-        """The ways that have run, the fastest first."""
-        return sorted((way for way in ways if self.totals(way)[0].rounds), key=self.ratio, reverse=True)
+        """The ways that have run, those of the highest decoding speed first."""
+        speeds = {way: each.law.decoding for way in ways if (each := self.speedup(way)).drafted.rounds}
+        return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
     def gain(self, way: str) -> Interval | None:
         """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text."""

@@ -10,14 +10,13 @@ from pathlib import Path
 from drafttree.core.cost_curve import CostCurve
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.prices import machine
-from drafttree.engine.metrics import Metrics
 from drafttree.engine.model_digest import model_digest
 from drafttree.evaluation.tune.race import Rung
 from drafttree.loading import TunedPolicy, policy_spec, zoo
 from drafttree.loading.drafters import MIXED
 from drafttree.loading.tuned import TunedModel
 from drafttree.measure.interval import Interval
-from drafttree.measure.law import LimitingFactor, SpeedupLaw, doubt, drafts_nothing, law_terms
+from drafttree.measure.law import Speedup
 from drafttree.measure.reference import transformers_model
 from drafttree.policies import Chain
 
@@ -96,8 +95,7 @@ class Tuning:
         gain: the gain in decoding speed over plain decoding, with its interval; None without a text.
         confirmed: whether the gain was measured after the choice, and so owes nothing to it, on more than one prompt.
         apart: whether it was measured on prompts that the choice had not seen.
-        metrics: metrics of the texts in which the gain was measured.
-        plain: the metrics of plain decoding of the same texts.
+        speedup: the texts in which the gain was measured, beside plain decoding; None if there is no best way.
         ways: all that were tried, those of the last rung first and the best of them first.
         rungs: the rungs of the successive halving.
         missing: what was not measured for lack of time, a clause each.
@@ -115,8 +113,7 @@ class Tuning:
     gain: Interval | None
     confirmed: bool
     apart: bool
-    metrics: Metrics
-    plain: Metrics
+    speedup: Speedup | None
     ways: list[TunedMethod]
     rungs: list[Rung]
     missing: list[str] = field(default_factory=list)
@@ -129,7 +126,8 @@ class Tuning:
     @property
     def recommends(self) -> bool:
         """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
-        return self.confirmed and not self.interrupted and (not self.doubt or drafts_nothing(self.metrics))
+        told = self.speedup is not None and (not self.doubt or self.speedup.drafts_nothing)
+        return self.confirmed and not self.interrupted and told
 
     @property
     def speculates(self) -> bool:
@@ -139,30 +137,17 @@ class Tuning:
     @property
     def doubt(self) -> str | None:
         """Why the times tell no gain; None where they do."""
-        return doubt(self.metrics, self.plain) if self.best else None
-
-    @property
-    def law(self) -> SpeedupLaw:
-        """The law's terms of the best way."""
-        return SpeedupLaw.of(self.metrics, self.plain)
-
-    @property
-    def limit(self) -> LimitingFactor:
-        """What limits its speed."""
-        return LimitingFactor.of(self.law, self.metrics)
+        return self.speedup.doubt if self.speedup else None
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
         told, gain = not self.doubt, self.gain
         margin = gain.margin if gain and math.isfinite(gain.margin) else None
-        found: dict[str, object] = {
+        return {
             "speculate": self.speculates,
             "best": self.best and asdict(self.best),
             "gain": {"mean": gain.mean, "margin": margin} if gain and told else None,
-        }
-        if self.best:
-            found |= {"law": law_terms(self.law, self.doubt), "limit": asdict(self.limit) if told else None}
-        return found | {
+            **(self.speedup.summary() if self.speedup else {}),
             "expected": self.expected,
             "confirmed": self.confirmed,
             "on prompts apart": self.apart,
@@ -219,11 +204,9 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
         verifier: the name of the verifier, or "auto".
         dtype: the dtype of the target.
     """
-    chosen = [f"policy={str(saved)!r}"] if saved else ["drafter='none'"]
-    if tuning.speculates and tuning.best and not saved:
-        chosen = [f"drafter={tuning.best.drafter!r}", f"policy={tuning.best.policy!r}", f"dtype={dtype!r}"]
-        chosen += [f"verifier={verifier!r}"] if verifier != "auto" else []
-    load = f"decoder = drafttree.load({', '.join([repr(target), *chosen])})"
+    chosen = _load_options(tuning, saved, verifier, dtype=dtype)
+    named = (f"{name}={value!r}" for name, value in chosen.items())
+    load = f"decoder = drafttree.load({', '.join([repr(target), *named])})"
     warm = None if saved else _draft_temperature(tuning)
     option = f", draft_temperature={warm}" if warm else ""
     return ["import drafttree", load, f'print(decoder.generate("Once upon a time"{option}).text)']
@@ -231,14 +214,19 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
 
 def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
     """The options of a command that use the recommendation; arguments as for `python_lines`."""
+    warm = None if saved else _draft_temperature(tuning)
+    chosen = _load_options(tuning, saved, verifier) | ({"draft-temperature": str(warm)} if warm else {})
+    return shlex.join(part for name, value in chosen.items() for part in (f"--{name}", value))
+
+
+def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: str) -> dict[str, str]:
+    """What the recommendation gives `load`; `others` where a drafter and a policy are named."""
     if saved:
-        return shlex.join(["--policy", str(saved)])
+        return {"policy": str(saved)}
     if not (tuning.speculates and tuning.best):
-        return "--drafter none"
-    chosen = ["--drafter", tuning.best.drafter, "--policy", tuning.best.policy]
-    chosen += ["--verifier", verifier] if verifier != "auto" else []
-    chosen += ["--draft-temperature", str(warm)] if (warm := _draft_temperature(tuning)) else []
-    return shlex.join(chosen)
+        return {"drafter": "none"}
+    judged = {"verifier": verifier} if verifier != "auto" else {}
+    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **others, **judged}
 
 
 def _draft_temperature(tuning: Tuning) -> float | None:

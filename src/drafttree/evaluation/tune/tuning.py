@@ -16,7 +16,6 @@ from drafttree.engine.metrics import Metrics
 from drafttree.evaluation.tune.race import FIRST_TEXTS, Race, Rung, Timed, planned_runs
 from drafttree.evaluation.tune.recommendation import TemperatureGain, TunedMethod, Tuning
 from drafttree.loading import PolicyLike, find_drafter, parse_policies
-from drafttree.measure.law import doubt
 from drafttree.measure.method import PLAIN
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.run_store import RunStore
@@ -243,27 +242,26 @@ def tune(
     confirmed = told is not None and math.isfinite(told.margin)
     judged, alone = confirming if confirmed else choosing, len(set(map(tuple, long))) == 1
     costs = ways[best].decoder.costs() if best else None
-    metrics, plainly = judged.totals(best) if best else (Metrics(), Metrics())
     tried = [
         TunedMethod(
             ways[name].drafter,
             ways[name].policy,
             len(choosing.runs[name]),
-            None if doubt(*choosing.totals(name)) else choosing.ratio(name),
+            None if speedup.doubt else speedup.law.decoding,
             ways[name].draft_temperature,
         )
         for name in ranked
+        for speedup in [choosing.speedup(name)]
     ]
     return Tuning(
         best=tried[0] if tried else None,
         decoder=ways[best].decoder if best else None,
         costs=costs,
-        expected=_expected(choosing.totals(best)[0], costs) if best and costs else 0.0,
+        expected=_expected(choosing.speedup(best).drafted, costs) if best and costs else 0.0,
         gain=judged.gain(best) if best else None,
         confirmed=confirmed and not alone,
         apart=bool(held) and confirmed,
-        metrics=metrics,
-        plain=plainly,
+        speedup=judged.speedup(best) if best else None,
         ways=tried,
         rungs=[*rungs, *later],
         missing=_missing(ways, choosing, rungs, later, confirmed=confirmed),
