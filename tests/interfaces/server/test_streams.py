@@ -361,6 +361,7 @@ def test_messages(served, case):
     body = {"messages": ASK, "max_tokens": case.limit, "stop_sequences": case.stop}
     whole, stream, written, answer = answered(served, case, "messages", **body)
     sent = named_events(stream)
+    assert sent[-1]["type"] == "message_stop", sent[-1]
     if find_spec("anthropic"):
         from anthropic.types import Message, RawMessageStreamEvent
 
