@@ -162,6 +162,7 @@ def test_completions(served, case, echo, several):
     *chunks, last = events(stream)
     assert last["choices"] == []
     assert same_usage(last["usage"], whole["usage"])
+    check_heads(whole, [*chunks, last], "cmpl-")
     assert [choice["index"] for choice in whole["choices"]] == [*range(2 * several)]
     generated = 0
     for choice in whole["choices"]:
@@ -195,6 +196,14 @@ def test_completions(served, case, echo, several):
     assert last["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == generated
 
 
+def check_heads(whole: dict, chunks: Sequence[dict], prefix: str) -> None:
+    """Check how a reply and the chunks of a stream are named, and that usage stands in the last chunk alone."""
+    assert [each["id"].startswith(prefix) for each in (whole, chunks[0])] == [True, True]
+    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {(chunks[0]["id"], chunks[0]["created"])}
+    assert {each["model"] for each in (whole, *chunks)} == {"m"}
+    assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
 def without_thoughts(reply: dict) -> dict:
     """A reply without the field of thoughts, which OpenAI's types do not have."""
     choices = []
@@ -225,7 +234,7 @@ def test_chats(served, case, several):
     whole, stream = served.ask(case, "chat/completions", texts, **body, **more)
     strict(ChatCompletion, without_thoughts(whole))
     state, chunks = ChatCompletionStreamState(), events(stream)
-    assert len({chunk["id"] for chunk in chunks}) == 1
+    check_heads(whole, chunks, "chatcmpl-")
     for chunk in chunks:
         strict(ChatCompletionChunk, without_thoughts(chunk))
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
@@ -279,6 +288,7 @@ def test_responses(served, case):
         put_together(items, event)
     kinds = [event["type"].removeprefix("response.") for event in sent]
     assert kinds[:2] == ["created", "in_progress"]
+    assert {(each["model"], each["id"][:5]) for each in (whole, sent[0]["response"])} == {("m", "resp_")}
     assert all(kinds.count(f"{part}.added") == kinds.count(f"{part}.done") for part in ("output_item", "content_part"))
     assert kinds[-1] == whole["status"] == sent[-1]["response"]["status"]
     assert without_names(items) == without_names(sent[-1]["response"]["output"]) == without_names(whole["output"])
@@ -368,12 +378,10 @@ def test_messages(served, case):
         strict(Message, whole)
         for event in sent:
             strict(RawMessageStreamEvent, event)
-    assert (sent[0]["type"], sent[0]["message"]["role"], sent[0]["message"]["content"]) == (
-        "message_start",
-        "assistant",
-        [],
-    )
-    blocks, usage = [], dict(sent[0]["message"]["usage"])
+    begun = sent[0]["message"]
+    assert (sent[0]["type"], begun["role"], begun["content"]) == ("message_start", "assistant", [])
+    assert {(each["model"], each["id"][:4]) for each in (whole, begun)} == {("m", "msg_")}
+    blocks, usage = [], dict(begun["usage"])
     for event in sent:
         match event["type"]:
             case "content_block_start":
