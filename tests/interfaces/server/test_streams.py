@@ -63,6 +63,14 @@ BEGINNINGS = Case("qwen3", [[Part("qwen3", "say", "So it is."), CALL, CALL]])
 """A message and calls, some of whose beginnings come in one round."""
 CUT_CALL = Case("qwen3", [[CALL, CALL]], stop=["top"])
 """A call in which a stop string ends the text."""
+THOUGHTS = [
+    Part("gpt-oss", "think", "So."),
+    Part("gpt-oss", "then"),
+    Part("gpt-oss", "think", " It is"),
+    Part("gpt-oss", "then"),
+]
+THINKS_TWICE = Case("gpt-oss", [[*THOUGHTS, Part("gpt-oss", "say", "So it is.")]])
+"""Two stretches of thinking, whose tokens are counted together."""
 
 
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -222,14 +230,15 @@ def content_of(message: dict) -> tuple[str, str, list[str]]:
 
 
 @FEW
-@given(case=cases(), several=st.integers(1, 2))
-@example(case=BEGINNINGS, several=1)
-@example(case=CUT_CALL, several=1)
-def test_chats(served, case, several):
+@given(case=cases(), several=st.integers(1, 2), top=st.sampled_from([0, 2]))
+@example(case=BEGINNINGS, several=1, top=0)
+@example(case=CUT_CALL, several=1, top=2)
+@example(case=THINKS_TWICE, several=1, top=2)
+def test_chats(served, case, several, top):
     law, prompt = served.laws[case.family], served.prompt(case.family)
     drawn = case.texts if case.temperature else case.texts[:1]
     texts = [(prompt, law.tokens(raw(parts))) for parts in drawn]
-    body = {"messages": ASK, "n": several, "logprobs": True, "top_logprobs": 2, "max_tokens": case.limit}
+    body = {"messages": ASK, "n": several, "logprobs": True, "top_logprobs": top, "max_tokens": case.limit}
     more = {"tools": TOOLS["chat/completions"], "stop": case.stop}
     whole, stream = served.ask(case, "chat/completions", texts, **body, **more)
     strict(ChatCompletion, without_thoughts(whole))
@@ -249,7 +258,8 @@ def test_chats(served, case, several):
         wanted = []
         for (_, script), parts in zip(texts, drawn, strict=True):
             written, answer = served.expected(case, parts)
-            wanted.append((law.scores(prompt, [*script, law.eos][: written.scored]), written, answer))
+            scores = law.scores(prompt, [*script, law.eos][: written.scored])
+            wanted.append(([(*known, likeliest[:top]) for *known, likeliest in scores], written, answer))
         scores = rounded(choice["logprobs"]["content"])
         assume(all(one[0] != other[0] for one, other in pairwise(wanted)))
         known, written, answer = next((each for each in wanted if each[0] == scores), wanted[0])
