@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import itertools
 import json
 import math
@@ -467,14 +468,51 @@ def test_a_text_whose_own_masks_take_long_ends_with_an_error(embedded, monkeypat
         embedded.generate("Write: ", grammar=grammar.json_schema(SCHEMA), max_new_tokens=40)
 
 
-class TellingTime:
-    """A clock that goes on by a step whenever it is read."""
+@pytest.fixture
+def eager_collections():
+    """Garbage is collected whenever anything is made; what is in the list is called."""
+    usual, calls = gc.get_threshold(), []
+    callbacks = [*gc.callbacks]
+    gc.callbacks.append(lambda *_: [call() for call in calls])
+    gc.set_threshold(1, 1, 1)
+    yield calls
+    gc.set_threshold(*usual)
+    gc.callbacks[:] = callbacks
 
-    def __init__(self, step: float) -> None:
-        self.step, self.now = step, 0.0
+
+def test_garbage_collections_are_not_counted_as_time_of_masks(embedded, eager_collections, monkeypatch):
+    wanted, options = grammar.json_schema(SCHEMA), {"max_new_tokens": 40, "temperature": 0.0}
+    usual = embedded.generate("Write: ", grammar=wanted, **options)
+    clock = TellingTime()
+    monkeypatch.setattr("drafttree.constraints.grammar.time", clock)
+    eager_collections.append(lambda: clock.go_on(1.0))
+    slow = embedded.generate("Write: ", grammar=wanted, **options)
+    assert clock.now > 100
+    assert (slow.tokens, slow.metrics.tau) == (usual.tokens, usual.metrics.tau)
+
+
+@pytest.mark.parametrize("reading", [2, 12])
+def test_a_pause_of_the_machine_ends_no_text(embedded, reading, monkeypatch):
+    wanted, options = grammar.json_schema(SCHEMA), {"max_new_tokens": 40, "temperature": 0.0}
+    usual = embedded.generate("Write: ", grammar=wanted, **options)
+    clock = TellingTime(pause_at=reading)
+    monkeypatch.setattr("drafttree.constraints.grammar.time", clock)
+    assert embedded.generate("Write: ", grammar=wanted, **options).tokens == usual.tokens
+    assert clock.now == 60
+
+
+class TellingTime:
+    """A clock that goes on by a step whenever it is read, and by a minute at one reading."""
+
+    def __init__(self, step: float = 0.0, pause_at: int = 0) -> None:
+        self.step, self.pause_at, self.now, self.readings = step, pause_at, 0.0, 0
+
+    def go_on(self, seconds: float) -> None:
+        self.now += seconds
 
     def thread_time(self) -> float:
-        self.now += self.step
+        self.readings += 1
+        self.go_on(60 if self.readings == self.pause_at else self.step)
         return self.now
 
 

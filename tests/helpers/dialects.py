@@ -160,6 +160,24 @@ class ByHeart:
         return [9.0 if token == self._answer[written] else 0.0 for token in range(self._vocab)]
 
 
+class InTurns:
+    """The law of a model that writes one text in each turn; marks that nothing else has tell it which turn it is."""
+
+    MARK = "\x07"
+    """Stands where a turn has been answered: in what a tool returns, or in what a user says next."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
+        self.vocab, self.eos = len(tokenizer), tokenizer.eos_token_id
+        (self._mark,) = tokenizer(self.MARK, add_special_tokens=False)["input_ids"]
+        answers = [[*tokenizer(text, add_special_tokens=False)["input_ids"], self.eos] for text in texts]
+        self._laws = [ByHeart(answer, self.vocab) for answer in answers]
+        self._longest = max(map(len, answers))
+
+    def __call__(self, prefix: Sequence[int]) -> list[float]:
+        turn = min([*prefix].count(self._mark), len(self._laws) - 1)
+        return self._laws[turn](prefix[-self._longest :])
+
+
 def knowing(answer: str, family: str, **options: Any) -> Decoder:
     """A decoder of a model of a family that writes one answer and then EOS."""
     tokenizer = tokenizer_of(family)

@@ -93,7 +93,8 @@ def answers(draw: Any, family: str) -> list[Part]:
     """Thinking, then what is said and called."""
     kinds = draw(st.sampled_from(["", "say", "call", "say call", "call say", "call call"])).split()
     kinds = kinds[:1] if family == "gpt-oss" else kinds  # its calls end a turn
-    thought = [Part(family, "think", draw(words)), Part(family, "then")] if draw(st.booleans()) else []
+    stretches = draw(st.integers(0, 2 if family == "gpt-oss" else 1))  # others think at the beginning alone
+    thought = [part for _ in range(stretches) for part in (Part(family, "think", draw(words)), Part(family, "then"))]
     return [*thought, *(Part(family, kind, draw(words if kind == "say" else arguments)) for kind in kinds)]
 
 
@@ -237,7 +238,7 @@ class Answer:
         written: what there is of it.
 
     Attributes:
-        thought: what is thought.
+        thought: what is thought, of each stretch without the white space around it.
         said: where what is said begins and ends.
         calls: the arguments of the calls.
         reasoning: tokens that are thinking, with the marks around it.
@@ -262,14 +263,16 @@ class Answer:
                 break
             assume(part.kind != "call" or len(text) > begin)  # whether it has begun there is the family's own matter
             if part.kind == "think":
-                self.thought = text[begin:end]
-                self.reasoning = (written.count if len(text) < place else written.before(place)) - written.before(first)
+                self.thought += text[begin:end].strip()
+                last = written.count if len(text) < place else written.before(place)
+                self.reasoning += last - written.before(first)
             elif part.kind == "say":
                 self.said += [(begin, min(end, len(text)))] if text[begin:end].strip() else []
             elif part.kind == "call":
                 self.calls.append(text[begin:end])
                 in_call = len(text) < end
-            if text[begin:end].strip() or part.kind == "call":
+            goes_on = part.kind == "think" and self.kinds == ["think"]
+            if part.kind == "call" or (text[begin:end].strip() and not goes_on):
                 self.kinds.append(part.kind)
         called = self.calls and written.reason == "stop" and not in_call
         self.finish_reason = "tool_calls" if called else written.reason
@@ -282,7 +285,7 @@ class Answer:
             assert joined("".join([*texts, self.torn])).startswith(joined(said))
             assert joined(said).startswith(joined("".join(texts)))
         else:
-            assert thought.strip() == self.thought.strip()
+            assert thought.strip() == self.thought
             assert said.strip() == "".join(each.strip() for each in texts).strip()
         assert [*filter(None, calls)] == [*filter(None, self.calls)]
 

@@ -34,6 +34,9 @@ NONSENSE: list[tuple[bytes, int]] = [
     (b" " * (5 << 20), 413),
 ]
 """Bodies, and the status that answers each."""
+PATIENCE = 1200
+"""Seconds that a client waits for any part of an answer: far longer than the slowest machine takes, so that what is
+found does not depend on what else the machine does."""
 SAMPLES = 10
 """How often the memory is looked at."""
 
@@ -152,7 +155,7 @@ class ServerLoad:
 
     async def _run(self, requests: int | None, seconds: float) -> None:
         limits = httpx.Limits(max_connections=self.at_once + 1, max_keepalive_connections=self.at_once)
-        async with httpx.AsyncClient(base_url=self.address, limits=limits, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=self.address, limits=limits, timeout=PATIENCE) as client:
             self.expected = [_texts(await client.post(each.path, json=each.body)) for each in self.asked]
             assert all(self.expected)
             self.begun = time.monotonic()

@@ -7,9 +7,10 @@ request visits the nodes of a draft tree depth-first: it takes tokens on the way
 so a tree costs one mask per node. Masks computed while drafting are used again for the target's logits.
 """
 
+import contextlib
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from drafttree.constraints.patterns import regex_texts
 from drafttree.constraints.processors import Path
 from drafttree.constraints.structures import structure_texts
 from drafttree.core.errors import ConfigError
+from drafttree.core.machine_memory import collection_pause
 from drafttree.drafters.vocabulary_map import spell
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
@@ -34,6 +36,9 @@ NO_TOKEN = "NoExtensionBias"
 SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
 """The CPU time that the masks of a text may take: at once, and for each of its tokens, which grows with the vocabulary.
 Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
+MOST_AT_ONCE = SECONDS / 2
+"""What one mask counts at most: an ambiguous grammar's takes some 0.03 s in a vocabulary of 150,000 tokens. What takes
+longer may be a pause of the machine, which can count as CPU time, and one of them must not end a text."""
 LONGEST_FORCED, RECENT = 256, 8
 """Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
 MOST_FORCED = 4_096
@@ -155,14 +160,13 @@ class GrammarState:
         Raises:
             ConfigError: the masks of the text take more than they may, or the one behind it does.
         """
-        begun = time.thread_time()
         # Sorted paths are in depth-first order, in which the matcher rolls back the fewest tokens.
         for path in sorted(set(paths) - self._masks.keys()):
             if path and self._seconds <= 0:
                 self._masks[path] = self._bits(0)
                 continue
-            self._masks[path], now = self._mask(path), time.thread_time()
-            self._seconds, begun = self._seconds - (now - begun), now
+            with self._counted():
+                self._masks[path] = self._mask(path)
         if self._seconds < -SECONDS or (() in paths and self._too_much):
             self._compiled.renew()  # what its automata have grown to would stay
             raise self._costs(self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token")
@@ -192,16 +196,23 @@ class GrammarState:
         A last token that the tokenizer would spell otherwise before some texts is left out.
         """
         if self._forced is None:
-            begun = time.thread_time()
-            # A copy looks ahead: it may meet limits that the text itself does not.
-            text = self._committed.deep_copy().compute_ff_bytes() if self._forces else b""
-            if len(text) > MOST_FORCED:
-                self._forces, text = False, b""
-                self._begin_anew()
-            spell = self._compiled.vocabulary.tokenize_partial
-            self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
-            self._seconds -= time.thread_time() - begun
+            with self._counted():
+                # A copy looks ahead: it may meet limits that the text itself does not.
+                text = self._committed.deep_copy().compute_ff_bytes() if self._forces else b""
+                if len(text) > MOST_FORCED:
+                    self._forces, text = False, b""
+                    self._begin_anew()
+                spell = self._compiled.vocabulary.tokenize_partial
+                self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
         return self._forced[:most]
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Take the time of what is done from what the text may take, at most `MOST_AT_ONCE` of it."""
+        with collection_pause:
+            begun = time.thread_time()
+            yield
+            self._seconds -= min(time.thread_time() - begun, MOST_AT_ONCE)
 
     def _costs(self, what: str) -> ConfigError:
         return ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")

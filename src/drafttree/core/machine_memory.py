@@ -58,7 +58,7 @@ class CollectionPause:
     """Collects no garbage while something is made of very many objects, at which each collection would look anew.
 
     Of reading a body of 24,000 messages collections take nine tenths, and they hold up every thread. Threads may
-    pause at the same time.
+    pause at the same time. So do the masks of a grammar, whose time is counted: a collection is not theirs.
     """
 
     def __init__(self) -> None:
@@ -76,6 +76,10 @@ class CollectionPause:
             self._pauses -= 1
             if not self._pauses and self._resumes:
                 gc.enable()
+
+
+collection_pause = CollectionPause()
+"""The only one of a process, since one pause must not end another."""
 
 
 @contextlib.contextmanager

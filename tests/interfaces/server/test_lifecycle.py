@@ -7,12 +7,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import cast
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -94,6 +96,25 @@ def test_a_stream_that_is_read_slowly_is_sent_to_its_end(running):
     assert b"data: [DONE]" in found
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_stream_is_sent_to_its_end_by_another_server_of_the_application():
+    """uvicorn's own, which ends at a signal when all connections have."""
+    held = held_app()
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(held.app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        wait_until(lambda: server.started)
+        held.model.go.clear()
+        with ask(address(*listener.getsockname()[:2]), **{**LONG, "max_tokens": 4, "stream": True}) as client:
+            found = client.recv(1)
+            server.handle_exit(signal.SIGTERM, None)
+            time.sleep(1)  # sse-starlette looks twice a second for streams that it may cut
+            held.model.go.set()
+            found += b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert b"data: [DONE]" in found
+        thread.join(20)
 
 
 @pytest.mark.parametrize("path", STREAMS)

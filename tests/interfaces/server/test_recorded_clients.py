@@ -4,7 +4,7 @@ The bodies have the fields and shapes of the clients' public code, and texts of 
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.request import ChatRequest
 from drafttree.interfaces.server.serving import ServerSettings
-from helpers.dialects import HERMES_CALL, TURNS, ByHeart, knowing, tokenizer_of
+from helpers.dialects import HERMES_CALL, TURNS, InTurns, knowing, tokenizer_of
 from testing.grammars import accepts
 from testing.live_server import events, named_events
 from testing.toy import ToyModel
@@ -33,8 +33,8 @@ DATA = Path(__file__).parents[2] / "data" / "github-mcp-server" / "tools.json"
 MCP: list[Json] = json.loads(DATA.read_text())
 NAMES_ALONE = "{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>\n{% endif %}"
 ASSISTANT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-RESULT = "\x07 4 degrees"
-"""What a tool returns. The model counts these marks, which nothing else has, to know which turn it is."""
+RESULT = f"{InTurns.MARK} 4 degrees"
+"""What a tool returns."""
 SCHEMA = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
@@ -51,26 +51,13 @@ ARGUMENTS = {"command": "date"}
 LONG = f"mcp__{'calendar_' * 12}_read"
 
 
-class InTurns:
-    """The law of a model that calls a tool in two turns and then answers, thinking first."""
-
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        self.vocab, self.eos = len(tokenizer), tokenizer.eos_token_id
-        (self._mark,) = tokenizer("\x07", add_special_tokens=False)["input_ids"]
-        call = f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
-        texts = [f"<think>\nHm.\n</think>\n\nOne moment.\n{call}", call, "<think>\nSo.\n</think>\n\nIt is mild."]
-        answers = [[*tokenizer(text, add_special_tokens=False)["input_ids"], self.eos] for text in texts]
-        self._laws = [ByHeart(answer, self.vocab) for answer in answers]
-
-    def __call__(self, prefix: Sequence[int]) -> list[float]:
-        return self._laws[min([*prefix].count(self._mark), 2)](prefix[-200:])
-
-
 def served(name: str) -> TestClient:
     """A server of a model that calls a tool."""
     tokenizer = tokenizer_of("qwen3")
     tokenizer.chat_template = NAMES_ALONE + TURNS.replace("CALL", HERMES_CALL) + ASSISTANT
-    law = InTurns(tokenizer, name)
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
+    texts = [f"<think>\nHm.\n</think>\n\nOne moment.\n{call}", call, "<think>\nSo.\n</think>\n\nIt is mild."]
+    law = InTurns(tokenizer, texts)
     decoder = Decoder(ToyModel(law, law.vocab, context=20_000), tokenizer=tokenizer, eos=[law.eos])
     return TestClient(create_app(decoder, ServerSettings("toy")))
 

@@ -368,6 +368,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     ],
     COUNT: [
         (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        ({"thinking": {"type": "enabled"}}, None, "thinking is enabled, but the model's chat template"),
         ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
     ],
     TOKENIZE: [

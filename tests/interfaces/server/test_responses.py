@@ -122,6 +122,14 @@ def test_a_choice_of_a_function_calls_that_one_and_is_repeated(post, choice):
     assert [tool.name for tool in response.tools] == ["get_weather", "clock"]
 
 
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_response_says_what_was_asked_for_and_what_is_not_done(post, parallel):
+    response = response_of(post, tools=[CLOCK], tool_choice="none", parallel_tool_calls=parallel)
+    assert ([tool.name for tool in response.tools], response.tool_choice) == (["clock"], "none")
+    assert response.parallel_tool_calls is (parallel is not False)
+    assert (response.background, response.truncation, response.previous_response_id) == (False, "disabled", None)
+
+
 class Answer(BaseModel):
     cold: bool
 

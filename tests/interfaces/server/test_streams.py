@@ -63,6 +63,14 @@ BEGINNINGS = Case("qwen3", [[Part("qwen3", "say", "So it is."), CALL, CALL]])
 """A message and calls, some of whose beginnings come in one round."""
 CUT_CALL = Case("qwen3", [[CALL, CALL]], stop=["top"])
 """A call in which a stop string ends the text."""
+THOUGHTS = [
+    Part("gpt-oss", "think", "So."),
+    Part("gpt-oss", "then"),
+    Part("gpt-oss", "think", " It is"),
+    Part("gpt-oss", "then"),
+]
+THINKS_TWICE = Case("gpt-oss", [[*THOUGHTS, Part("gpt-oss", "say", "So it is.")]])
+"""Two stretches of thinking, whose tokens are counted together."""
 
 
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -162,6 +170,7 @@ def test_completions(served, case, echo, several):
     *chunks, last = events(stream)
     assert last["choices"] == []
     assert same_usage(last["usage"], whole["usage"])
+    check_heads(whole, [*chunks, last], "cmpl-")
     assert [choice["index"] for choice in whole["choices"]] == [*range(2 * several)]
     generated = 0
     for choice in whole["choices"]:
@@ -195,6 +204,14 @@ def test_completions(served, case, echo, several):
     assert last["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == generated
 
 
+def check_heads(whole: dict, chunks: Sequence[dict], prefix: str) -> None:
+    """Check how a reply and the chunks of a stream are named, and that usage stands in the last chunk alone."""
+    assert [each["id"].startswith(prefix) for each in (whole, chunks[0])] == [True, True]
+    assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {(chunks[0]["id"], chunks[0]["created"])}
+    assert {each["model"] for each in (whole, *chunks)} == {"m"}
+    assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
 def without_thoughts(reply: dict) -> dict:
     """A reply without the field of thoughts, which OpenAI's types do not have."""
     choices = []
@@ -213,19 +230,20 @@ def content_of(message: dict) -> tuple[str, str, list[str]]:
 
 
 @FEW
-@given(case=cases(), several=st.integers(1, 2))
-@example(case=BEGINNINGS, several=1)
-@example(case=CUT_CALL, several=1)
-def test_chats(served, case, several):
+@given(case=cases(), several=st.integers(1, 2), top=st.sampled_from([0, 2]))
+@example(case=BEGINNINGS, several=1, top=0)
+@example(case=CUT_CALL, several=1, top=2)
+@example(case=THINKS_TWICE, several=1, top=2)
+def test_chats(served, case, several, top):
     law, prompt = served.laws[case.family], served.prompt(case.family)
     drawn = case.texts if case.temperature else case.texts[:1]
     texts = [(prompt, law.tokens(raw(parts))) for parts in drawn]
-    body = {"messages": ASK, "n": several, "logprobs": True, "top_logprobs": 2, "max_tokens": case.limit}
+    body = {"messages": ASK, "n": several, "logprobs": True, "top_logprobs": top, "max_tokens": case.limit}
     more = {"tools": TOOLS["chat/completions"], "stop": case.stop}
     whole, stream = served.ask(case, "chat/completions", texts, **body, **more)
     strict(ChatCompletion, without_thoughts(whole))
     state, chunks = ChatCompletionStreamState(), events(stream)
-    assert len({chunk["id"] for chunk in chunks}) == 1
+    check_heads(whole, chunks, "chatcmpl-")
     for chunk in chunks:
         strict(ChatCompletionChunk, without_thoughts(chunk))
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
@@ -240,7 +258,8 @@ def test_chats(served, case, several):
         wanted = []
         for (_, script), parts in zip(texts, drawn, strict=True):
             written, answer = served.expected(case, parts)
-            wanted.append((law.scores(prompt, [*script, law.eos][: written.scored]), written, answer))
+            scores = law.scores(prompt, [*script, law.eos][: written.scored])
+            wanted.append(([(*known, likeliest[:top]) for *known, likeliest in scores], written, answer))
         scores = rounded(choice["logprobs"]["content"])
         assume(all(one[0] != other[0] for one, other in pairwise(wanted)))
         known, written, answer = next((each for each in wanted if each[0] == scores), wanted[0])
@@ -279,6 +298,7 @@ def test_responses(served, case):
         put_together(items, event)
     kinds = [event["type"].removeprefix("response.") for event in sent]
     assert kinds[:2] == ["created", "in_progress"]
+    assert {(each["model"], each["id"][:5]) for each in (whole, sent[0]["response"])} == {("m", "resp_")}
     assert all(kinds.count(f"{part}.added") == kinds.count(f"{part}.done") for part in ("output_item", "content_part"))
     assert kinds[-1] == whole["status"] == sent[-1]["response"]["status"]
     assert without_names(items) == without_names(sent[-1]["response"]["output"]) == without_names(whole["output"])
@@ -361,18 +381,17 @@ def test_messages(served, case):
     body = {"messages": ASK, "max_tokens": case.limit, "stop_sequences": case.stop}
     whole, stream, written, answer = answered(served, case, "messages", **body)
     sent = named_events(stream)
+    assert sent[-1]["type"] == "message_stop", sent[-1]
     if find_spec("anthropic"):
         from anthropic.types import Message, RawMessageStreamEvent
 
         strict(Message, whole)
         for event in sent:
             strict(RawMessageStreamEvent, event)
-    assert (sent[0]["type"], sent[0]["message"]["role"], sent[0]["message"]["content"]) == (
-        "message_start",
-        "assistant",
-        [],
-    )
-    blocks, usage = [], dict(sent[0]["message"]["usage"])
+    begun = sent[0]["message"]
+    assert (sent[0]["type"], begun["role"], begun["content"]) == ("message_start", "assistant", [])
+    assert {(each["model"], each["id"][:4]) for each in (whole, begun)} == {("m", "msg_")}
+    blocks, usage = [], dict(begun["usage"])
     for event in sent:
         match event["type"]:
             case "content_block_start":

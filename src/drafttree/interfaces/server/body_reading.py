@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError, WrapValidator
 from starlette.types import Receive, Scope
 
-from drafttree.core.machine_memory import CollectionPause
+from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request
 from drafttree.interfaces.server.errors import ServerError
 
@@ -89,11 +89,8 @@ class _BodyRequest(Request):
         return _Read(found)
 
 
-_pause = CollectionPause()
-
-
 def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
-    with _pause:
+    with collection_pause:
         return _made(body, kind, context)
 
 
