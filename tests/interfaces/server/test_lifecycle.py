@@ -153,7 +153,12 @@ def test_a_text_that_takes_longer_than_the_grace_ends_where_it_is(monkeypatch, r
         wait_until(held.model.began.is_set)
         server.handle_exit(signal.SIGTERM, None)
         reply = asked.result()
-    assert "the text was cancelled before its end" in reply.text
+    if stream:
+        told = json.loads(reply.text.splitlines()[-2].removeprefix("data: "))["error"]
+    else:
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        told = reply.json()["error"]
+    assert (told["code"], told["message"]) == ("shutting_down", "the server is shutting down")
     thread.join(20)
     assert not thread.is_alive()
     assert not logged.text
@@ -171,7 +176,7 @@ def test_events_of_a_text_that_takes_longer_than_the_grace_end_with_their_error(
         server.handle_exit(signal.SIGTERM, None)
         last = named_events(asked.result().text)[-1]
     assert last["type"] == kind
-    assert "the text was cancelled before its end" in json.dumps(last)
+    assert "the server is shutting down" in json.dumps(last)
     thread.join(20)
     assert not thread.is_alive()
 

@@ -46,7 +46,13 @@ class AllowedHosts:
         await refusal.response_to(scope["path"])(scope, receive, send)
 
     def _allows(self, name: str | None) -> bool:
-        return ANY in self._hosts or (name is not None and (name in self._hosts or _is_address(name)))
+        if ANY in self._hosts or name in self._hosts:
+            return True
+        try:
+            ip_address(name or "")
+        except ValueError:
+            return False
+        return True
 
 
 def name_of(host: str) -> str | None:
@@ -58,14 +64,6 @@ def name_of(host: str) -> str | None:
 def own_names(host: str) -> tuple[str, ...]:
     """The names of a server that listens at a host: its own, localhost, and the machine's if it listens everywhere."""
     return ("localhost", (socket.gethostname() if host in ALL_ADDRESSES else host).lower())
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 PROTECTED = ("/v1", "/tokenize", "/detokenize")

@@ -32,7 +32,7 @@ class ChatCompletion(Described):
 async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     texts = await begin_answers(request, serving)
-    choices = [ChatChoice(index, each) for index, each in enumerate(texts.answers)]
+    choices = [ChatChoice(index, each, keeps_scores=not request.stream) for index, each in enumerate(texts.answers)]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=True))
 
 
@@ -89,10 +89,11 @@ class ChatChoice:
     Args:
         index: its place among the answers of a request.
         answer: the answer.
+        keeps_scores: whether the whole reply is wanted: a stream that nobody reads would keep them in vain.
     """
 
-    def __init__(self, index: int, answer: Answer) -> None:
-        self._index, self._answer = index, answer
+    def __init__(self, index: int, answer: Answer, *, keeps_scores: bool) -> None:
+        self._index, self._answer, self._keeps_scores = index, answer, keeps_scores
         self._said, self._thoughts, self._calls = "", "", list[Json]()
         self._scores, self._reason = list[Json](), "length"
 
@@ -101,7 +102,7 @@ class ChatChoice:
 
     def add(self, piece: Piece) -> Iterator[Json]:
         for part, scores in self._answer.read(piece):
-            self._scores += scores
+            self._scores += scores if self._keeps_scores else ()
             match part:
                 case None:
                     yield self._chunk({}, scores)
