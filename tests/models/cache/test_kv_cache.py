@@ -1,6 +1,6 @@
 """The cache keeps rows where they belong: through growth, through `commit`, and never by copying what is in place."""
 
-import resource
+import os
 import sys
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_growing_in_the_middle_of_a_tree_loses_no_rows():
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_rows_that_are_not_written_take_no_memory():
     def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     cache, before = TreeCache(CacheLayout.uniform(8, 2, 64), capacity=16_384), resident()
     cache.reserve(torch.zeros(1), 1)

@@ -24,7 +24,7 @@ class OpenRequest:
     """A request of a client from its arrival on.
 
     Args:
-        key: the API key of who has sent it, as `ApiKeys` names it; None where none is asked for.
+        key: the digest of the API key of who has sent it; "" or None where none is asked for.
         seconds: the time it has; None for no end.
 
     Attributes:
@@ -294,7 +294,7 @@ class ClientPresence:
                 answering.cancel()
 
         user = scope.get("user")  # starlette's, where keys are asked for
-        with self._admission.request(user and user.identity).answering():
+        with self._admission.request(user.display_name if user else None).answering():
             answering, watching = asyncio.ensure_future(self._app(scope, take, give)), asyncio.ensure_future(watch())
             try:
                 await asyncio.wait([answering])

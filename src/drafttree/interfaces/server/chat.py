@@ -11,7 +11,6 @@ from drafttree.engine.chat import turn_end
 from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, TokenNames
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
-from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
@@ -50,7 +49,11 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
-    texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
+    tools, dialect = request.callable_tools, serving.dialect
+    calls, schemas = dialect.calls if tools else None, {name: tool.parameters for name, tool in tools.items()}
+    for _ in range(request.choices):
+        reader = AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
+        texts.answers.append(Answer(reader, names))
     return texts
 
 
@@ -73,14 +76,6 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
         options["spelled_tokens"] = spelled
     return prompt, thinks, options | {"logprobs": request.wanted_logprobs, "grammar": grammar}
-
-
-def _reader(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> AnswerReader:
-    """What reads an answer."""
-    tools = request.callable_tools
-    schemas = {name: tool.parameters for name, tool in tools.items()}
-    calls = dialect.calls if tools else None
-    return AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
 
 
 class ChatChoice:

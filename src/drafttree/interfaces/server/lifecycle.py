@@ -71,12 +71,13 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all connections, by force where they do not end soon by themselves."""
-        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, self._leave)
-        await super().shutdown(sockets)
 
-    def _leave(self) -> None:
-        for connection in tuple(self.server_state.connections):
-            connection.transport.abort()
+        def leave() -> None:
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
+
+        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, leave)
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -124,7 +124,7 @@ class Texts:
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
         self._prompts, self._texts = prompts, [Text(handle, wanted=wanted) for handle in handles]
-        self.answers: Sequence[Answer] = ()
+        self.answers: list[Answer] = []
 
     @classmethod
     async def submit(
