@@ -1,5 +1,6 @@
 """A server ends when its texts have: the first signal drains it, the second one ends it at once."""
 
+import gc
 import json
 import logging
 import os
@@ -127,6 +128,20 @@ def test_a_stream_that_nobody_reads_waits_with_a_few_rounds_by_every_route(monke
         wait_until(lambda: handle.full)
         assert len(handle._chunks) <= MAX_UNREAD
         assert not handle.done
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS])
+def test_a_stream_keeps_no_scores_of_what_was_sent(monkeypatch, running, path):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
+    scores = {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
+    with httpx.stream("POST", running[0].address + path, json={**STREAMS[path], **scores, "stream": True}) as reply:
+        lines = reply.iter_lines()
+        for _ in range(600):
+            next(lines)
+        found = gc.get_objects()
+    of_chat = [each for each in found if isinstance(each, dict) and "top_logprobs" in each and "bytes" in each]
+    of_text = [each for each in found if isinstance(each, dict) and "text_offset" in each]
+    assert len(of_chat) + sum(len(each["text_offset"]) for each in of_text) < 200
 
 
 @pytest.mark.parametrize("running", [0.5], indirect=True)
