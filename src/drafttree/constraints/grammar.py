@@ -334,7 +334,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
     return library.LLTokenizer(library.TokenizerWrapper(Spelled()), n_vocab=vocab_size, eos_token=[*eos])
 
 
-def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
+def token_bytes(tokenizer: Any, vocab_size: int) -> tuple[bytes, ...]:
     """The bytes that every token of a vocabulary stands for; a token may be a part of a character."""
     with _SPELLING:
         return _token_bytes(tokenizer, vocab_size)
