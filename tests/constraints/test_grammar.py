@@ -9,6 +9,7 @@ import math
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -335,6 +336,16 @@ def test_the_bytes_of_tokens_spell_a_text_whose_characters_are_split(embedded):
     spelled = [pieces[token] for token in embedded.tokenizer(text)["input_ids"]]
     assert b"".join(spelled).decode() == text
     assert any(piece.decode(errors="replace").encode() != piece for piece in spelled)
+
+
+def test_the_vocabulary_is_spelled_once_where_many_ask_for_it_at_once(embedded, monkeypatch):
+    spell, spelled = grammar.spell, []
+    monkeypatch.setattr(grammar, "spell", lambda tokenizer: spelled.append(time.sleep(0.1)) or spell(tokenizer))
+    tokenizer, vocab = copy.copy(embedded.tokenizer), embedded.target.vocab_size
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(lambda _: grammar.token_bytes(tokenizer, vocab), range(4))
+    assert len(spelled) == 1
+    assert all(each is first for each in others)
 
 
 @pytest.mark.parametrize("most", [128, 129, 200])

@@ -9,6 +9,7 @@ so a tree costs one mask per node. Masks computed while drafting are used again 
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -333,9 +334,17 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
     return library.LLTokenizer(library.TokenizerWrapper(Spelled()), n_vocab=vocab_size, eos_token=[*eos])
 
 
-@functools.lru_cache(maxsize=4)
-def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
+def token_bytes(tokenizer: Any, vocab_size: int) -> tuple[bytes, ...]:
     """The bytes that every token of a vocabulary stands for; a token may be a part of a character."""
+    with _SPELLING:
+        return _token_bytes(tokenizer, vocab_size)
+
+
+_SPELLING = threading.Lock()  # the first requests of a server come at once, and each would spell the vocabulary
+
+
+@functools.lru_cache(maxsize=4)
+def _token_bytes(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[bytes, ...]:
     spelled = spell(tokenizer)
     return tuple(spelled[index].text if index in spelled else b"" for index in range(vocab_size))
 

@@ -66,6 +66,10 @@ def test_claude_code_gets_the_address_the_key_and_the_model(url):
     assert "k'ey" not in settings  # other users can see arguments
 
 
+def test_an_address_without_a_scheme_is_one_of_http(url):
+    assert connect(url.removeprefix("http://"), "codex") == connect(url, "codex")
+
+
 def test_codex_gets_settings_of_one_run(url):
     found, command = variables(connect(url + "/v1/", "codex"))
     assert found["DRAFTTREE_API_KEY"] == "k'ey"
@@ -116,7 +120,7 @@ def test_the_context_that_an_agent_needs_is_checked(capsys, url, agent, needed):
         (("--api-key", "wrong"), "answers 401 Unauthorized; give its key by --api-key or DRAFTTREE_API_KEY"),
         (("--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9 ("),
         (("--url", "http://two words"), "http://two words/v1/models lists no models; give the address"),
-        (("--url", "nonsense"), "nonsense/v1/models lists no models; give the address of a server as --url"),
+        (("--url", "no.such.host"), "no server answers at http://no.such.host ("),
         (("--", "no-such-agent"), "no-such-agent cannot be run: No such file or directory; install it"),
     ],
 )

@@ -143,15 +143,18 @@ def test_a_limit_for_keys_needs_keys(served, capsys):
 
 
 def test_prefixes_are_shared_among_all_on_a_loopback_address_or_on_demand(served):
-    for options in ((), ("--no-share-prefixes",), ("--host", "0.0.0.0"), ("--host", "0.0.0.0", "--share-prefixes")):
+    everywhere = ("--host", "0.0.0.0")
+    for options in ((), ("--no-share-prefixes",), everywhere, (*everywhere, "--share-prefixes")):
         serve("--drafter", "none", *options)
-    assert [app.state.serving.settings.shares_prefixes for app in served] == [True, False, False, True]
+    serve("--drafter", "none", "--host", "127.0.0.2")
+    assert [app.state.serving.settings.shares_prefixes for app in served] == [True, False, False, True, True]
 
 
 def test_a_server_that_others_reach_without_a_key_says_so(served):
     assert "--api-key asks for a key" in serve("--host", "0.0.0.0").stderr
     assert "--api-key" not in serve("--host", "0.0.0.0", "--api-key", "k").stderr
-    assert "--api-key" not in serve().stderr
+    for host in ("127.0.0.1", "127.0.0.2", "localhost"):
+        assert "--api-key" not in serve("--host", host).stderr
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "sse_starlette", "prometheus_client"])

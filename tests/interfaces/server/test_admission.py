@@ -119,7 +119,7 @@ def test_a_text_that_is_submitted_while_all_are_ended_ends_too(held):
         held.model.go.set()
         return (await submitting).result(20)
 
-    assert asyncio.run(end_all()).finish_reason == "cancelled"
+    assert asyncio.run(end_all()).finish_reason == "shutting_down"
 
 
 def test_a_text_ends_in_time_with_what_there_is():

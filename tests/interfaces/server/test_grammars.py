@@ -167,7 +167,7 @@ def test_the_time_of_a_text_runs_from_the_arrival_of_its_request(monkeypatch):
     held.model.go.clear()
 
     async def submit_late():
-        with held.admission.request():
+        with held.admission.request(None).answering():
             clock[0] = 1001
             handle = await held.admission.submit([1, 2, 3], max_new_tokens=10**6)
             await until(lambda: handle.done or held.model.began.is_set())

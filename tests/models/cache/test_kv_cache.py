@@ -1,5 +1,9 @@
 """The cache keeps rows where they belong: through growth, through `commit`, and never by copying what is in place."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -47,6 +51,20 @@ def test_growing_in_the_middle_of_a_tree_loses_no_rows():
     passes = [store(cache, 3, 0), store(cache, 2, 1), store(cache, 5, 2)]
     assert (cache.length, cache.drafted) == (0, 10)
     assert torch.equal(contents(cache), torch.cat(passes, -2))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_rows_that_are_not_written_take_no_memory():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    cache, before = TreeCache(CacheLayout.uniform(8, 2, 64), capacity=16_384), resident()
+    cache.reserve(torch.zeros(1), 1)
+    for buffer in cache.buffers:
+        assert not buffer[..., -1, :].any()
+        buffer[..., :64, :] = 1
+    assert cache.nbytes == 8 * 2 * 2 * 64 * 16_384 * 4
+    assert resident() - before < cache.nbytes / 20
 
 
 def test_the_capacity_asked_for_is_not_reallocated():

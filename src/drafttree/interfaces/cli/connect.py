@@ -112,7 +112,9 @@ def connect(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="Command of the agent to run, with arguments.")
     ] = None,
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(help="Address of the server. Without http:// or https://, http:// is meant.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Name of the model. Default: the first one served.")] = None,
     api_key: Annotated[
         str | None, typer.Option(envvar="DRAFTTREE_API_KEY", help="Key of the server, if it asks for one.")
@@ -124,6 +126,7 @@ def connect(
     connect claude-code -- claude". The server must answer, take the key and have the context that the agent needs.
     """
     keys = (api_key or "").split()  # the variable may be the server's own, which has several
+    url = url if "://" in url else f"http://{url}"
     served = _find(url.rstrip("/").removesuffix("/v1"), model, keys[0] if keys else None)
     setup_of, needed = SETUPS[agent]
     if served.context is not None and served.context < needed:

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,6 @@ from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap,
 
 NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
 """The packages of the extra `serve`, by module."""
-LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 @grouped
@@ -97,7 +96,7 @@ def serve(
         _check_key(key)
     if max_texts_per_key and not keys:
         raise ConfigError("--max-texts-per-key limits keys, and there are none; give --api-key, or use --max-queue")
-    shares = host in LOCAL if share_prefixes is None else share_prefixes
+    shares = _is_loopback(host) if share_prefixes is None else share_prefixes
     if "" in (served_model_name or ()):
         raise ConfigError("--served-model-name: a name is empty, by which no request calls a model; give another one")
     _check_hosts(allowed_hosts or ())
@@ -142,7 +141,7 @@ def serve(
         from drafttree.interfaces.server.app import create_app
 
         decoder = models.load_served(model, max_model_len)
-        if host not in LOCAL and not keys:
+        if not keys and not _is_loopback(host):
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)
 
@@ -155,6 +154,14 @@ def check_extra() -> None:
     """
     if missing := next((module for module in NEEDED if find_spec(module) is None), None):
         raise ConfigError(f'serving needs {missing.replace("_", "-")}; pip install "drafttree[serve]"')
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _keys_of(file: Path) -> list[str]:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 
 from fastapi.security.utils import get_authorization_scheme_param
-from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -46,7 +46,13 @@ class AllowedHosts:
         await refusal.response_to(scope["path"])(scope, receive, send)
 
     def _allows(self, name: str | None) -> bool:
-        return ANY in self._hosts or (name is not None and (name in self._hosts or _is_address(name)))
+        if ANY in self._hosts or name in self._hosts:
+            return True
+        try:
+            ip_address(name or "")
+        except ValueError:
+            return False
+        return True
 
 
 def name_of(host: str) -> str | None:
@@ -60,31 +66,8 @@ def own_names(host: str) -> tuple[str, ...]:
     return ("localhost", (socket.gethostname() if host in ALL_ADDRESSES else host).lower())
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 PROTECTED = ("/v1", "/tokenize", "/detokenize")
 """Where the paths begin that need the key; health, metrics and the page of the playground do not."""
-
-
-class Client(BaseUser):
-    """Who has a key.
-
-    Attributes:
-        identity: the digest of the key.
-    """
-
-    def __init__(self, digest: bytes) -> None:
-        self._digest = digest
-
-    @property
-    def identity(self) -> str:
-        return self._digest.hex()
 
 
 class ApiKeys(AuthenticationBackend):
@@ -97,8 +80,10 @@ class ApiKeys(AuthenticationBackend):
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [*map(_digest, keys)]
 
-    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, Client] | None:
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser] | None:
         """Check the key of a request, in a time that does not depend on how much of it is right.
+
+        The name of who has a key is its digest.
 
         Raises:
             AuthenticationError: it is missing or wrong.
@@ -116,7 +101,7 @@ class ApiKeys(AuthenticationBackend):
         found = _digest(given)
         if not sum(hmac.compare_digest(found, each) for each in self._digests):
             raise AuthenticationError("the API key is wrong")
-        return AuthCredentials(), Client(found)
+        return AuthCredentials(), SimpleUser(found.hex())
 
 
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from drafttree.engine.prompt import Prompt
 from drafttree.interfaces.server.errors import AGAIN, ServerError
 from drafttree.interfaces.server.metrics import ServerMetrics
 
+Found = TypeVar("Found")
 _current: ContextVar["OpenRequest | None"] = ContextVar("request", default=None)
 
 
@@ -23,16 +24,17 @@ class OpenRequest:
     """A request of a client from its arrival on.
 
     Args:
-        key: the API key of who has sent it, as `ApiKeys` names it; None where none is asked for.
+        key: the digest of the API key of who has sent it; "" or None where none is asked for.
         seconds: the time it has; None for no end.
 
     Attributes:
+        large: whether its body is so large that what is made of it would hold up the event loop.
         ends: what is to be done when it has been answered.
         reading: the same when nothing of it is to be read any more.
     """
 
     def __init__(self, key: str | None, seconds: float | None) -> None:
-        self.key, self.seconds = key, seconds
+        self.key, self.seconds, self.large = key, seconds, False
         self.ends, self.reading = ExitStack(), ExitStack()
         self._arrived = time.monotonic()
 
@@ -59,8 +61,21 @@ def open_request() -> OpenRequest | None:
     return _current.get()
 
 
+async def read_request(read: Callable[[], Found]) -> Found:
+    """What a function makes of the request, in a thread where it is large: otherwise a switch there takes longer."""
+    request = open_request()
+    return await asyncio.to_thread(read) if request and request.large else read()
+
+
 MAX_UNREAD = 16
 """Rounds of a text that wait for its client; then the text waits."""
+SHUTTING_DOWN = "shutting_down"
+"""The finish reason of a text that the end of the server has ended, and the code of the error that tells of it."""
+
+
+def shutting_down() -> ServerError:
+    """The error for what a server does no more that shuts down."""
+    return ServerError(503, "the server is shutting down", code=SHUTTING_DOWN, headers=AGAIN)
 
 
 class Admission:
@@ -113,11 +128,9 @@ class Admission:
         """Whether any text has not ended, or is still on its way to a client."""
         return bool(self._answering or self.open)
 
-    @contextmanager
-    def request(self, key: str | None = None) -> Iterator[None]:
-        """A request of who has a key: texts that are submitted inside of it end with it."""
-        with OpenRequest(key, self._timeout).answering():
-            yield
+    def request(self, key: str | None) -> OpenRequest:
+        """A request of who has a key: texts that are submitted while it is answered end with it."""
+        return OpenRequest(key, self._timeout)
 
     @asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:
@@ -188,7 +201,13 @@ class Admission:
             submitting.add_done_callback(_cancel)
             raise
         self._metrics.watch(handle, begun)
-        self._end_in_time(handle)
+        if asking:
+            self._answering += 1
+            asking.ends.callback(self._answered)
+            asking.ends.callback(handle.cancel)
+            if (left := asking.seconds_left) is not None:
+                timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
+                asking.ends.callback(timer.cancel)
         return handle
 
     def check(self) -> None:
@@ -198,7 +217,7 @@ class Admission:
             ServerError: as for `submit`.
         """
         if self.draining:
-            raise ServerError(503, "the server is shutting down", code="shutting_down", headers=AGAIN)
+            raise shutting_down()
         if (waiting := self.open + len(self._preparing)) >= self._max_texts:
             message = f"{waiting} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=AGAIN)
@@ -211,7 +230,7 @@ class Admission:
         """End all texts where they are, those that are being submitted too."""
         self._ending = True
         for handle in self._handles:
-            handle.cancel()
+            handle.cancel(SHUTTING_DOWN)
 
     def _count(self, submitting: "asyncio.Future[Handle]") -> None:
         self._submitting -= 1
@@ -219,19 +238,7 @@ class Admission:
             return
         self._handles.add(submitting.result())
         if self._ending:
-            submitting.result().cancel()
-
-    def _end_in_time(self, handle: Handle) -> None:
-        """End a text with its request, and when its time is over."""
-        request = open_request()
-        if request is None:
-            return
-        self._answering += 1
-        request.ends.callback(self._answered)
-        request.ends.callback(handle.cancel)
-        if (left := request.seconds_left) is not None:
-            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
-            request.ends.callback(timer.cancel)
+            submitting.result().cancel(SHUTTING_DOWN)
 
     def _answered(self) -> None:
         self._answering -= 1
@@ -260,60 +267,39 @@ class ClientPresence:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        client = _Client(receive, send)
+        arrived, gone, answered = asyncio.Event(), asyncio.Event(), False
+
+        async def take() -> Message:
+            if arrived.is_set():
+                await gone.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            if not message.get("more_body", False):
+                arrived.set()
+            return message
+
+        async def give(message: Message) -> None:
+            nonlocal answered
+            answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        async def watch() -> None:
+            await arrived.wait()
+            while not gone.is_set():
+                if (await receive())["type"] == "http.disconnect":
+                    gone.set()
+            if not answered:
+                answering.cancel()
+
         user = scope.get("user")  # starlette's, where keys are asked for
-        with self._admission.request(user and user.identity):
-            answering = asyncio.ensure_future(self._app(scope, client.receive, client.send))
-            leaving = asyncio.ensure_future(client.leaves())
+        with self._admission.request(user.display_name if user else None).answering():
+            answering, watching = asyncio.ensure_future(self._app(scope, take, give)), asyncio.ensure_future(watch())
             try:
-                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    answering.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await answering
-                else:
+                await asyncio.wait([answering])
+                if not answering.cancelled():
                     answering.result()
             finally:
                 answering.cancel()
-                leaving.cancel()
-
-
-class _Client:
-    """Who sent a request, as the application sees it.
-
-    Args:
-        receive: the server's channel of what the client sends.
-        send: the server's channel to the client.
-    """
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self._listens, self._gone = asyncio.Event(), asyncio.Event()
-        self._answered = False
-
-    async def receive(self) -> Message:
-        """The next part of the body; behind the last one, that the client has gone."""
-        if self._listens.is_set():
-            await self._gone.wait()
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        if not message.get("more_body", False):
-            self._listens.set()
-        if message["type"] == "http.disconnect":
-            self._gone.set()
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self._answered = True
-        await self._send(message)
-
-    async def leaves(self) -> None:
-        """Wait until the client has gone before it was answered; for ever where that does not happen."""
-        await self._listens.wait()
-        while not self._gone.is_set():
-            if (await self._receive())["type"] == "http.disconnect":
-                self._gone.set()
-        if self._answered:
-            await asyncio.Event().wait()
+                watching.cancel()

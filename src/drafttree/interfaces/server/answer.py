@@ -137,7 +137,7 @@ class Answer:
                     yield None, before
                 scores = self._tell(self._tokens_before(end))
             yield part, scores
-        if rest := self._tell(len(self._scores) if final else self._tokens_before(self._reader.known)):
+        if rest := self._tell(self._told + len(self._scores) if final else self._tokens_before(self._reader.known)):
             yield None, rest
         if piece.finish_reason:
             called = piece.finish_reason == "stop" and self._reader.calls and not self._reader.in_call
@@ -156,6 +156,7 @@ class Answer:
 
     def _tell(self, tokens: int) -> list[Json]:
         """The log-probabilities of the tokens before a place that no part has had."""
-        found = self._scores[self._told : tokens]
+        count = max(tokens - self._told, 0)
+        found, self._scores = self._scores[:count], self._scores[count:]
         self._told += len(found)
         return found

@@ -31,42 +31,36 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         decoder: its target, drafter, policy and verifier are used; it belongs to the application from here on.
         settings: what the server is told when it starts.
     """
-    serving = ServingContext(decoder, settings)
+    serving, drafting = ServingContext(decoder, settings), DraftingEngine(decoder)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for engine in (serving.engine, drafting):
+            await asyncio.to_thread(engine.close)
+
+    context = decoder.target.context
+    allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    keys = Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse)
+    passed = [  # by every request, the outermost first
+        Middleware(RequestLog, lines=settings.access_log),
+        Middleware(AllowedHosts, hosts=settings.allowed_hosts),
+        *([Middleware(CORSMiddleware, **allowed)] if settings.cors else []),
+        *([keys] if settings.api_keys else []),
+        Middleware(BodyLimit, context=context, most_bytes=settings.max_body_bytes),
+        Middleware(ClientPresence, admission=serving.admission),
+    ]
     app = FastAPI(
         title="drafttree",
         version=drafttree.__version__,
         docs_url=None,
         redoc_url=None,
-        lifespan=_lifespan,
-        middleware=_middleware(serving),
+        lifespan=lifespan,
+        middleware=passed,
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
-    app.state.serving, app.state.drafting = serving, DraftingEngine(decoder)
+    app.state.serving, app.state.drafting = serving, drafting
     for routes in (chat, completions, responses, anthropic, service, playground):
         app.include_router(routes.router)
     add_error_handlers(app)
     return app
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
-    for engine in (app.state.serving.engine, app.state.drafting):
-        await asyncio.to_thread(engine.close)
-
-
-def _middleware(serving: ServingContext) -> list[Middleware]:
-    """What every request passes, the outermost first."""
-    settings = serving.settings
-    found = [
-        Middleware(RequestLog, lines=settings.access_log),
-        Middleware(AllowedHosts, hosts=settings.allowed_hosts),
-    ]
-    if settings.cors:
-        allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        found.append(Middleware(CORSMiddleware, **allowed))
-    if settings.api_keys:
-        found.append(Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse))
-    context = serving.decoder.target.context
-    found.append(Middleware(BodyLimit, context=context, most_bytes=settings.max_body_bytes))
-    return [*found, Middleware(ClientPresence, admission=serving.admission)]

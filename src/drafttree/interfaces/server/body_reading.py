@@ -1,10 +1,10 @@
 """Bodies as requests: read beside the event loop where they are large, few at a time, up to the first mistake."""
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request, Response
@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError, WrapValidator
 from starlette.types import Receive, Scope
 
 from drafttree.core.machine_memory import collection_pause
-from drafttree.interfaces.server.admission import open_request
+from drafttree.interfaces.server.admission import open_request, read_request
 from drafttree.interfaces.server.errors import ServerError
 
 SMALL = 16 << 10
-"""Bytes of a body that is read at once, which takes less than a switch to another thread and back."""
+"""Bytes of a body that is read without a thread of its own."""
 
 CONVERSATIONS = ("messages", "input")
 """The fields that have the messages of a conversation, each of which takes a token or more of the context."""
@@ -77,14 +77,13 @@ class _BodyRequest(Request):
             raise ServerError(415, message, code="content_encoding")
         serving = self.app.state.serving
         context = serving.decoder.target.context
-        if len(body) <= SMALL:
-            found = _read(body, self._kind, context)
-        else:
+        if len(body) > SMALL:
             turns, request = serving.large_bodies, open_request()
             assert request  # `ClientPresence` opens it
             await turns.acquire()
             request.reading.callback(turns.release)
-            found = await asyncio.to_thread(_read, body, self._kind, context)
+            request.large = True
+        found = await read_request(partial(_read, body, self._kind, context))
         self._body = b""  # streams last long
         return _Read(found)
 

@@ -11,7 +11,6 @@ from drafttree.engine.chat import turn_end
 from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, TokenNames
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
-from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
@@ -32,7 +31,7 @@ class ChatCompletion(Described):
 async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     texts = await begin_answers(request, serving)
-    choices = [ChatChoice(index, each) for index, each in enumerate(texts.answers)]
+    choices = [ChatChoice(index, each, keeps_scores=not request.stream) for index, each in enumerate(texts.answers)]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=True))
 
 
@@ -50,7 +49,11 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
-    texts.answers = [Answer(_reader(request, serving.dialect, thinks), names) for _ in range(request.choices)]
+    tools, dialect = request.callable_tools, serving.dialect
+    calls, schemas = dialect.calls if tools else None, {name: tool.parameters for name, tool in tools.items()}
+    for _ in range(request.choices):
+        reader = AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
+        texts.answers.append(Answer(reader, names))
     return texts
 
 
@@ -75,24 +78,17 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     return prompt, thinks, options | {"logprobs": request.wanted_logprobs, "grammar": grammar}
 
 
-def _reader(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> AnswerReader:
-    """What reads an answer."""
-    tools = request.callable_tools
-    schemas = {name: tool.parameters for name, tool in tools.items()}
-    calls = dialect.calls if tools else None
-    return AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
-
-
 class ChatChoice:
     """Writes one answer.
 
     Args:
         index: its place among the answers of a request.
         answer: the answer.
+        keeps_scores: whether the whole reply is wanted: a stream that nobody reads would keep them in vain.
     """
 
-    def __init__(self, index: int, answer: Answer) -> None:
-        self._index, self._answer = index, answer
+    def __init__(self, index: int, answer: Answer, *, keeps_scores: bool) -> None:
+        self._index, self._answer, self._keeps_scores = index, answer, keeps_scores
         self._said, self._thoughts, self._calls = "", "", list[Json]()
         self._scores, self._reason = list[Json](), "length"
 
@@ -101,7 +97,7 @@ class ChatChoice:
 
     def add(self, piece: Piece) -> Iterator[Json]:
         for part, scores in self._answer.read(piece):
-            self._scores += scores
+            self._scores += scores if self._keeps_scores else ()
             match part:
                 case None:
                     yield self._chunk({}, scores)

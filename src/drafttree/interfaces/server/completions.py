@@ -100,7 +100,7 @@ async def complete(request: Body[CompletionRequest], serving: Serving) -> Respon
     names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
     texts = await Texts.submit(serving, prompts, options, seeds(request), request.cache_salt, wanted=request.limit > 0)
     echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
-    choices = [Continuation(index, names, echo) for index, echo in enumerate(echoes)]
+    choices = [Continuation(index, names, echo, not request.stream) for index, echo in enumerate(echoes)]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
 
@@ -134,13 +134,16 @@ class Continuation:
         index: its place among the texts of a request.
         names: the tokens by name, None where no log-probabilities are wanted.
         echo: the prompt that the text begins with, as text and as tokens; None for none.
+        keeps_scores: as for `ChatChoice`.
     """
 
-    def __init__(self, index: int, names: TokenNames | None, echo: tuple[str, list[int]] | None = None) -> None:
+    def __init__(
+        self, index: int, names: TokenNames | None, echo: tuple[str, list[int]] | None, keeps_scores: bool
+    ) -> None:
         self._index, self._names, self._echo = index, names, echo
         self._begin, self._origins, self._given = len(echo[0]) if echo else 0, list[int](), 0
         self._text, self._reason = "", None
-        self._logprobs = names and self._scored([], [])
+        self._logprobs = self._scored([], []) if names and keeps_scores else None
 
     def begin(self) -> Iterator[Json]:
         """Nothing comes before the first piece."""

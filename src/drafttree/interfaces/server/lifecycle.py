@@ -59,7 +59,9 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; asked several times a second."""
         if self._admission.draining:
-            self._say_that_it_drains()
+            if self._admission.busy and not self._told:
+                self._told = True
+                self._tell(f"finishing {self._admission.open} texts; a second signal ends them where they are")
             self._admission.refuse_preparing()
             left = self._begun + self._grace - time.monotonic()
             if left < ENDING * self._pace:
@@ -69,17 +71,13 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all connections, by force where they do not end soon by themselves."""
-        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, self._leave)
+
+        def leave() -> None:
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
+
+        asyncio.get_running_loop().call_later(LAST_WORDS * self._pace, leave)
         await super().shutdown(sockets)
-
-    def _leave(self) -> None:
-        for connection in tuple(self.server_state.connections):
-            connection.transport.abort()
-
-    def _say_that_it_drains(self) -> None:
-        if self._admission.busy and not self._told:
-            self._told = True
-            self._tell(f"finishing {self._admission.open} texts; a second signal ends them where they are")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -172,7 +170,6 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
     cycle: Any
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, with a request that is to arrive."""
         super().connection_made(transport)
         self._arriving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
@@ -180,23 +177,19 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
         self._watch_arrival()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of a request."""
         super().data_received(data)
         self._watch_arrival()
 
     def pause_writing(self) -> None:
-        """Note that the client does not read as fast as is written for it."""
         super().pause_writing()
         self._watch_reading(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Note that it has read."""
         super().resume_writing()
         if self._reading:
             self._reading.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         super().connection_lost(exc)
         for timer in (self._arriving, self._reading):
             if timer:

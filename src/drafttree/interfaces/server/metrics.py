@@ -6,13 +6,13 @@ The names are vLLM's, under `drafttree:`.
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drafttree.engine.batching import Engine, Handle
-from drafttree.engine.metrics import EngineMetrics
 
 PREFIX = "drafttree:"
 COUNTERS = {
@@ -59,44 +59,43 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, {"model_name": model_name}))
         ProcessCollector(registry=self.registry)
-        self._model_name = model_name
-        self._first_token = self._seconds("time_to_first_token_seconds", "Until a text's first token.", FIRST_TOKEN)
-        self._next_token = self._seconds(
-            "inter_token_latency_seconds", "From token to token, those of a round being even.", NEXT_TOKEN
-        )
-        self._queue = self._seconds("request_queue_time_seconds", "Until a text's prompt is read.", FIRST_TOKEN)
-        self.grammar = self._seconds("grammar_compilation_time_seconds", "Until a grammar is made.", FIRST_TOKEN)
-        self._whole_text = self._seconds("e2e_request_latency_seconds", "Until the end of a text.", WHOLE_TEXT)
+
+        def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            histogram = Histogram(PREFIX + name, what, ("model_name",), buckets=buckets, registry=self.registry)
+            return histogram.labels(model_name)
+
+        self._first_token = seconds("time_to_first_token_seconds", "Until a text's first token.", FIRST_TOKEN)
+        what = "From token to token, those of a round being even."
+        self._next_token = seconds("inter_token_latency_seconds", what, NEXT_TOKEN)
+        self._queue = seconds("request_queue_time_seconds", "Until a text's prompt is read.", FIRST_TOKEN)
+        self.grammar = seconds("grammar_compilation_time_seconds", "Until a grammar is made.", FIRST_TOKEN)
+        self._whole_text = seconds("e2e_request_latency_seconds", "Until the end of a text.", WHOLE_TEXT)
         labels = ("model_name", "finished_reason")
-        self._ended = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
+        ended = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
+        self._ended = partial(ended.labels, model_name)
 
     def watch(self, handle: Handle, begun: float) -> None:
-        """Measure a text.
+        """Measure a text that was asked for at a time of `time.perf_counter`."""
+        last, seen, ended = begun, 0, False
 
-        Args:
-            handle: the handle of the text.
-            begun: when the text was asked for, by `time.perf_counter`.
-        """
-        handle.listen(_Watch(self, handle, begun).look)
+        def look() -> None:
+            nonlocal last, seen, ended
+            now, metrics = time.perf_counter(), handle.metrics
+            for turn in metrics.rounds[seen:]:
+                if not seen:
+                    self._first_token.observe(now - last)
+                    self._queue.observe(metrics.queue_seconds)
+                else:
+                    for _ in range(turn.committed):
+                        self._next_token.observe((now - last) / turn.committed)
+                seen, last = seen + 1, now
+            if handle.done and not ended:
+                ended = True
+                reason = "error" if handle.error else handle.result(0).finish_reason
+                self._ended(reason if reason in (*WRITTEN, "error") else "abort").inc()
+                self._whole_text.observe(now - begun)
 
-    def see_first(self, seconds: float, queued: float) -> None:
-        """Note when a text has begun, and how long it waited before."""
-        self._first_token.observe(seconds)
-        self._queue.observe(queued)
-
-    def see_round(self, tokens: int, seconds: float) -> None:
-        """Count the tokens that a later round has added after so many seconds."""
-        for _ in range(tokens):
-            self._next_token.observe(seconds / tokens)
-
-    def see_end(self, reason: str, seconds: float) -> None:
-        """Count a text that has ended."""
-        self._ended.labels(self._model_name, reason).inc()
-        self._whole_text.observe(seconds)
-
-    def _seconds(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(PREFIX + name, what, ("model_name",), buckets=buckets, registry=self.registry)
-        return histogram.labels(self._model_name)
+        handle.listen(look)
 
 
 class EngineCollector(Collector):
@@ -117,66 +116,27 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, help_, labels=self._names)
             counter.add_metric(self._values, getattr(metrics, attribute))
             yield counter
-        for name, (attribute, help_) in GAUGES.items():
-            yield self._gauge(name, help_, getattr(metrics, attribute))
-        yield self._gauge("kv_cache_usage_perc", "Rows of the KV cache in use, 1 is all.", self._engine.kv_cache_usage)
+        gauges = {name: (getattr(metrics, attribute), help_) for name, (attribute, help_) in GAUGES.items()}
+        gauges["kv_cache_usage_perc"] = self._engine.kv_cache_usage, "Rows of the KV cache in use, 1 is all."
         budget = metrics.latest.drafted if metrics.latest else None
-        yield self._gauge("draft_budget", "Drafted tokens of the latest round: k, over all requests.", budget)
-        yield self._accepted_by_position(metrics)
-        yield self._drafting_off(metrics.drafting_off)
+        gauges["draft_budget"] = budget, "Drafted tokens of the latest round: k, over all requests."
+        for name, (value, help_) in gauges.items():
+            gauge = GaugeMetricFamily(PREFIX + name, help_, labels=self._names)
+            if value is not None:
+                gauge.add_metric(self._values, value)
+            yield gauge
 
-    def _gauge(self, name: str, help_: str, value: float | None) -> Metric:
-        gauge = GaugeMetricFamily(PREFIX + name, help_, labels=self._names)
-        if value is not None:
-            gauge.add_metric(self._values, value)
-        return gauge
-
-    def _accepted_by_position(self, metrics: EngineMetrics) -> Metric:
         help_ = "Drafted tokens that became part of a text, by their level in the tree."
         name = f"{PREFIX}spec_decode_num_accepted_tokens_per_pos"
         counter = CounterMetricFamily(name, help_, labels=[*self._names, "position"])
         for position, count in enumerate(metrics.accepted_by_position):
             counter.add_metric([*self._values, str(position)], count)
-        return counter
+        yield counter
 
-    def _drafting_off(self, reason: str | None) -> Metric:
-        help_ = "1 where the latest round drafted nothing, with the reason."
+        reason, help_ = metrics.drafting_off, "1 where the latest round drafted nothing, with the reason."
         gauge = GaugeMetricFamily(f"{PREFIX}drafting_off", help_, labels=[*self._names, "reason"])
         gauge.add_metric([*self._values, _kind(reason or "")], float(reason is not None))
-        return gauge
-
-
-class _Watch:
-    """Looks at one text.
-
-    Args:
-        metrics: what the times are added to.
-        handle: the handle of the text.
-        begun: when the text was asked for, by `time.perf_counter`.
-    """
-
-    def __init__(self, metrics: ServerMetrics, handle: Handle, begun: float) -> None:
-        self._metrics, self._handle, self._begun = metrics, handle, begun
-        self._last, self._seen, self._ended = begun, 0, False
-
-    def look(self) -> None:
-        """Note what is new."""
-        now, rounds = time.perf_counter(), self._handle.metrics.rounds
-        for turn in rounds[self._seen :]:
-            if self._seen:
-                self._metrics.see_round(turn.committed, now - self._last)
-            else:
-                self._metrics.see_first(now - self._last, self._handle.metrics.queue_seconds)
-            self._seen, self._last = self._seen + 1, now
-        if self._handle.done and not self._ended:
-            self._ended = True
-            self._metrics.see_end(self._reason(), now - self._begun)
-
-    def _reason(self) -> str:
-        if self._handle.error:
-            return "error"
-        reason = self._handle.result(0).finish_reason
-        return reason if reason in WRITTEN else "abort"
+        yield gauge
 
 
 def _kind(reason: str) -> str:

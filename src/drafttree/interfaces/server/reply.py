@@ -4,7 +4,6 @@ Each API has a writer, which makes the whole reply and the events of its stream 
 OpenAI's and Anthropic's packages for Python read, whose types judge them in the tests.
 """
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
@@ -18,6 +17,7 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 
 import drafttree
+from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.answer import Json, Piece
 from drafttree.interfaces.server.errors import ServerError, as_server_error
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
@@ -153,8 +153,8 @@ async def reply(
 ) -> Response:
     """The response to a request, which may want a stream; a header names the fields that have no effect."""
     reads_thoughts = serving.dialect.thought_name is not None
-    idle = await asyncio.to_thread(lambda: set(request.without_effect(reads_thoughts=reads_thoughts)))
-    told = [f"without effect: {', '.join(sorted(idle))}"] * bool(idle)
+    idle = await read_request(lambda: sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
+    told = [f"without effect: {', '.join(idle)}"] * bool(idle)
     told += ["not enforced: schemas of tools"] * (not texts.enforced)
     if told:
         headers["Warning"] = ", ".join(f'299 drafttree "{each}"' for each in told)

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.engine.prompt_length import check_characters
+from drafttree.interfaces.server.admission import shutting_down
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
@@ -62,7 +63,7 @@ async def health(serving: Serving) -> dict[str, Any]:
 async def ready(serving: Serving) -> dict[str, Any]:
     """The server takes requests: not while it shuts down, and not after its engine has died."""
     if serving.admission.draining:
-        raise ServerError(503, "the server is shutting down", code="shutting_down")
+        raise shutting_down()
     return await health(serving)
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import ratio
+from drafttree.interfaces.server.admission import SHUTTING_DOWN, shutting_down
 from drafttree.interfaces.server.answer import Answer, Json, Piece, ScoredToken, scored_tokens
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import ServingContext
@@ -45,6 +46,8 @@ class Text:
         if chunk.logprobs:
             self._held += scored_tokens(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
         reason = chunk.finish_reason
+        if reason == SHUTTING_DOWN:
+            raise shutting_down()
         if reason not in (None, "stop", "length"):
             raise ServerError(503, f"the text was {reason} before its end", code=reason)
         if not self._wanted:
@@ -121,7 +124,7 @@ class Texts:
 
     def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
         self._prompts, self._texts = prompts, [Text(handle, wanted=wanted) for handle in handles]
-        self.answers: Sequence[Answer] = ()
+        self.answers: list[Answer] = []
 
     @classmethod
     async def submit(

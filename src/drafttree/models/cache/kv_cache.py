@@ -6,7 +6,10 @@ moves the accepted rows into place with one gather, so an accepted token is neve
 `LossyWindow` committed rows that no later token attends to are dropped, and rows stand before their positions.
 """
 
+import math
+import os
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +18,12 @@ from transformers import Cache
 
 from drafttree.models.cache.recurrent_states import RecurrentStates
 from drafttree.models.windows import WindowedRows
+
+if os.name == "posix":
+    from mmap import MAP_ANONYMOUS, MAP_PRIVATE
+
+LEAST_MAPPED = 1 << 20
+"""Bytes from which on a buffer has pages of its own."""
 
 
 class LayerShape(NamedTuple):
@@ -278,7 +287,16 @@ class TreeCache(Cache):
 
 def zero_buffers(layout: CacheLayout, rows: int, like: Tensor) -> list[Tensor]:
     """Buffers of a layout, of the dtype and device of a tensor."""
-    return [like.new_zeros(slots, 1, heads, rows, width) for heads, width, slots in layout.buffers]
+    return [_zeros((slots, 1, heads, rows, width), like) for heads, width, slots in layout.buffers]
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros that take a CPU's memory only where they are written: a text may end, or wait, long before its limit."""
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < LEAST_MAPPED or os.name != "posix":
+        return like.new_zeros(shape)
+    pages = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)  # torch's zeros are written
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
 
 def layer_rows(layout: CacheLayout, buffers: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic_core import from_json
 
+from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.answer import Ended, Json, Piece
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
@@ -32,7 +33,7 @@ class MessageReply(Described):
 async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
-    texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
+    texts = await begin_answers(await read_request(request.as_chat), serving)
     model = request.model or serving.model_name
     head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
     return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
@@ -43,7 +44,7 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving) -> d
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
-    decoder, chat = serving.decoder, await asyncio.to_thread(request.as_chat)
+    decoder, chat = serving.decoder, await read_request(request.as_chat)
     prompt = await asyncio.to_thread(read_prompt, chat, decoder.tokenizer, serving.dialect, decoder.target.context)
     return {"input_tokens": len(prompt)}
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import regex
 
@@ -26,27 +26,14 @@ class Read(NamedTuple):
     done: bool
 
 
-class ArgumentReader(Protocol):
-    """Reads the arguments of one call."""
-
-    def read(self, text: str, *, final: bool) -> Read:
-        """Read on.
-
-        Args:
-            text: what has not been read yet.
-            final: whether there is no more.
-        """
-        ...
-
-
 class JsonObject:
-    """Reads arguments that are a JSON object; it is passed on as it is, and ends where its last brace closes."""
+    """Reads arguments that are a JSON object, which is passed on as it is and ends where its last brace closes."""
 
     def __init__(self) -> None:
         self._depth, self._quoted, self._escaped = 0, False, False
 
     def read(self, text: str, *, final: bool) -> Read:
-        """Read up to the end of the object."""
+        """Read on, in text that has not been read yet, up to the end of the object."""
         for place, character in enumerate(text):
             if self._quoted:
                 self._quoted = self._escaped or character != '"'
@@ -102,7 +89,7 @@ class MarkedPairs:
         self._key: str | None = None
 
     def read(self, text: str, *, final: bool) -> Read:
-        """Read the marks and the name before an argument, or its value if it is there as a whole."""
+        """Read on: the marks and the name before an argument, or its value if it is there as a whole or the last."""
         if self._key is not None:
             return self._read_value(self._key, text, final=final)
         found = self._before.match(text, partial=True)
@@ -143,16 +130,6 @@ class MarkedPairs:
             return not self._schemas.disjoint(schema, {"const": value})
         except ConfigError:  # it refers to itself too often to be compared
             return True
-
-
-def argument_reader(kind: Arguments, parameters: Mapping[str, Any] | None) -> ArgumentReader:
-    """What reads the arguments of a call.
-
-    Args:
-        kind: the form of the arguments.
-        parameters: the schema of the function's arguments, None where it is not known.
-    """
-    return JsonObject() if kind == "json" else MarkedPairs(kind, parameters)
 
 
 def written_arguments(kind: Arguments, arguments: str) -> str:

@@ -40,9 +40,10 @@ class Thinking:
     said: str = ""
     silent: tuple[str, ...] = ()
 
-    def is_told(self, template: str) -> bool:
-        """Whether a chat template has its marks."""
-        return self.begin in template
+    @property
+    def told_by(self) -> tuple[str, ...]:
+        """Texts all of which a chat template of the family has."""
+        return (self.begin,)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -85,10 +86,6 @@ class CallForm:
     template_writes_text: bool = False
     head: str | None = None
     tail: str | None = None
-
-    def is_told(self, template: str) -> bool:
-        """Whether a chat template has all of what tells the family."""
-        return all(text in template for text in self.told_by)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -282,5 +279,5 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
 def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:
     """The form of a name, or the one that a chat template tells of; None where there is none."""
     if name == AUTO:
-        return next((form for form in known.values() if form.is_told(template)), None)
+        return next((form for form in known.values() if all(text in template for text in form.told_by)), None)
     return known.get(name)

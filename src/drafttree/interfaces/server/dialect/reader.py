@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import regex
 
-from drafttree.interfaces.server.dialect.arguments import ArgumentReader, argument_reader
+from drafttree.interfaces.server.dialect.arguments import JsonObject, MarkedPairs
 from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 
 
@@ -84,7 +84,7 @@ class AnswerReader:
         self.calls, self.thoughts = 0, list[tuple[int, int | None]]()
         self._held, self._read = "", 0
         self._fresh, self._space = False, ""
-        self._arguments: ArgumentReader | None = None
+        self._arguments: JsonObject | MarkedPairs | None = None
         self._marks = self._compile_marks()
         self._state: Callable[[bool], Iterator[Part]] = self._saying
         if thinking and thinks == "begun":
@@ -219,7 +219,8 @@ class AnswerReader:
 
     def _begin_call(self, name: str) -> CallBegun:
         assert self._form
-        self._arguments = argument_reader(self._form.arguments, self._schemas.get(name))
+        kind, schema = self._form.arguments, self._schemas.get(name)
+        self._arguments = JsonObject() if kind == "json" else MarkedPairs(kind, schema)
         self.calls += 1
         self._mark_read(self._calling)
         return CallBegun(self.calls - 1, name)

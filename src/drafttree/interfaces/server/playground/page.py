@@ -2,9 +2,9 @@
 
 import re
 from base64 import b64encode
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 from drafttree.engine.compatibility import is_text_of_seed, keeps_text
 from drafttree.engine.decoder import Decoder
@@ -15,84 +15,38 @@ from drafttree.loading import policy_spec
 from drafttree.loading.names import PartNames
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the page knows of the server.
-
-    Attributes:
-        model: the name it is served under.
-        drafter: the name of the drafter, "none" without one.
-        policy: the specification of the policy that drafts in every round.
-        served_policy: that of the server's own texts.
-        verifier: the name of the verifier, or "auto".
-        precision: the dtype of the target.
-        lossless: whether texts have the law of the target's own.
-        fidelity: whether texts are lossless in words, and if not why.
-        same_law: whether texts have one law with drafts and without.
-        context: tokens of prompt and text at most, None for no limit.
-        chats: whether there is a chat template.
-        repeats: whether a text is the same without drafts, in reduced precision up to ties.
-        ties: whether the precision is such that rounding may decide between the two best tokens.
-        wants_key: whether requests need a key.
-    """
-
-    model: str
-    drafter: str
-    policy: str
-    served_policy: str
-    verifier: str
-    precision: str
-    lossless: bool
-    fidelity: str
-    same_law: bool
-    context: int | None
-    chats: bool
-    repeats: bool
-    ties: bool
-    wants_key: bool
-
-    @classmethod
-    def of(cls, decoder: Decoder, model: str, *, wants_key: bool) -> "Facts":
-        """The facts of a decoder that is served under a name."""
-        names = PartNames.of(decoder)
-        return cls(
-            model=model,
-            drafter=names.drafter,
-            policy=policy_spec(drafting_policy(decoder)),
-            served_policy=names.policy,
-            verifier=names.verifier,
-            precision=names.precision,
-            lossless=decoder.fidelity.lossless,
-            fidelity=decoder.fidelity.words,
-            same_law=decoder.verifier is None or decoder.verifier.lossless,
-            context=decoder.target.context,
-            chats=bool(getattr(decoder.tokenizer, "chat_template", None)),
-            repeats=decoder.verifier is None or is_text_of_seed(decoder.verifier),
-            ties=not keeps_text(decoder.target),
-            wants_key=wants_key,
-        )
-
-
-@dataclass(frozen=True)
-class Page:
-    """The page and the policy under which a browser shows it: its own style and scripts, and this server alone."""
-
-    html: str
-    security_policy: str
+def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]:
+    """What the page knows of a decoder that is served under a name, and of whether requests need a key."""
+    names, verifier, fidelity = PartNames.of(decoder), decoder.verifier, decoder.fidelity
+    return {
+        "model": model,
+        "drafter": names.drafter,
+        "policy": policy_spec(drafting_policy(decoder)),  # it drafts in every round
+        "served_policy": names.policy,
+        "verifier": names.verifier,
+        "precision": names.precision,
+        "lossless": fidelity.lossless,
+        "fidelity": fidelity.words,
+        "same_law": verifier is None or verifier.lossless,  # with drafts and without, of a lossy target too
+        "context": decoder.target.context,
+        "chats": bool(getattr(decoder.tokenizer, "chat_template", None)),
+        "repeats": verifier is None or is_text_of_seed(verifier),  # the text is the same without drafts
+        "ties": not keeps_text(decoder.target),  # rounding may decide between the two best tokens
+        "wants_key": wants_key,
+    }
 
 
 @lru_cache(maxsize=1)
-def make_page(facts: Facts) -> Page:
-    """The page for a server."""
+def make_page(**facts: Any) -> tuple[str, str]:
+    """The page, and the policy under which a browser shows it: its own style and scripts, and this server alone."""
     package = "drafttree.interfaces.server.playground"
-    html = assemble(package, "playground.css", "playground.js", asdict(facts) | WORDS, facts=facts)
-    style, script = (" ".join(map(_hashed, re.findall(pattern, html, re.DOTALL))) for pattern in (STYLE, SCRIPT))
+    html = assemble(package, "playground.css", "playground.js", facts | WORDS, facts=facts)
+    style, script = (_hashes(html, tag) for tag in ("style", "script"))
     rules = f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:"
-    return Page(html, f"{rules}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    return html, f"{rules}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-STYLE, SCRIPT = "<style>(.*?)</style>", "<script>(.*?)</script>"
-
-
-def _hashed(part: str) -> str:
-    return f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'"
+def _hashes(html: str, tag: str) -> str:
+    """What allows the parts of a page that have a tag."""
+    parts = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in parts)

@@ -7,7 +7,7 @@ const facts = JSON.parse(at("data").textContent);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const LEVEL = 75, CUT_TIME = 130, VERDICT_TIME = 240; // milliseconds of a round that is shown while the text is written
 const SLOW = 3; // times longer where a finished text is played
-const ENDS = { stop: "it came to its end", length: "it reached the limit of tokens", cancelled: "stopped" };
+const ENDS = { stop: "it came to its end", length: "it reached the limit of tokens", cancelled: "stopped", shutting_down: "the server shut down" };
 const KINDS = { drafted: "with speculation", plain: "plain decoding" };
 const NOTICED = 1.05; // times as fast, or as slow, that a single run of each can show
 const NO_ANSWER = "The server does not answer. Is drafttree serve still running?";

@@ -1,6 +1,5 @@
 """/v1/responses: the answer of a chat as OpenAI's Responses API has it."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -8,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.answer import Ended, Json, Piece
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
@@ -30,7 +30,7 @@ class ModelResponse(Described):
 @router.post("", response_model=ModelResponse, responses=STREAMED)
 async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
-    texts = await begin_answers(await asyncio.to_thread(request.as_chat), serving)
+    texts = await begin_answers(await read_request(request.as_chat), serving)
     return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts, request.namespaces))
 
 
