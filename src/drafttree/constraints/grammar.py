@@ -44,6 +44,9 @@ LONGEST_FORCED, RECENT = 256, 8
 """Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
 MOST_FORCED = 4_096
 """A continuation of more bytes is not drafted: finding it takes too long, and fills the automata of all texts."""
+LONG = 4_000
+"""Characters of a grammar of which few stay compiled: what one holds grows with its length as texts follow it, to some
+8 MB for a schema of 800 properties."""
 
 
 def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespace: bool = False) -> "Grammar":
@@ -129,7 +132,8 @@ class Grammar:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-        state = GrammarState(self.name, _compiled(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
+        compiled = _long_ones if len(self.text) > LONG else _short_ones
+        state = GrammarState(self.name, compiled(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
@@ -306,11 +310,13 @@ class CompiledGrammar:
             raise ConfigError(f"the {self._name} cannot be compiled: {one_line(self.matcher.get_error())}")
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(
+def _compile(
     name: str, text: str, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]
 ) -> CompiledGrammar:
     return CompiledGrammar(name, text, _vocabulary(tokenizer, vocab_size, eos), eos)
+
+
+_short_ones, _long_ones = (functools.lru_cache(maxsize=kept)(_compile) for kept in (16, 3))
 
 
 @functools.lru_cache(maxsize=4)

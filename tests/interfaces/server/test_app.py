@@ -63,7 +63,7 @@ def test_the_key_may_come_as_anthropics_clients_send_it(client, key):
     ("content", "key", "status", "kind"),
     [
         ("{}", "sesam", 401, "authentication_error"),
-        (" " * 501, "sesame", 413, "invalid_request_error"),
+        (" " * 501, "sesame", 413, "request_too_large"),
     ],
 )
 def test_errors_of_anthropics_routes_have_its_form(client, content, key, status, kind):

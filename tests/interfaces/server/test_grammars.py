@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client import Histogram
 
-from drafttree.errors import ConfigError
 from drafttree.interfaces.server import admission
 from drafttree.interfaces.server.admission import OpenRequest
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.grammar import Grammars, WantedGrammar
+from drafttree.interfaces.server.fields import StructuredOutputs
+from drafttree.interfaces.server.grammar import Grammars, WantedGrammar, outputs_grammar
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.grammars import accepts
 from testing.held_server import COMPLETIONS, LONG, ask, held_app
@@ -33,7 +33,7 @@ def optional(count: int, name: str = "p") -> dict:
 
 
 def wanted(schema: dict) -> WantedGrammar:
-    return WantedGrammar("json_schema", json.dumps(schema), "response_format")
+    return WantedGrammar(json.dumps({"type": "json_schema", "json_schema": schema}), "response_format")
 
 
 SMALL, LARGE = wanted(optional(1)), wanted(optional(300))
@@ -85,29 +85,34 @@ def test_a_grammar_is_made_once_for_all_who_want_it(decoder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "good"),
+    ("form", "good"),
     [
-        ("regex", "a+", "aa"),
-        ("ebnf", 'root ::= "a"', "a"),
-        ("json_choice", '["a\\n\\b\\"", "é"]', 'a\n\b"'),
-        ("structural_tag", '{"type": "const_string", "value": "a"}', "a"),
-        ("json_schema", '{"const": 1}', "1"),
+        ({"type": "regex", "pattern": "a+"}, "aa"),
+        ({"type": "grammar", "grammar": 'root ::= "a"'}, "a"),
+        ({"type": "const_string", "value": "a"}, "a"),
+        ({"type": "json_schema", "json_schema": {"const": 1}}, "1"),
     ],
 )
-def test_every_kind_is_parsed(kind, text, good):
-    assert accepts(WantedGrammar(kind, text, "x").parse(), good)
+def test_every_kind_is_parsed(form, good):
+    assert accepts(WantedGrammar(json.dumps(form), "x").parse(), good)
+
+
+def test_a_text_may_be_one_of_several():
+    texts = ['a\n\b"', "é"]
+    assert all(accepts(outputs_grammar(StructuredOutputs(choice=texts)).parse(), text) for text in texts)
 
 
 def test_a_grammar_ends_with_the_tokens_that_end_its_text(decoder):
-    options = {"grammar": WantedGrammar("regex", "a?", "x"), "eos_token_id": [5]}
+    options = {"grammar": WantedGrammar(json.dumps({"type": "regex", "pattern": "a?"}), "x"), "eos_token_id": [5]}
     found = asyncio.run(Grammars(decoder, TIMES).made(options))[0]["grammar"]
     assert found.new_state(decoder.tokenizer, decoder.target.vocab_size, (5,))
 
 
 def test_what_is_malformed_is_refused_as_in_python(decoder):
     made = Grammars(decoder, TIMES)
-    with pytest.raises(ConfigError, match="'not' at # cannot be enforced"):
+    with pytest.raises(ServerError, match="'not' at # cannot be enforced") as found:
         asyncio.run(made_for(made, wanted({"not": {}})))
+    assert found.value.param == "response_format"
     with pytest.raises(ServerError, match="leave out ignore_eos"):
         asyncio.run(made_for(made, SMALL, ignore_eos=True))
 

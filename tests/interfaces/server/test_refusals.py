@@ -103,14 +103,14 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
     ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
-    (outputs(regex="("), None, "unclosed group"),
-    (outputs(regex="a{2147483648}"), None, "repeats more than 2147483647 times; lower its bounds"),
+    (outputs(regex="("), "structured_outputs", "unclosed group"),
+    (outputs(regex="a{2147483648}"), "structured_outputs", "repeats more than 2147483647 times; lower its bounds"),
     (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: Input should be"),
     (outputs(json={"enum": ["x" * 40000]}), "structured_outputs", "give at most 32768"),
-    (outputs(json={"not": {}}), None, "'not' at # cannot be enforced"),
+    (outputs(json={"not": {}}), "structured_outputs", "'not' at # cannot be enforced"),
     (
         {**outputs(regex="x"), "ignore_eos": True},
-        None,
+        "ignore_eos",
         "a grammar ends its text with an EOS token; leave out ignore_eos",
     ),
 ]
@@ -129,11 +129,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"prompt": [1, "x"]}, "prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token"),
         ({"prompt": 3}, "prompt", "a prompt is text"),
         ({"prompt": [-1]}, "prompt", "-1 is not a token id"),
-        ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary of"),
+        ({"prompt": [4096]}, "prompt", "token id 4096 is outside the vocabulary of"),
         ({"prompt": [1, 10**400]}, "prompt", "a number above 64 bits is not a token id"),
         (
             {"prompt": ["a", LONG]},
-            None,
+            "prompt",
             f"the prompt has 1000000 characters, and the model's context of {CONTEXT} tokens",
         ),
         ({"max_tokens": 0}, None, "max_tokens is 0, so there is nothing to send without echo"),
@@ -151,15 +151,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "max_tokens",
             f"and 3000 tokens of text exceed the model's context of {CONTEXT}; shorten it or",
         ),
-        (say("word " * 300), None, f"leaves no room for a text in the model's context of {CONTEXT}"),
-        (say(LONG), None, f"the model's context of {CONTEXT} tokens has room for"),
+        (say("word " * 300), "messages", f"leaves no room for a text in the model's context of {CONTEXT}"),
+        (say(LONG), "messages", f"the model's context of {CONTEXT} tokens has room for"),
         (
             say([{"type": "image_url"}]),
             "messages.0.content.0",
             "a content part of type 'image_url' is not served; give text",
         ),
         (say("x", "bot"), "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
-        ({"messages": [ASK, OWN]}, None, "the last message is the assistant's own; end with the message that it is to"),
+        (
+            {"messages": [ASK, OWN]},
+            "messages",
+            "the last message is the assistant's own; end with the message that it is to",
+        ),
         (
             {"messages": [{**ASK, "tool_calls": [{"id": "c", **CLOCK}]}]},
             "messages.0",
@@ -175,7 +179,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"add_generation_prompt": True, "continue_final_message": True}, None, "cannot both be true"),
         (
             {"messages": [ASK, {**OWN, "content": ""}], "continue_final_message": True},
-            None,
+            "messages",
             "the last message has no content",
         ),
         ({"n": 0}, "n", "greater than or equal to 1"),
@@ -203,7 +207,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "Field required",
         ),
         (form(enum=["x" * 40000]), "response_format", "give at most 32768"),
-        (form(enum=[1], **{"if": {}}), None, "'if' at"),
+        (form(enum=[1], **{"if": {}}), "response_format", "'if' at"),
         ({"tools": [CLOCK], **outputs(regex="x")}, None, "structured_outputs excludes tools and response_format"),
         ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tool_choice": "required"}, None, "tool_choice asks for a call, but there are no tools"),
@@ -238,10 +242,10 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         (tools_of(CHAT, {"type": []}), "tools.1.function.parameters", "the schema allows nothing"),
         *[
-            (tools_of(CHAT, within(**schema)), None, f"tool 'place': invalid JSON schema: {what}")
+            (tools_of(CHAT, within(**schema)), "tools", f"tool 'place': invalid JSON schema: {what}")
             for schema, what in SCHEMAS
         ],
-        ({"tools": [CLOCK], "ignore_eos": True}, None, "a grammar ends its text with an EOS token"),
+        ({"tools": [CLOCK], "ignore_eos": True}, "ignore_eos", "a grammar ends its text with an EOS token"),
         ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
     RESPONSES: [
@@ -259,8 +263,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user', 'assistant', 'system'"),
         ({"input": [{"type": "reasoning", "id": "x"}]}, "input", "input: List should have at least 1 item"),
-        ({"input": [ASK, OWN]}, None, "the last message is the assistant's own"),
-        ({"input": LONG}, None, f"the model's context of {CONTEXT} tokens has room for"),
+        ({"input": [ASK, OWN]}, "input", "the last message is the assistant's own"),
+        ({"input": LONG}, "input", f"the model's context of {CONTEXT} tokens has room for"),
         (
             {"tools": [{"type": "web_search"}], "tool_choice": {"type": "function", "name": "web_search"}},
             None,
@@ -298,9 +302,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"max_output_tokens": 10**400}, "max_output_tokens", f"max_output_tokens: Input should be less than {2**63}"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "Field required"),
         (text_form(enum=["x" * 40000]), "text.format", "text.format has 40014 characters as JSON; give at most 32768"),
+        (text_form(enum=[1], **{"if": {}}), "text.format", "'if' at"),
+        (
+            {"tools": [RESPONSE_CLOCK], **text_form(enum=[1], **{"if": {}})},
+            "tools",
+            "text.format: invalid JSON schema: 'if' at",
+        ),
         ({**text_form(), **outputs(regex="x")}, None, "structured_outputs excludes tools and text.format"),
         ({"n": 2}, "n", "Extra inputs are not permitted"),
-        (tools_of(RESPONSES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
+        (tools_of(RESPONSES, within(**SCHEMAS[0][0])), "tools", f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
         ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
     MESSAGES: [
@@ -387,7 +397,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "cannot both be true",
         ),
         ({"prompt": LONG}, None, f"context of {CONTEXT} tokens has room for"),
-        (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        (say(LONG), "messages", f"context of {CONTEXT} tokens has room for"),
         ({"prompt": 3}, "prompt", "prompt: Input should be a valid string"),
         ({"prompt": "x", "model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
@@ -417,7 +427,7 @@ NINES = "9" * 5000
 DIGITS = "this is an integer of more than 4300 digits, which is not read"
 UNREADABLE = [
     (COMPLETIONS, "{", "invalid_json", "the body is not JSON"),
-    (COMPLETIONS, "", "missing", "the body: Field required"),
+    (COMPLETIONS, "", "missing", "the body: send a JSON object, with the header Content-Type: application/json"),
     (COMPLETIONS, b'{"prompt": "\xff"}', "invalid_utf8", "the body is not UTF-8 text"),
     (COMPLETIONS, "[]", "model_attributes_type", "send a JSON object, with the header Content-Type: application/json"),
     (COMPLETIONS, '{"prompt": ' + "[" * 10**4, "invalid_json", "nested too deeply"),

@@ -11,7 +11,7 @@ from drafttree.engine.chat import as_parts, as_text, render_chat
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import ServerError, blaming
 from drafttree.interfaces.server.request import ChatRequest, Message, Tool, ToolCallParam
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
@@ -27,22 +27,23 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     A template that knows no tools is told of them by the system message, and sees calls and their results as text.
 
     Raises:
-        ServerError: `chat_template_kwargs` has arguments that are no variables of a template, or the template knows
-            nothing of `reasoning_effort`.
-        InputError: as for `render_chat`, whose `context` is taken.
+        ServerError: `chat_template_kwargs` has arguments that are no variables of a template, the template knows
+            nothing of `reasoning_effort`, or the messages cannot be rendered, as for `render_chat`.
     """
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
-    variables = _effort(request, dialect) | variables | request.end_options
-    tools = request.told_tools
-    if native := dialect.native:
-        messages = [_native(message, dialect, native) for message in request.messages]
-        described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in tools] or None
-        return render_chat(messages, tokenizer, context, **{**variables, "tools": described})
-    messages = [_as_text(message, dialect) for message in request.messages]
-    told = _with_tools(messages, tools, dialect)
-    return render_chat(told, tokenizer, context, 1 - len(told) + len(messages), **variables)
+    begins, goes_on = request.add_generation_prompt is not False, bool(request.continue_final_message)
+    variables = _effort(request, dialect) | variables
+    variables |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
+    messages = told = [_message(message, dialect) for message in request.messages]
+    if dialect.native:
+        described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.told_tools]
+        variables["tools"] = described or None
+    else:
+        told = _with_tools(messages, request.told_tools, dialect)
+    with blaming(request.called("messages")):
+        return render_chat(told, tokenizer, context, 1 - len(told) + len(messages), **variables)
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -60,11 +61,6 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
 
 
-def _role(message: Message, template: str) -> str:
-    """The role, "system" for "developer" where a template does not know that newer name."""
-    return "system" if message.role == "developer" and message.role not in template else message.role
-
-
 def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
     """What was thought before a message, for a template that reads it."""
     name = dialect.thought_name
@@ -75,14 +71,24 @@ def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
     return {name: message.reasoning_content}
 
 
-def _native(message: Message, dialect: Dialect, form: CallForm) -> dict[str, Any]:
-    """A message as templates that know tools want it."""
-    found: dict[str, Any] = {"role": _role(message, dialect.template), "content": as_parts(message.texts)}
-    found |= {"name": message.name} if message.name is not None else {}
-    found |= {"tool_call_id": dialect.call_id(message.tool_call_id)} if message.tool_call_id is not None else {}
-    if message.tool_calls:
-        found["tool_calls"] = [_native_call(call, dialect, form) for call in message.tool_calls]
-    return found | _thought(message, dialect)
+def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
+    """A message as the template wants it; one that knows no tools sees calls and their results as text."""
+    native, texts, calls = dialect.native, message.texts, message.tool_calls or ()
+    if message.role == "tool" and not native:
+        return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(texts)}\n</tool_response>"])}
+    known = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
+    found: dict[str, Any] = {} if message.name is None else {"name": message.name}
+    if native and message.tool_call_id is not None:
+        found["tool_call_id"] = dialect.call_id(message.tool_call_id)
+    if native and calls:
+        found["tool_calls"] = [_native_call(call, dialect, native) for call in calls]
+    elif calls:
+        form = dialect.calls or HERMES
+        functions = [call.function for call in calls]
+        written = [(each.name, written_arguments(form.arguments, each.arguments)) for each in functions]
+        texts = [*filter(None, texts), form.text(written)]
+    found |= _thought(message, dialect)
+    return {"role": message.role if known else "system", "content": as_parts(texts), **found}
 
 
 def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[str, Any]:
@@ -91,26 +97,12 @@ def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[
     return {"id": dialect.call_id(call.id), "type": call.type, "function": function}
 
 
-def _as_text(message: Message, dialect: Dialect) -> dict[str, Any]:
-    """A message without calls and results of tools, which become text."""
-    if message.role == "tool":
-        return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(message.texts)}\n</tool_response>"])}
-    form = dialect.calls or HERMES
-    calls = [
-        (call.function.name, written_arguments(form.arguments, call.function.arguments))
-        for call in message.tool_calls or ()
-    ]
-    named = {} if message.name is None else {"name": message.name}
-    texts = [*filter(None, message.texts), form.text(calls)] if calls else message.texts
-    named |= _thought(message, dialect)
-    return {"role": _role(message, dialect.template), "content": as_parts(texts), **named}
-
-
 def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool], dialect: Dialect
 ) -> list[Mapping[str, Any]]:
     """The messages, the first of which tells of the tools if there are any."""
-    described = [json.dumps(tool.function.model_dump(exclude_none=True, exclude={"strict"})) for tool in tools]
+    shown = {"name", "description", "parameters"}
+    described = [json.dumps(tool.function.model_dump(exclude_none=True, include=shown)) for tool in tools]
     if not described:
         return [*messages]
     form = dialect.calls or HERMES

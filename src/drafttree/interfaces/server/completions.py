@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
+from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.fields import fields_of, mistake
 from drafttree.interfaces.server.grammar import outputs_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
@@ -108,7 +109,8 @@ def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[
     """The token ids of the prompts, and the options of their texts."""
     decoder, logprobs = serving.decoder, request.wanted_logprobs
     vocab, context = decoder.target.vocab_size, decoder.target.context
-    prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
+    with blaming("prompt"):
+        prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
     wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}

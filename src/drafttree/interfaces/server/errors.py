@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ AGAIN = {"Retry-After": "1"}
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
+ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error"}
+NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
 
@@ -97,8 +100,7 @@ class ServerError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
-        kind = "api_error" if error["type"] == SERVER_ERROR else error["type"]
-        found = {"type": kind, "message": error["message"]}
+        found = {"type": ANTHROPIC_TYPES.get(self.status, error["type"]), "message": error["message"]}
         if self.code == NO_THREADS:
             found["details"] = {"error_code": NO_THREADS}
         return {"type": "error", "error": found, "request_id": request_id.get()}
@@ -113,11 +115,23 @@ def _as_text(quoted: str) -> str:
     return quoted.encode(errors="backslashreplace").decode()
 
 
-def as_server_error(error: Exception) -> ServerError:
-    """The reply for what was raised; what nobody expected is logged, and its details stay here."""
+def as_server_error(error: Exception, asked: str = "") -> ServerError:
+    """The reply for what was raised; what nobody expected is logged, and its details stay here.
+
+    Args:
+        error: what was raised.
+        asked: the method and path, for an error of the framework's.
+    """
     match error:
         case ServerError():
             return error
+        case RequestValidationError():
+            return _of_validation(error)
+        case HTTPException(__cause__=(ServerError() | RequestValidationError()) as wrong):  # with a body
+            return as_server_error(wrong)
+        case HTTPException(status_code=status):
+            code = STATUS_CODES.get(status)
+            return ServerError(status, f"{error.detail}: {asked}", code=code, headers=error.headers)
         case EngineClosedError():
             return ServerError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
         case ContextError():
@@ -128,36 +142,30 @@ def as_server_error(error: Exception) -> ServerError:
     return ServerError(500, "the server failed to answer this request; its log says why", code="internal_error")
 
 
+@contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """Let errors name the field of the request that they are about.
+
+    Raises:
+        ServerError: for what is raised within.
+    """
+    try:
+        yield
+    except DraftTreeError as error:
+        found = as_server_error(error)
+        found.param = field
+        raise found from None
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every error of an application in this form."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return as_server_error(error).response_to(request.url.path)
+        path = request.url.path
+        return as_server_error(error, f"{request.method} {path}").response_to(path)
 
-    async def answer_invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return _of_validation(error).response_to(request.url.path)
-
-    async def answer_http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        return _of_http(error, request).response_to(request.url.path)
-
-    app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_exception_handler(HTTPException, answer_http)
-    for kind in (ServerError, DraftTreeError):  # what else is raised, `RequestLog` answers
-        app.add_exception_handler(kind, answer)
-
-
-def _of_http(error: HTTPException, request: Request) -> ServerError:
-    """An error of the framework's, which hides what is wrong with a body."""
-    match error.__cause__:
-        case ServerError() as wrong:
-            return wrong
-        case RequestValidationError() as wrong:
-            return _of_validation(wrong)
-    message = f"{error.detail}: {request.method} {request.url.path}"
-    code = STATUS_CODES.get(error.status_code)
-    return ServerError(error.status_code, message, code=code, headers=error.headers)
+    for kind in (RequestValidationError, HTTPException, ServerError, DraftTreeError):
+        app.add_exception_handler(kind, answer)  # what else is raised, `RequestLog` answers
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:
@@ -166,9 +174,10 @@ def _of_validation(error: RequestValidationError) -> ServerError:
     if first["type"] == "json_invalid":
         what = first.get("ctx", {}).get("error", first["msg"])
         return ServerError(400, f"the body is not JSON: {what}", code="invalid_json")
-    if first["type"] == "model_attributes_type" and not [*_place(first["loc"][1:], error.body)]:
-        first = {**first, "msg": "send a JSON object, with the header Content-Type: application/json"}
-    return refusal_of({**first, "loc": (*_place(first["loc"][1:], error.body),)})
+    place = [*_place(first["loc"][1:], error.body)]
+    if first["type"] in ("missing", "model_attributes_type") and not place:
+        first = {**first, "msg": NO_OBJECT}
+    return refusal_of({**first, "loc": place})
 
 
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:

@@ -6,14 +6,15 @@ The fields that change no text and those that are refused come from one table, `
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from keyword import iskeyword
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -30,6 +31,27 @@ from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
 SURROGATE = re.compile("[\ud800-\udfff]")
 THOUGHT = "thought"
 """Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
+NAMES: dict[str, dict[str, str]] = {
+    "chat": {},
+    "completions": {"messages": "prompt"},
+    "responses": {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "function": "",
+        "served": "",
+    },
+    "messages": {
+        "max_completion_tokens": "max_tokens",
+        "response_format": "output_config.format",
+        "function": "",
+        "served": "",
+        "parameters": "input_schema",
+    },
+}
+"""By API, the fields of a chat and the steps to its parts that have another name there, "" for what is no step."""
 FAIL_FAST = ["list", "dict"] if "fail_fast" in inspect.signature(core_schema.dict_schema).parameters else ["list"]
 """What pydantic can check up to its first mistake; objects since 2.13."""
 
@@ -38,6 +60,8 @@ class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    of_kind: ClassVar[str] = ""
+    """What errors call a part whose `type` may be one that is not served."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -72,6 +96,12 @@ class RequestModel(BaseModel):
             where = ".".join(map(str, place)).encode(errors="backslashreplace").decode()
             raise mistake("string_unicode", f"{where} holds half a surrogate pair, which is not text")
         return part
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kind(cls, part: Any) -> Any:
+        served = get_args(cls.model_fields["type"].annotation) if cls.of_kind else ()
+        return check_kind(part, cls.of_kind, served) if served else part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
         """The names of the fields that were given and change nothing, here and in all parts.
@@ -116,6 +146,15 @@ def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
         advice = f"{', '.join(most)} or {last}" if most else last
         raise mistake("not_served", f"{what} of type {kind!r} is not served; give {advice}")
     return part
+
+
+def or_text(
+    listed: Any, as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]
+) -> BeforeValidator:
+    """Let text stand for a list, by default for one with a part of text."""
+    return BeforeValidator(
+        lambda given: as_list(given) if isinstance(given, str) else given, json_schema_input_type=str | listed
+    )
 
 
 def fill_content(message: Any) -> Any:
@@ -169,7 +208,8 @@ def _check_json(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
     level: list[Any] = [value]
     for _ in range(MAX_NESTING):
-        level = [part for each in level for part in _parts(each)]
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [part for each in nested for part in (each.values() if isinstance(each, dict) else each)]
     if level:
         raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
     try:
@@ -179,34 +219,22 @@ def _check_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    """What an object or a list consists of."""
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 """A JSON object of any kind."""
 Schema = Annotated[JsonObject, AfterValidator(drop_nulls)]
 """A JSON schema."""
-NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
-class TextFormat(RequestModel):
-    """Any text."""
+class PlainFormat(RequestModel):
+    """Any text, or any JSON object."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestModel):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
 
 
 class JsonSchema(RequestModel):
     """A schema and its name, which has no effect on the reply."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     body: Annotated[Schema, Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
@@ -217,9 +245,6 @@ class JsonSchemaFormat(RequestModel):
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class StructuredOutputs(RequestModel):

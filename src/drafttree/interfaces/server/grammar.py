@@ -26,8 +26,8 @@ from drafttree.interfaces.server.admission import open_request
 from drafttree.interfaces.server.dialect.families import CallForm, Thinking
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
-from drafttree.interfaces.server.errors import AGAIN, ServerError
-from drafttree.interfaces.server.fields import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
+from drafttree.interfaces.server.errors import AGAIN, ServerError, blaming
+from drafttree.interfaces.server.fields import StructuredOutputs
 from drafttree.interfaces.server.request import ChatRequest, NamedTool
 
 logger = logging.getLogger("drafttree")
@@ -41,36 +41,31 @@ class WantedGrammar:
     """A grammar as a request asks for it.
 
     Attributes:
-        kind: what the text is.
-        text: the grammar.
+        text: an xgrammar structural tag, as JSON.
         field: the field of the request that has it.
         otherwise: takes its place where it cannot be made.
         unenforced: why the schemas of tools, of which the model is told, have no part in it; "" if they have.
     """
 
-    kind: Literal["json_schema", "json_choice", "structural_tag", "regex", "ebnf"]
     text: str
     field: str
     otherwise: "WantedGrammar | None" = None
     unenforced: str = ""
 
     def parse(self) -> Grammar:
-        """The grammar.
+        """The grammar, which errors name by its kind where it is of one.
 
         Raises:
             ConfigError: it is malformed, or a part of it would not be enforced.
         """
-        match self.kind:
-            case "regex":
-                return grammar.regex(self.text)
-            case "ebnf":
-                return grammar.ebnf(self.text)
-            case "json_choice":
-                quoted = (json.dumps(each, ensure_ascii=False) for each in json.loads(self.text))
-                return grammar.ebnf(f"root ::= {' | '.join(quoted)}")
-            case "structural_tag":
-                return grammar.structural_tag(json.loads(self.text))
-        return grammar.json_schema(self.text)
+        match form := json.loads(self.text):
+            case {"type": "regex", "pattern": pattern}:
+                return grammar.regex(pattern)
+            case {"type": "grammar", "grammar": rules}:
+                return grammar.ebnf(rules)
+            case {"type": "json_schema", "json_schema": schema}:
+                return grammar.json_schema(schema)
+        return grammar.structural_tag(form)
 
 
 class Grammars:
@@ -96,14 +91,16 @@ class Grammars:
         The second part says whether the schemas of all its tools are enforced.
 
         Raises:
-            ServerError: the request's time is over (503).
-            ConfigError: it is malformed, a part of it would not be enforced, or nothing could end its text.
+            ServerError: it is malformed, a part of it would not be enforced, nothing could end its text, or the
+                request's time is over (503).
         """
         wanted = options.get("grammar")
         if not isinstance(wanted, WantedGrammar):
             return {**options}, True
         if options.get("ignore_eos"):
-            raise ServerError(400, "a grammar ends its text with an EOS token; leave out ignore_eos")
+            raise ServerError(
+                400, "a grammar ends its text with an EOS token; leave out ignore_eos", param="ignore_eos"
+            )
         merged = RequestOptions.merge(self._decoder.defaults, {**options, "grammar": None})
         eos = merged.eos(self._decoder.eos, self._decoder.target.vocab_size)
         if not self._thread.ident:
@@ -112,7 +109,7 @@ class Grammars:
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
             async with asyncio.timeout(request.seconds_left if request else None):
-                with self._times.time():
+                with self._times.time(), blaming(wanted.field):
                     made, enforced = await asyncio.wrap_future(making)
                     return {**options, "grammar": made}, enforced
         except TimeoutError:
@@ -155,6 +152,7 @@ class Grammars:
 
 MAX_LENGTH = 32_768
 """Characters of a grammar; the heaviest schema of so many takes a second."""
+OUTPUTS = "structured_outputs"
 ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 Format = dict[str, Any]
@@ -164,6 +162,9 @@ Format = dict[str, Any]
 def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> WantedGrammar | None:
     """The grammar of the answers to a conversation, None for any text.
 
+    Where nobody insists on calls or on schemas, and the schemas of tools are too many or cannot be enforced, tools take
+    any object: the model is told of their schemas, and calls are read without a grammar too.
+
     Args:
         request: what the client asks for.
         dialect: how the model writes thinking and calls.
@@ -172,37 +173,29 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
     Raises:
         ServerError: it is too long, or must have calls that would not be read.
     """
-    if request.structured_outputs:
-        return _behind_thinking(outputs_grammar(request.structured_outputs), dialect.thinking, thinks)
     if request.must_call and dialect.calls is None:
         message = "tool_choice asks for a call, but this server reads none (--tool-parser none)"
         raise ServerError(400, message, param="tool_choice", code="not_served")
-    schema = _schema(request)
-    if request.callable_tools and dialect.calls:
-        wanted = _tools_grammar(request, schema, dialect)
-    elif schema is not None:
-        field = request.called("response_format")
-        wanted = WantedGrammar("json_schema", _dump(schema, field), field)
-    else:
-        return None
-    return _behind_thinking(wanted, dialect.thinking, thinks)
+    field, form = request.called("response_format"), None
+    if request.said_schema is not None:
+        form = {"type": "json_schema", "json_schema": _short(request.said_schema, field)}
+    if request.structured_outputs:
+        field, form = OUTPUTS, outputs_form(request.structured_outputs)
+    tools = request.callable_tools
 
+    def wanted(form: Format, field: str) -> WantedGrammar:
+        return WantedGrammar(json.dumps(_behind_thinking(form, dialect.thinking, thinks)), field)
 
-def _tools_grammar(request: ChatRequest, schema: dict[str, Any] | None, dialect: Dialect) -> WantedGrammar:
-    """The grammar of answers with calls.
+    def with_calls(*, enforced: bool) -> WantedGrammar:
+        return wanted(_short(_with_calls(request, form, dialect, enforced), "tools"), "tools")
 
-    Where nobody insists on calls or on schemas, and the schemas are too many or cannot be enforced, tools take any
-    object: the model is told of their schemas, and calls are read without a grammar too.
-    """
-
-    def grammar(*, enforced: bool) -> WantedGrammar:
-        return WantedGrammar("structural_tag", _dump(_with_calls(request, schema, dialect, enforced), "tools"), "tools")
-
-    if request.must_call or all(tool.strict for tool in request.callable_tools.values()):
-        return grammar(enforced=True)
-    lenient = grammar(enforced=False)
+    if not (tools and dialect.calls):
+        return wanted(_behind_mark(form, dialect.thinking), field) if form else None
+    if request.must_call or all(tool.strict for tool in tools.values()):
+        return with_calls(enforced=True)
+    lenient = with_calls(enforced=False)
     try:
-        return replace(grammar(enforced=True), otherwise=lenient)
+        return replace(with_calls(enforced=True), otherwise=lenient)
     except ServerError as error:
         return replace(lenient, unenforced=error.message)
 
@@ -213,66 +206,41 @@ def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
     Raises:
         ServerError: it is too long.
     """
-    field = "structured_outputs"
+    return WantedGrammar(json.dumps(outputs_form(outputs)), OUTPUTS)
+
+
+def outputs_form(outputs: StructuredOutputs) -> Format:
+    """The same as a part of a structural tag."""
     if outputs.regex is not None:
-        return WantedGrammar("regex", _short(outputs.regex, field), field)
+        return {"type": "regex", "pattern": _short(outputs.regex, OUTPUTS)}
     if outputs.grammar is not None:
-        return WantedGrammar("ebnf", _short(outputs.grammar, field), field)
+        return {"type": "grammar", "grammar": _short(outputs.grammar, OUTPUTS)}
     if outputs.choice is not None:
-        return WantedGrammar("json_choice", _dump(outputs.choice, field), field)
+        texts = [{"type": "const_string", "value": each} for each in _short(outputs.choice, OUTPUTS)]
+        return {"type": "or", "elements": texts}
     schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
-    text = _short(schema, field) if isinstance(schema, str) else _dump(schema, field)
-    return WantedGrammar("json_schema", text, field)
+    return {"type": "json_schema", "json_schema": _short(schema, OUTPUTS)}
 
 
-def _behind_thinking(wanted: WantedGrammar, thinking: Thinking | None, thinks: Thinks) -> WantedGrammar:
-    """A grammar that lets a model think first."""
-    if thinking is None or (thinks == "no" and not thinking.say):
-        return wanted
-    parts = []
-    if thinks != "no":
-        begin = "" if thinks == "begun" else thinking.begin
-        tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": thinking.end}
-        before = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": thinking.after}]}
-        parts.append(before if thinks == "begun" else {"type": "optional", "content": before})
-    if wanted.kind != "structural_tag":
-        parts += _say(thinking)
-    form = {"type": "sequence", "elements": [*parts, _format(wanted)]}
-    otherwise = wanted.otherwise and _behind_thinking(wanted.otherwise, thinking, thinks)
-    return replace(wanted, kind="structural_tag", text=json.dumps(form), otherwise=otherwise)
+def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) -> Format:
+    """What lets a model think first."""
+    if thinking is None or thinks == "no":
+        return form
+    begin = "" if thinks == "begun" else thinking.begin
+    tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": thinking.end}
+    before = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": thinking.after}]}
+    first = before if thinks == "begun" else {"type": "optional", "content": before}
+    return {"type": "sequence", "elements": [first, form]}
 
 
-def _say(thinking: Thinking | None) -> list[Format]:
-    """The mark that stands before what is said, if there is one."""
-    return [{"type": "const_string", "value": thinking.say}] if thinking and thinking.say else []
+def _behind_mark(form: Format, thinking: Thinking | None) -> Format:
+    """What is said, behind the mark that a family has for it."""
+    if not thinking or not thinking.say:
+        return form
+    return {"type": "sequence", "elements": [{"type": "const_string", "value": thinking.say}, form]}
 
 
-def _format(wanted: WantedGrammar) -> Format:
-    """A grammar as a part of a structural tag."""
-    match wanted.kind:
-        case "regex":
-            return {"type": "regex", "pattern": wanted.text}
-        case "ebnf":
-            return {"type": "grammar", "grammar": wanted.text}
-        case "json_choice":
-            texts = [{"type": "const_string", "value": each} for each in json.loads(wanted.text)]
-            return {"type": "or", "elements": texts}
-        case "structural_tag":
-            return json.loads(wanted.text)
-    return {"type": "json_schema", "json_schema": wanted.text}
-
-
-def _schema(request: ChatRequest) -> dict[str, Any] | None:
-    """The schema of what is said."""
-    match request.response_format:
-        case JsonObjectFormat():
-            return ANY_OBJECT
-        case JsonSchemaFormat(json_schema=named):
-            return named.body
-    return None
-
-
-def _with_calls(request: ChatRequest, schema: dict[str, Any] | None, dialect: Dialect, enforced: bool) -> Format:
+def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enforced: bool) -> Format:
     """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
     assert dialect.calls
     form, tools = dialect.calls, request.callable_tools
@@ -283,10 +251,9 @@ def _with_calls(request: ChatRequest, schema: dict[str, Any] | None, dialect: Di
     calls = _calls(form, tags, single=single)
     if request.must_call:
         return calls
-    if schema is not None:
-        answer = {"type": "json_schema", "json_schema": schema, "of": "response_format"}
-        said = {"type": "sequence", "elements": [*_say(dialect.thinking), answer]}
-        return {"type": "or", "elements": [said, calls]}
+    if said:
+        named = {**said, "of": request.called("response_format")}
+        return {"type": "or", "elements": [_behind_mark(named, dialect.thinking), calls]}
     triggered = [calls] if form.around[0] else tags
     single = single or bool(form.around[0])
     return {"type": "triggered_tags", "triggers": [form.trigger], "tags": triggered, "stop_after_first": single}
@@ -313,16 +280,14 @@ def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None) ->
     return {"type": "tag", "begin": form.begin, "content": content, "end": form.end}
 
 
-def _dump(value: Any, field: str) -> str:
-    """A part of a request as JSON text."""
-    try:
-        return _short(json.dumps(value, allow_nan=False), field)
-    except (ValueError, RecursionError) as error:
-        raise ServerError(400, f"{field} is not JSON: {error}", param=field) from None
+def _short(part: Any, field: str) -> Any:
+    """A part of a request, unless it is too long.
 
-
-def _short(text: str, field: str) -> str:
-    if len(text) > MAX_LENGTH:
-        message = f"{field} has {len(text)} characters as JSON; give at most {MAX_LENGTH}"
+    Raises:
+        ServerError: it is.
+    """
+    length = len(part if isinstance(part, str) else json.dumps(part))
+    if length > MAX_LENGTH:
+        message = f"{field} has {length} characters as JSON; give at most {MAX_LENGTH}"
         raise ServerError(400, message, param=field)
-    return text
+    return part

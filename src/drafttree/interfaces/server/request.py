@@ -5,15 +5,14 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
-    PrivateAttr,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -26,33 +25,28 @@ from drafttree.constraints.schema_comparison import SchemaComparison
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.errors import refusal_of
 from drafttree.interfaces.server.fields import (
+    NAMES,
     THOUGHT,
-    JsonObjectFormat,
     JsonSchemaFormat,
+    PlainFormat,
     RequestModel,
-    ResponseFormat,
     Schema,
-    check_kind,
     fields_of,
     mistake,
+    or_text,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
 TOOLS = "functions that the model may call; tools of other types are left out, with a warning"
 ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ContentPart(fields_of("chat.messages.content")):
     """A part of a message; only text is served."""
 
+    of_kind = "a content part"
     type: Literal["text"]
     text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, part: Any) -> Any:
-        return check_kind(part, "a content part", ["text"])
 
 
 NO_OBJECT = "INVALID_JSON"
@@ -96,20 +90,11 @@ class ToolCallParam(fields_of("chat.messages.tool_calls")):
     function: FunctionCall
 
 
-Content = Annotated[
-    list[ContentPart],
-    BeforeValidator(
-        lambda content: [{"type": "text", "text": content}] if isinstance(content, str) else content,
-        json_schema_input_type=str | list[ContentPart],
-    ),
-]
-
-
 class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
-    role: Role
-    content: Content | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[ContentPart], or_text(list[ContentPart])] | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
@@ -149,12 +134,6 @@ class PromptEnd(RequestModel):
         if self.add_generation_prompt and self.continue_final_message:
             raise mistake("two_ends", "add_generation_prompt and continue_final_message cannot both be true")
         return self
-
-    @property
-    def end_options(self) -> dict[str, bool]:
-        """The options of `render_chat`."""
-        begins, goes_on = self.add_generation_prompt is not False, bool(self.continue_final_message)
-        return {"add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
 MAX_TOOLS = 512
@@ -206,20 +185,23 @@ class LeftOut(RequestModel):
         yield f"tool {self.name or self.type}"
 
 
-def kind_of_tool(served: str, *also: str) -> Discriminator:
-    """Tells tools of the types that are served from those that are left out."""
+def kind_of_tool(*served: str) -> Discriminator:
+    """Tells tools of the types that are served from those that are left out; one without a type is to be served."""
 
     def tag(tool: Any) -> str:
         kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-        return "served" if not isinstance(kind, str) or kind == served else kind if kind in also else "other"
+        if isinstance(tool, LeftOut) or (isinstance(kind, str) and kind not in served):
+            return "other"
+        return kind if kind in served[1:] else "served"
 
     return Discriminator(tag)
 
 
-Tools = Annotated[
-    list[Annotated[Annotated[Tool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")]],
-    Field(max_length=MAX_TOOLS),
-]
+AnyTool = TypeVar("AnyTool")
+SERVED = Tag("served")
+OtherTool = Annotated[LeftOut, Tag("other")]
+ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
+Tools = ToolList[Annotated[Annotated[Tool, SERVED] | OtherTool, kind_of_tool("function")]]
 
 
 class FunctionName(RequestModel):
@@ -250,32 +232,71 @@ class AllowedToolsChoice(RequestModel):
 
 
 def _kind_of_choice(choice: Any) -> str | None:
-    """The tag of a choice."""
     if isinstance(choice, str):
         return "mode"
     return choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
 
 
-Mode = Annotated[Literal["none", "auto", "required"], Tag("mode")]
-CHOICES = Discriminator(
-    _kind_of_choice,
-    custom_error_type="not_served",
-    custom_error_message="give none, auto, required, a function, or allowed_tools",
-)
-"""Tells the choices of tools apart, here and in /v1/responses."""
-ToolChoice = Annotated[
-    Mode | Annotated[NamedTool, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")], CHOICES
+Function = TypeVar("Function")
+Allowed = TypeVar("Allowed")
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[Function, Tag("function")]
+    | Annotated[Allowed, Tag("allowed_tools")],
+    Discriminator(
+        _kind_of_choice,
+        custom_error_type="not_served",
+        custom_error_message="give none, auto, required, a function, or allowed_tools",
+    ),
 ]
+"""Which tools may or must be called, here and in /v1/responses."""
 
 
-class ToolFields(RequestModel):
-    """The fields of a request that are about tools."""
+class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
+    """A conversation whose next answer is wanted."""
 
     tools: Tools | None = Field(None, description=TOOLS)
-    tool_choice: ToolChoice | None = Field(
+    tool_choice: Choice[NamedTool, AllowedToolsChoice] | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a reply")
+    messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
+    max_completion_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
+    max_tokens: TokenCount | None = Field(None, description="older name of max_completion_tokens")
+    logprobs: bool | None = Field(None, description="return the target model's own log-probability of every token")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="number of most likely tokens to list for each token; needs logprobs"
+    )
+    response_format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = Field(
+        None, description="text, json_object or json_schema"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
+    )
+    reasoning_effort: str | None = Field(
+        None, description="how much to reason, or none; only if the model's chat template supports it"
+    )
+    modalities: list[Literal["text"]] | None = Field(None, description="only text")
+
+    @classmethod
+    def of(cls, given: RequestModel, api: str, **own: Any) -> Self:
+        """The chat that a request of another API asks for.
+
+        Args:
+            given: the request; the fields that all requests for texts have are the chat's.
+            api: the API by its name in `NAMES`.
+            **own: the other fields of the chat, as clients give them.
+
+        Raises:
+            ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
+        """
+        shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
+        try:
+            found = cls.model_validate(shared | own, context=api)
+        except ValidationError as error:
+            raise refusal_of(error.errors()[0], NAMES[api]) from None
+        found._api = api
+        return found
 
     @field_validator("tools")
     @classmethod
@@ -284,6 +305,47 @@ class ToolFields(RequestModel):
         if twice := next((name for name, times in names.items() if times > 1), None):
             raise mistake("duplicate_tool", f"two tools have the name {twice!r}")
         return tools
+
+    @model_validator(mode="after")
+    def _check_choice(self) -> Self:
+        mode, names = self._chosen
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise mistake("no_tools", "tool_choice asks for a call, but there are no tools")
+        if missing := next((name for name in names or () if name not in self.callable_tools), None):
+            why = "the server cannot run" if missing in self.left_out else "is not among the tools"
+            raise mistake("unknown_tool", f"tool_choice names {missing!r}, which {why}")
+        if mode == "required" and names is None and self.left_out:
+            what = f"tool_choice asks for a call, but the server cannot run {self.left_out[0]!r}"
+            raise mistake("not_served", f"{what}; leave it out of the tools")
+        return self
+
+    @model_validator(mode="after")
+    def _check_together(self, info: ValidationInfo) -> Self:
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
+        if self.top_logprobs and not self.logprobs:
+            raise mistake("no_logprobs", "top_logprobs needs logprobs to be true")
+        if self.structured_outputs and (self.tools or self.response_format):
+            form = NAMES[info.context or "chat"].get("response_format", "response_format")
+            raise mistake("two_forms", f"structured_outputs excludes tools and {form}")
+        return self
+
+    @property
+    def _chosen(self) -> tuple[str, list[str] | None]:
+        """Whether tools may or must be called, and the names of those, None for all."""
+        match self.tool_choice:
+            case NamedTool(function=function):
+                return "required", [function.name]
+            case AllowedToolsChoice(allowed_tools=allowed):
+                return allowed.mode, [tool.function.name for tool in allowed.tools]
+            case mode:
+                return mode or "auto", None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the reply must call a tool."""
+        return self._chosen[0] == "required"
 
     @property
     def told_tools(self) -> list[Tool]:
@@ -298,101 +360,24 @@ class ToolFields(RequestModel):
     @property
     def callable_tools(self) -> dict[str, FunctionDefinition]:
         """The tools that may be called in this reply."""
-        chosen = self._chosen
-        told = {tool.function.name: tool.function for tool in self.told_tools}
-        return {name: tool for name, tool in told.items() if chosen is None or name in chosen}
+        _, names = self._chosen
+        told = [tool.function for tool in self.told_tools]
+        return {tool.name: tool for tool in told if names is None or tool.name in names}
 
     @property
-    def must_call(self) -> bool:
-        """Whether the reply must call a tool."""
-        match self.tool_choice:
-            case "required" | NamedTool():
-                return True
-            case AllowedToolsChoice(allowed_tools=allowed):
-                return allowed.mode == "required"
-        return False
-
-    @model_validator(mode="after")
-    def _check_choice(self) -> Self:
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise mistake("no_tools", "tool_choice asks for a call, but there are no tools")
-        if missing := next((name for name in self._chosen or () if name not in self.callable_tools), None):
-            why = "the server cannot run" if missing in self.left_out else "is not among the tools"
-            raise mistake("unknown_tool", f"tool_choice names {missing!r}, which {why}")
-        if self.tool_choice == "required" and self.left_out:
-            what = f"tool_choice asks for a call, but the server cannot run {self.left_out[0]!r}"
-            raise mistake("not_served", f"{what}; leave it out of the tools")
-        return self
-
-    @property
-    def _chosen(self) -> list[str] | None:
-        """The names that the choice restricts calls to, None where it allows all."""
-        match self.tool_choice:
-            case NamedTool(function=function):
-                return [function.name]
-            case AllowedToolsChoice(allowed_tools=allowed):
-                return [tool.function.name for tool in allowed.tools]
+    def said_schema(self) -> dict[str, Any] | None:
+        """The schema of what is said, None for any text."""
+        match self.response_format:
+            case JsonSchemaFormat(json_schema=named):
+                return named.body
+            case PlainFormat(type="json_object"):
+                return {"type": "object"}
         return None
-
-
-class ChatRequest(SeveralTexts, ToolFields, PromptEnd, fields_of("chat")):
-    """A conversation whose next answer is wanted."""
-
-    messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
-    max_completion_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
-    max_tokens: TokenCount | None = Field(None, description="older name of max_completion_tokens")
-    logprobs: bool | None = Field(None, description="return the target model's own log-probability of every token")
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="number of most likely tokens to list for each token; needs logprobs"
-    )
-    response_format: ResponseFormat | None = Field(None, description="text, json_object or json_schema")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="vLLM: variables of the model's chat template, such as enable_thinking"
-    )
-    reasoning_effort: str | None = Field(
-        None, description="how much to reason, or none; only if the model's chat template supports it"
-    )
-    modalities: list[Literal["text"]] | None = Field(None, description="only text")
-    _api: str = PrivateAttr("chat")
-
-    @classmethod
-    def of(cls, given: RequestModel, api: str, names: Mapping[str, str], **own: Any) -> Self:
-        """The chat that a request of another API asks for.
-
-        Args:
-            given: the request; the fields that all requests for texts have are the chat's.
-            api: the API by its name in `FIELDS`.
-            names: fields and parts of a chat by the names that they have there; "" for a step that is none there.
-            **own: the other fields of the chat, as clients give them.
-
-        Raises:
-            ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
-        """
-        shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
-        try:
-            found = cls.model_validate(shared | own, context=names)
-        except ValidationError as error:
-            raise refusal_of(error.errors()[0], names) from None
-        found._api, found._names = api, names
-        return found
-
-    @model_validator(mode="after")
-    def _check_together(self, info: ValidationInfo) -> Self:
-        older, newer = self.max_tokens, self.max_completion_tokens
-        if older is not None and newer is not None and older != newer:
-            raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
-        if self.top_logprobs and not self.logprobs:
-            raise mistake("no_logprobs", "top_logprobs needs logprobs to be true")
-        if self.structured_outputs and (self.tools or self.response_format):
-            form = (info.context or {}).get("response_format", "response_format")
-            raise mistake("two_forms", f"structured_outputs excludes tools and {form}")
-        return self
 
     @property
     def has_form(self) -> bool:
         """Whether a whole answer must have a form: a schema, a grammar, or a call."""
-        formats = JsonObjectFormat | JsonSchemaFormat
-        return self.must_call or bool(self.structured_outputs) or isinstance(self.response_format, formats)
+        return self.must_call or self.structured_outputs is not None or self.said_schema is not None
 
     @property
     def limit(self) -> int | None:

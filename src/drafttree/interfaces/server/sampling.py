@@ -1,15 +1,15 @@
 """How tokens are chosen, and where a text ends: the fields of all requests for texts, and the engine's options."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from drafttree.constraints.refusals import FIELDS, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.fields import StructuredOutputs, fields_of, mistake
+from drafttree.interfaces.server.fields import NAMES, StructuredOutputs, fields_of, mistake, or_text
 
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
@@ -22,12 +22,7 @@ TOKEN_ID = re.compile("[0-9]{1,10}")
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 StopStrings = Annotated[
-    list[StopString],
-    Field(max_length=MAX_STOPS),
-    BeforeValidator(
-        lambda stop: [*filter(None, [stop])] if isinstance(stop, str) else stop,
-        json_schema_input_type=str | list[StopString],
-    ),
+    list[StopString], Field(max_length=MAX_STOPS), or_text(list[StopString], lambda text: [text] if text else [])
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -102,12 +97,11 @@ class SamplingFields(fields_of("server")):
             raise mistake("no_token_id", f"{wrong[:40]!r} is not a token id")
         return bias
 
-    _api: str = PrivateAttr("server")
-    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _api: str = PrivateAttr("chat")
 
     def called(self, field: str) -> str:
-        """A field by its name in the API that was called."""
-        return self._names.get(field, field)
+        """A field of a chat by its name in the API that was called."""
+        return NAMES[self._api].get(field, field)
 
     def clamps(self, field: str) -> bool:
         """Whether an upper bound of that API may be above what there is."""
@@ -196,7 +190,7 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
         asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
         advice = f" or ask for at most {room} tokens" if room > 0 else ""
         message = f"the prompt of {prompt_length} tokens {asked} the model's context of {context}; shorten it{advice}"
-        param = request.called("max_tokens") if room > 0 else None
+        param = request.called("max_tokens" if room > 0 else "messages")
         raise ServerError(400, message, param=param, code="context_length_exceeded")
     asked_for = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
     return asked_for if room is None else min(asked_for, room)

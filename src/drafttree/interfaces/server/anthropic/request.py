@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
@@ -16,46 +16,30 @@ from drafttree.interfaces.server.fields import (
     fields_of,
     fill_content,
     mistake,
+    or_text,
 )
 from drafttree.interfaces.server.request import (
-    MAX_TOOLS,
+    SERVED,
     TOOLS,
     ChatRequest,
-    LeftOut,
+    OtherTool,
+    ToolList,
     ToolName,
     as_object,
     kind_of_tool,
 )
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
 
-NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "response_format": "output_config.format",
-    "function": "",
-    "served": "",
-    "parameters": "input_schema",
-}
-"""What a chat has, by the names of this API."""
-
 
 class TextBlock(fields_of("messages.text")):
     """Text."""
 
+    of_kind = "a block"
     type: Literal["text"]
     text: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, block: Any) -> Any:
-        return check_kind(block, "a block", ["text"])
 
-
-def _as_blocks(content: Any) -> Any:
-    """Content that is text as its only block."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])]
+TextBlocks = Annotated[list[TextBlock], or_text(list[TextBlock])]
 
 
 def _parts(blocks: Sequence[TextBlock]) -> list[dict[str, str]]:
@@ -102,14 +86,13 @@ KINDS = {
 Block = Annotated[
     TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
 ]
-Blocks = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
 
 
 class Turn(RequestModel):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Annotated[list[Block], or_text(list[Block])]
 
     @model_validator(mode="before")
     @classmethod
@@ -155,17 +138,11 @@ class CustomTool(fields_of("messages.tools")):
 
     @field_validator("input_schema")
     @classmethod
-    def _check_schema(cls, schema: Schema, info: ValidationInfo) -> Schema:
+    def _check_type(cls, schema: Schema, info: ValidationInfo) -> Schema:
         if schema.get("type") != "object":
             what = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
             raise mistake("no_object", f"{what}; the input of a tool is an object")
         return schema
-
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The same in a chat."""
-        own = {"name": self.name, "description": self.description, "strict": self.strict}
-        return {"type": "function", "function": own | {"parameters": self.input_schema}}
 
 
 class ToolChoice(RequestModel):
@@ -180,13 +157,6 @@ class ToolChoice(RequestModel):
         if (self.type == "tool") != (self.name is not None):
             raise mistake("wrong_choice", "a choice of type 'tool' has the tool's name, and no other has one")
         return self
-
-    @property
-    def as_chat(self) -> str | dict[str, Any]:
-        """The same in a chat."""
-        if self.name is not None:
-            return {"type": "function", "function": {"name": self.name}}
-        return "required" if self.type == "any" else self.type
 
 
 class JsonOutput(RequestModel):
@@ -205,12 +175,8 @@ class OutputConfig(fields_of("messages.output_config")):
 class Thinking(fields_of("messages.thinking")):
     """Whether the model is to think; where that is adaptive, as it does by itself."""
 
+    of_kind = "thinking"
     type: Literal["enabled", "disabled", "adaptive"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, thinking: Any) -> Any:
-        return check_kind(thinking, "thinking", ["enabled", "disabled", "adaptive"])
 
 
 class CountTokensRequest(fields_of("messages.count_tokens")):
@@ -221,17 +187,9 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    Annotated[CustomTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("custom")
-                ]
-            ],
-            Field(max_length=MAX_TOOLS),
-        ]
-        | None
-    ) = Field(None, description=TOOLS)
+    tools: ToolList[Annotated[Annotated[CustomTool, SERVED] | OtherTool, kind_of_tool("custom")]] | None = Field(
+        None, description=TOOLS
+    )
     tool_choice: ToolChoice | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
@@ -272,16 +230,24 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
             ServerError: as for `ChatRequest.of`.
         """
         system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
+        tools: list[Any] = []
+        for tool in self.tools or ():
+            if isinstance(tool, CustomTool):
+                own = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+                tools.append({"type": "function", "function": own | {"parameters": tool.input_schema}})
+            else:
+                tools.append(tool)
         choice, form = self.tool_choice, self.output_config and self.output_config.format
+        called = choice and ("required" if choice.type == "any" else choice.type)
+        if choice and choice.name is not None:
+            called = {"type": "function", "function": {"name": choice.name}}
         schema = form and {"type": "json_schema", "json_schema": {"name": "message", "schema": form.body}}
         return ChatRequest.of(
             self,
             "messages",
-            NAMES,
             messages=[*system, *(message for turn in self.messages for message in turn.messages())],
-            tools=self.tools
-            and [tool.model_dump() if isinstance(tool, LeftOut) else tool.as_chat for tool in self.tools],
-            tool_choice=choice and choice.as_chat,
+            tools=tools or None,
+            tool_choice=called,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             response_format=schema,
             chat_template_kwargs=self._template_variables(),

@@ -7,70 +7,45 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from drafttree.interfaces.server.fields import (
     THOUGHT,
-    JsonObjectFormat,
     JsonSchema,
+    PlainFormat,
     RequestModel,
-    TextFormat,
     check_kind,
     fields_of,
     fill_content,
     mistake,
+    or_text,
 )
 from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
-    CHOICES,
-    MAX_TOOLS,
+    SERVED,
     TOOLS,
     Arguments,
     ChatRequest,
+    Choice,
     FunctionDefinition,
+    FunctionName,
     LeftOut,
-    Mode,
+    OtherTool,
+    ToolList,
     ToolName,
     kind_of_tool,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
-Messages = list[dict[str, Any]]
-"""The messages of a chat, as its request gives them."""
 LOGPROBS = "message.output_text.logprobs"
-NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "function": "",
-    "served": "",
-}
-"""What a chat has, by the names of this API."""
 
 
 class TextPart(fields_of("responses.input.message.content")):
     """A part of a message or of a function's output; only text is served."""
 
+    of_kind = "a content part"
     type: Literal["input_text", "output_text"]
     text: str
     logprobs: object = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, part: Any) -> Any:
-        return check_kind(part, "a content part", ["input_text", "output_text"])
 
-
-Parts = Annotated[
-    list[TextPart],
-    BeforeValidator(
-        lambda content: [{"type": "input_text", "text": content}] if isinstance(content, str) else content,
-        json_schema_input_type=str | list[TextPart],
-    ),
-]
-
-
-def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
-    """The parts as messages of chats have them."""
-    return [{"type": "text", "text": part.text} for part in parts]
+Parts = Annotated[list[TextPart], or_text(list[TextPart], lambda text: [{"type": "input_text", "text": text}])]
 
 
 class StoredFields(RequestModel):
@@ -92,12 +67,6 @@ class InputMessage(StoredFields, fields_of("responses.input.message")):
     def _fill_content(cls, message: Any) -> Any:
         return fill_content(message)
 
-    def add_to(self, messages: Messages) -> None:
-        """Add it to a conversation; what the assistant has thought belongs to what it says."""
-        goes_on = messages and self.role == "assistant" and _is_thought(messages[-1])
-        message = messages.pop() if goes_on else {"role": self.role}
-        messages.append(message | {"content": _content(self.content)})
-
 
 class FunctionCallItem(StoredFields, fields_of("responses.input.function_call")):
     """A call that the model has asked for."""
@@ -108,14 +77,6 @@ class FunctionCallItem(StoredFields, fields_of("responses.input.function_call"))
     namespace: str | None = None
     arguments: Arguments = "{}"
 
-    def add_to(self, messages: Messages) -> None:
-        """Add it to a conversation, to the assistant's message if that is the last one."""
-        function = {"name": _within(self.namespace, self.name), "arguments": self.arguments}
-        call = {"id": self.call_id, "type": "function", "function": function}
-        goes_on = messages and messages[-1]["role"] == "assistant"
-        message = messages.pop() if goes_on else {"role": "assistant"}
-        messages.append(message | {"tool_calls": [*message.get("tool_calls", ()), call]})
-
 
 class FunctionOutputItem(StoredFields, fields_of("responses.input.function_call_output")):
     """What a function returned."""
@@ -123,10 +84,6 @@ class FunctionOutputItem(StoredFields, fields_of("responses.input.function_call_
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
-
-    def add_to(self, messages: Messages) -> None:
-        """Add it to a conversation."""
-        messages.append({"role": "tool", "content": _content(self.output), "tool_call_id": self.call_id})
 
 
 class ReasoningText(RequestModel):
@@ -141,17 +98,6 @@ class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText] | None, THOUGHT] = None
-
-    def add_to(self, messages: Messages) -> None:
-        """Add it to a conversation, as a message that has only thought and that the next item completes."""
-        if self.content:
-            thought = "".join(part.text for part in self.content)
-            messages.append({"role": "assistant", "reasoning_content": thought})
-
-
-def _is_thought(message: dict[str, Any]) -> bool:
-    """Whether a message has nothing but what was thought."""
-    return message.keys() == {"role", "reasoning_content"}
 
 
 KINDS = ["message", "function_call", "function_call_output", "reasoning"]
@@ -170,13 +116,34 @@ Item = Annotated[
     Discriminator(_kind, custom_error_type="not_served", custom_error_message=f"give items of type {', '.join(KINDS)}"),
     BeforeValidator(lambda item: check_kind(item, "an item", KINDS)),
 ]
-Items = Annotated[
-    Annotated[list[Item], Field(min_length=1)],
-    BeforeValidator(
-        lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given,
-        json_schema_input_type=str | list[Item],
-    ),
-]
+
+
+def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The messages of a chat that items stand for: calls belong to the message before, thoughts to what comes next."""
+    messages: list[dict[str, Any]] = []
+    thought = {}
+    for item in items:
+        match item:
+            case ReasoningItem(content=content):
+                thought = {"reasoning_content": "".join(part.text for part in content)} if content else thought
+                continue
+            case InputMessage(role=role):
+                messages.append({"role": role, "content": _content(item.content)})
+                messages[-1] |= thought if role == "assistant" else {}
+            case FunctionCallItem():
+                if thought or not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", **thought})
+                function = {"name": _within(item.namespace, item.name), "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            case FunctionOutputItem():
+                messages.append({"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id})
+        thought = {}
+    return messages
+
+
+def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": part.text} for part in parts]
 
 
 class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
@@ -184,25 +151,21 @@ class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
 
     type: Literal["function"]
 
-    def as_chat(self, namespace: str | None) -> dict[str, Any]:
-        """The same in a chat."""
-        function = self.model_dump(include={*FunctionDefinition.model_fields})
-        return {"type": "function", "function": function | {"name": _within(namespace, self.name)}}
-
 
 class Namespace(fields_of("responses.tools.namespace")):
     """Functions whose names are told, and called, behind that of their namespace."""
 
     type: Literal["namespace"]
     name: ToolName
-    tools: Annotated[
-        list[
-            Annotated[
-                Annotated[FunctionTool, Tag("served")] | Annotated[LeftOut, Tag("other")], kind_of_tool("function")
-            ]
-        ],
-        Field(max_length=MAX_TOOLS),
+    tools: ToolList[Annotated[Annotated[FunctionTool, SERVED] | OtherTool, kind_of_tool("function")]]
+
+
+ResponseTools = ToolList[
+    Annotated[
+        Annotated[FunctionTool, SERVED] | Annotated[Namespace, Tag("namespace")] | OtherTool,
+        kind_of_tool("function", "namespace"),
     ]
+]
 
 
 def _within(namespace: str | None, name: str) -> str:
@@ -210,16 +173,10 @@ def _within(namespace: str | None, name: str) -> str:
     return f"{namespace}.{name}" if namespace else name
 
 
-class NamedFunction(RequestModel):
+class NamedFunction(FunctionName):
     """A function by its name."""
 
     type: Literal["function"]
-    name: str
-
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The same in a chat."""
-        return {"type": "function", "function": {"name": self.name}}
 
 
 class AllowedFunctions(RequestModel):
@@ -228,17 +185,6 @@ class AllowedFunctions(RequestModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedFunction], Field(min_length=1)]
-
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The same in a chat."""
-        allowed = {"mode": self.mode, "tools": [tool.as_chat for tool in self.tools]}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-
-
-ToolChoice = Annotated[
-    Mode | Annotated[NamedFunction, Tag("function")] | Annotated[AllowedFunctions, Tag("allowed_tools")], CHOICES
-]
 
 
 class SchemaFormat(JsonSchema):
@@ -250,7 +196,7 @@ class SchemaFormat(JsonSchema):
 class TextConfig(fields_of("responses.text")):
     """The form of what is said."""
 
-    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
 class Reasoning(fields_of("responses.reasoning")):
@@ -263,32 +209,25 @@ class ResponseStreamOptions(fields_of("responses.stream_options")):
     """What a stream has besides its events."""
 
 
+def _nested(part: NamedFunction | SchemaFormat) -> dict[str, Any]:
+    """A part as a chat has it, where it stands under the name of its type."""
+    return {"type": part.type, part.type: part}
+
+
 class ResponseRequest(SamplingFields, fields_of("responses")):
     """A conversation whose next response is wanted."""
 
-    input: Items = Field(
-        description="a text, or a list of messages, reasoning, function calls and their outputs; content is text"
-    )
+    input: Annotated[
+        Annotated[list[Item], Field(min_length=1)],
+        or_text(list[Item], lambda text: [{"role": "user", "content": text}]),
+    ] = Field(description="a text, or a list of messages, reasoning, function calls and their outputs; content is text")
     instructions: str | None = Field(None, description="system message before the input")
     max_output_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
     text: TextConfig | None = Field(
         None, description="format: text, json_object or json_schema; verbosity has no effect"
     )
-    tools: (
-        Annotated[
-            list[
-                Annotated[
-                    Annotated[FunctionTool, Tag("served")]
-                    | Annotated[Namespace, Tag("namespace")]
-                    | Annotated[LeftOut, Tag("other")],
-                    kind_of_tool("function", "namespace"),
-                ]
-            ],
-            Field(max_length=MAX_TOOLS),
-        ]
-        | None
-    ) = Field(None, description=TOOLS)
-    tool_choice: ToolChoice | None = Field(
+    tools: ResponseTools | None = Field(None, description=TOOLS)
+    tool_choice: Choice[NamedFunction, AllowedFunctions] | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a response")
@@ -321,7 +260,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         return LOGPROBS in (self.include or ())
 
     @property
-    def all_tools(self) -> list[tuple[str | None, FunctionTool | LeftOut]]:
+    def _all_tools(self) -> list[tuple[str | None, FunctionTool | LeftOut]]:
         """The tools, each with its namespace."""
         found: list[tuple[str | None, FunctionTool | LeftOut]] = []
         for tool in self.tools or ():
@@ -331,7 +270,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     @property
     def namespaces(self) -> dict[str, dict[str, str]]:
         """What a call says of a function in a namespace, by the name that the model knows."""
-        named = [(space, tool.name) for space, tool in self.all_tools if space and tool.name]
+        named = [(space, tool.name) for space, tool in self._all_tools if space and tool.name]
         return {_within(space, name): {"name": name, "namespace": space} for space, name in named}
 
     def as_chat(self) -> ChatRequest:
@@ -340,27 +279,31 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         Raises:
             ServerError: as for `ChatRequest.of`.
         """
-        messages: Messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        for item in self.input:
-            item.add_to(messages)
-        choice, form = self.tool_choice, self.text and self.text.format
-        if isinstance(form, SchemaFormat):
-            schema = form.model_dump(by_alias=True, exclude={"type"}, exclude_unset=True)
-            form = {"type": "json_schema", "json_schema": schema}
-        tools = [
-            tool.model_dump() if isinstance(tool, LeftOut) else tool.as_chat(namespace)
-            for namespace, tool in self.all_tools
-        ]
+        instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        tools: list[Any] = []
+        for namespace, tool in self._all_tools:
+            if isinstance(tool, FunctionTool):
+                function = tool.model_dump(include={*FunctionDefinition.model_fields})
+                tool = {"type": "function", "function": function | {"name": _within(namespace, tool.name)}}
+            tools.append(tool)
+        match self.tool_choice:
+            case NamedFunction() as named:
+                choice = _nested(named)
+            case AllowedFunctions(mode=mode, tools=allowed):
+                some = {"mode": mode, "tools": [_nested(each) for each in allowed]}
+                choice = {"type": "allowed_tools", "allowed_tools": some}
+            case choice:
+                pass
+        form = self.text and self.text.format
         return ChatRequest.of(
             self,
             "responses",
-            NAMES,
-            messages=[message for message in messages if not _is_thought(message)],
+            messages=[*instructions, *_messages(self.input)],
             max_completion_tokens=self.max_output_tokens,
             tools=tools or None,
-            tool_choice=choice if isinstance(choice, str | None) else choice.as_chat,
+            tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=form,
+            response_format=_nested(form) if isinstance(form, SchemaFormat) else form,
             logprobs=self.wanted_logprobs,
             top_logprobs=self.top_logprobs,
             reasoning_effort=self.reasoning and self.reasoning.effort,
