@@ -144,6 +144,9 @@ def test_the_error_of_the_drafters_agreement_counts_as_much_as_it_moves_the_rati
     assert judged(comparison(), values, moved=same, moved_freedom=9) == judged(comparison(), values)
     other = means_of({**values, "b": [1.3 * each for each in values["b"]]}, jackknife)
     assert judged(comparison(), values, moved=other, moved_freedom=9).outcome == "undecided"
+    # another drafter draws other trees: what that alone moves is no error of the agreement
+    drawn = {**values, "b": [each * factor for each, factor in zip(values["b"], [0.6, 1.6] * 6, strict=True)]}
+    assert judged(comparison(), values, moved=means_of(drawn, jackknife), moved_freedom=9).outcome == "reproduced"
 
 
 def test_claims_on_the_same_ratio_or_its_inverse_have_one_datum():
