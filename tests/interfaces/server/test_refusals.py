@@ -102,6 +102,7 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside the vocabulary of"),
     ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
     ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
+    ({"u" * 100_000: 1}, f"{'u' * 200}...", "u...: Extra inputs are not permitted"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
     (outputs(regex="("), "structured_outputs", "unclosed group"),
     (outputs(regex="a{2147483648}"), "structured_outputs", "repeats more than 2147483647 times; lower its bounds"),

@@ -127,12 +127,14 @@ def connect(
     """
     keys = (api_key or "").split()  # the variable may be the server's own, which has several
     url = url if "://" in url else f"http://{url}"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url!r} is not an address of a server; give one that begins with http:// or https://")
     served = _find(url.rstrip("/").removesuffix("/v1"), model, keys[0] if keys else None)
     setup_of, needed = SETUPS[agent]
     if served.context is not None and served.context < needed:
         raise ConfigError(
             f"{agent} needs a context of {needed} tokens, and {served.model!r} has {served.context}; serve a model "
-            "with a larger one, or raise --max-model-len"
+            "with a larger one, or raise --max-model-len where that limits it"
         )
     setup = setup_of(served)
     if not command:
@@ -155,7 +157,8 @@ def _find(url: str, model: str | None, key: str | None) -> Served:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=TIMEOUT) as reply:
-            contexts = {card["id"]: card.get("max_model_len") for card in json.load(reply)["data"]}
+            cards = {card["id"]: card.get("max_model_len") for card in json.load(reply)["data"]}
+            contexts = {name: limit if isinstance(limit, int) else None for name, limit in cards.items()}
     except HTTPError as error:
         advice = "; give its key by --api-key or DRAFTTREE_API_KEY" if error.code == 401 else ""
         raise ConfigError(f"{url}/v1/models answers {error.code} {error.reason}{advice}") from None

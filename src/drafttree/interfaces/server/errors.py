@@ -25,6 +25,8 @@ INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error"}
+LONGEST_NAME = 200
+"""Characters of a field's name that an error tells; a client may send one of a hundred thousand."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
@@ -183,7 +185,7 @@ def _of_validation(error: RequestValidationError) -> ServerError:
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
     """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
     steps = [(names or {}).get(step, step) for step in map(str, first["loc"])]
-    place = ".".join(filter(None, steps))
+    place = ".".join(step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps if step)
     what = str(first["msg"]).removeprefix("Value error, ")
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])
 
