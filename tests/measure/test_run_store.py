@@ -89,7 +89,7 @@ def test_an_interrupted_certificate_certifies_nothing_until_it_is_finished(tmp_p
 
     store = RunStore(tmp_path, partial=True)
     certificate = check(interrupt_after(5))
-    assert [entry.prompts for entry in certificate.policies] == [2, 1]
+    assert [entry.prompts for entry in certificate.policies] == [1, 1]  # those that all ways have written
     assert certificate.interrupted
     assert not certificate.passed
     assert not certificate.summary()["passed"]
