@@ -8,7 +8,7 @@ from scipy import stats
 
 from drafttree_lab.replay.intervals import Jackknife
 from drafttree_lab.replay.judge import COSTS, Evidence, Judgement, correct, count_outcomes, judge
-from drafttree_lab.replay.paper import Comparison, Order, Trend
+from drafttree_lab.replay.paper import Bound, Comparison, Order, Trend
 
 ABOUT = {"id": "x", "text": "it is so", "line": 1, "metric": "tau"}
 PROMPTS = 12
@@ -94,6 +94,16 @@ def test_a_trend_compares_the_last_value_of_the_axis_with_the_first():
     assert found.estimate == pytest.approx(np.mean(values["a@3"]) / np.mean(values["a@1"]))
     over = judged(claim.model_copy(update={"over": "b"}), values, [1, 2, 3])
     assert over.estimate == pytest.approx(found.estimate)
+
+
+def test_a_bound_may_be_of_a_ratio():
+    values = {"a": around(1.1, spread=0.01, seed=1), "b": around(1.0, spread=0.01)}
+    about = ABOUT | {"kind": "bound", "method": "a", "over": "b", "sign": ">"}
+    found = judged(Bound(**about, bound=1.05), values)
+    assert found.outcome == "reproduced"
+    assert found.estimate == pytest.approx(np.mean(values["a"]) / np.mean(values["b"]) / 1.05)
+    assert found.said.startswith("(a / b) / 1.05 1.0")
+    assert judged(Bound(**about, bound=1.2), values).outcome == "contradicted"
 
 
 def test_a_claim_that_hangs_on_an_open_number_is_left_open_where_others_differ():

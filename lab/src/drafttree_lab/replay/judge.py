@@ -182,8 +182,9 @@ def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[C
                 return least(torch.stack([left / means(each, right) for each in claim.rights]), 0)
 
             return least_ahead, name
-        case Bound():
-            return lambda means: means(claim.method, claim.metric) / claim.bound, f"{claim.method} / {claim.bound:g}"
+        case Bound(method=method, over=over, bound=bound, metric=metric):
+            name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
+            return lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound, name
         case _:
 
             def ratio(means: Means) -> Tensor:

@@ -323,16 +323,17 @@ class Comparison(_Measurable):
 
 
 class Bound(_Measurable):
-    """A claim that a metric of a method is above or below a number."""
+    """A claim that a metric of a method, or its ratio to that of `over`, is above or below a number."""
 
     kind: Literal["bound"]
     method: str
+    over: str | None = None
     sign: Literal[">", "<"]
     bound: float = Field(gt=0)
 
     @property
     def names(self) -> list[str]:
-        return [self.method]
+        return [self.method, self.over] if self.over else [self.method]
 
 
 class Order(_Measurable):
