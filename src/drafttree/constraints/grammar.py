@@ -34,7 +34,7 @@ __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
 NO_TOKEN = "NoExtensionBias"
 """llguidance's error where the vocabulary cannot spell what the grammar allows."""
-SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.06, 0.001, 2.5e-8
+SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
 """The CPU time that the masks of a text may take: at once, and for each of its tokens, which grows with the vocabulary.
 Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
 MOST_AT_ONCE = SECONDS / 2
