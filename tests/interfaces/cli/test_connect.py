@@ -121,7 +121,10 @@ def test_the_context_that_an_agent_needs_is_checked(capsys, url, agent, needed):
         (("--url", "http://127.0.0.1:9"), "no server answers at http://127.0.0.1:9 ("),
         (("--url", "http://two words"), "http://two words/v1/models lists no models; give the address"),
         (("--url", "no.such.host"), "no server answers at http://no.such.host ("),
-        (("--url", "ftp://host"), "--url 'ftp://host' is not an address of a server; give one that begins with http://"),
+        (
+            ("--url", "ftp://host"),
+            "--url 'ftp://host' is not an address of a server; give one that begins with http://",
+        ),
         (("--", "no-such-agent"), "no-such-agent cannot be run: No such file or directory; install it"),
     ],
 )
