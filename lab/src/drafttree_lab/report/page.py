@@ -183,21 +183,30 @@ def _prompts(verdict: Verdict) -> list[int]:
 
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
-    yield f"| result | claim | {' | '.join(KINDS.values())} | why | prompts |"
-    yield f"|{' --- |' * (4 + len(KINDS))}"
-    for result, verdict in rows:
-        if all(each.outcome in ("not comparable", "not run") for each in verdict.judgements.values()):
-            continue
-        judged = []
-        for own in (getattr(verdict, kind) for kind in KINDS):
+    """The rows of claims that were judged; kinds of judgement that are never more than a reason have no column."""
+    said = ("not comparable", "not run")
+    judged = [
+        (result, each) for result, each in rows if any(own.outcome not in said for own in each.judgements.values())
+    ]
+    kinds = [
+        kind for kind in KINDS if any(kind in each.judgements and each.judgements[kind].estimate for _, each in judged)
+    ]
+    yield f"| result | claim | {' | '.join(KINDS[kind] for kind in kinds)} | why | prompts |"
+    yield f"|{' --- |' * (4 + len(kinds))}"
+    for result, verdict in judged:
+        found = {kind: verdict.judgements.get(kind) for kind in kinds}
+        outcomes, whys = [], {}
+        for kind, own in found.items():
             number = "" if own is None or own.estimate is None else f" {own.estimate:.2f}"
             ends = "" if own is None or own.low is None or own.high is None else f" [{own.low:.2f}, {own.high:.2f}]"
             repeated = f", as {own.repeats}" if own and own.repeats else ""
-            judged.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
+            outcomes.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
+            if own and not own.repeats and own.estimate is not None:
+                whys[kind] = own.reason or own.said.partition("; ")[2]
         # the reason of the first kind in full; of the others the term, where they name another
-        reasons = {kind: own.reason for kind, own in verdict.judgements.items() if own.reason and not own.repeats}
-        terms: dict[str, str] = {reason.partition(" (")[0]: kind for kind, reason in reversed(reasons.items())}
-        others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != next(iter(reasons))]
-        why = "; ".join([*list(reasons.values())[:1], *others])
-        cells = result, verdict.text, *judged, why, " / ".join(map(str, _prompts(verdict)))
+        first = next((kind for kind, why in whys.items() if why), None)
+        terms = {why.partition(" (")[0]: kind for kind, why in reversed(whys.items()) if why}
+        others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != first]
+        why = "; ".join([whys[first], *others]) if first else ""
+        cells = result, verdict.text, *outcomes, why, " / ".join(map(str, _prompts(verdict)))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
