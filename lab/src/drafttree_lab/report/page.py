@@ -183,14 +183,13 @@ def _prompts(verdict: Verdict) -> list[int]:
 
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
-    """The rows of claims that were judged; kinds of judgement that are never more than a reason have no column."""
+    """The rows of claims that were judged; kinds of judgement that nowhere had prompts enough have no column."""
     said = ("not comparable", "not run")
     judged = [
         (result, each) for result, each in rows if any(own.outcome not in said for own in each.judgements.values())
     ]
-    kinds = [
-        kind for kind in KINDS if any(kind in each.judgements and each.judgements[kind].estimate for _, each in judged)
-    ]
+    decided = [own for _, each in judged for own in each.judgements.items() if own[1].p is not None]
+    kinds = [kind for kind in KINDS if kind in dict(decided)]
     yield f"| result | claim | {' | '.join(KINDS[kind] for kind in kinds)} | why | prompts |"
     yield f"|{' --- |' * (4 + len(kinds))}"
     for result, verdict in judged:
