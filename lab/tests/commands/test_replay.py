@@ -12,6 +12,12 @@ from drafttree_lab.replay import run as replay_run
 from testing.command_line import complaint, run
 
 DOCS = Path(__file__).parents[3] / "docs"
+DRAFTER = """\
+from drafttree.drafters import PromptLookupDrafter
+
+class Mine(PromptLookupDrafter):
+    pass
+"""
 TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only", "--no-agreement"]
 
 
@@ -151,7 +157,8 @@ def documented(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(example)
     (tmp_path / "widest.py").write_text(policy)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "widest", raising=False)
+    for module in ("widest", "drafting"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path / "mine.toml"
 
 
@@ -172,13 +179,16 @@ def test_a_paper_of_the_users_own_is_listed_replayed_and_reported(documented, tm
 
 
 @pytest.mark.usefixtures("quick_target")
-def test_a_policy_of_the_users_own_that_has_changed_runs_again(documented, tmp_path):
+@pytest.mark.parametrize("part", ["widest.py", "drafting.py"])
+def test_a_policy_or_drafter_of_the_users_own_that_has_changed_runs_again(documented, tmp_path, part):
+    (tmp_path / "drafting.py").write_text(DRAFTER)
+    documented.write_text(documented.read_text().replace("embedded-draft", "drafting.Mine"))
     command = ["replay", "mine/fig2", "--paper", documented, *TINY, "--out", tmp_path / "out"]
     counts = []
     for changed in (False, False, True):
         if changed:
-            code = (tmp_path / "widest.py").read_text()
-            (tmp_path / "widest.py").write_text(code + "# another one\n")
+            code = (tmp_path / part).read_text()
+            (tmp_path / part).write_text(code + "# another one\n")
         assert run(*command).exit_code == 0
         counts.append((tmp_path / "out" / RUNS).read_text().count("\n"))
     assert counts == [3, 3, 5]

@@ -14,8 +14,9 @@ from drafttree.measure.json_lines import UnwritableError
 from drafttree.measure.run_store import RUNS, RunStore
 from drafttree.policies import Chain, DynaTree
 from drafttree.verifiers import RRSw
+from drafttree_lab.replay import run
 from drafttree_lab.replay.plan import Block, ReplayMethod
-from drafttree_lab.replay.run import run_replay
+from drafttree_lab.replay.run import Runner
 from testing.costs import toy_decoder
 from testing.small_trees import TARGET
 from testing.toy import ToyModel, greedy_text
@@ -23,6 +24,10 @@ from testing.toy import ToyModel, greedy_text
 
 def store(folder, **options):
     return RunStore(folder, {"command": "replay"}, partial=True, **options)
+
+
+def run_replay(planned, prompts, make_decoder, measure, store, *, timed=True, **options):
+    return run.run_replay(planned, Runner(make_decoder, measure, prompts, store, timed=timed), **options)
 
 
 def no_measure(task, ids):

@@ -152,14 +152,14 @@ def run(
             write_results(out, found, command)
 
     measure = partial(load.measure, seed, contexts)
-    options: dict[str, Any] = {"repeats": repeats, "seed": seed, "timed": not counts_only, "costs": costs, "keep": keep}
-    options["clusters"] = texts.clusters(digests_of(ids))
+    runner = Runner(load.make_decoder, measure, ids, store, seed=seed, timed=not counts_only)
+    options: dict[str, Any] = {"repeats": repeats, "costs": costs, "clusters": texts.clusters(digests_of(ids))}
     if agreement and not inflate:
         stand_ins = {role: name for role, name in drafters.items() if role not in given}
-        runner = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
-        options["fit_drafter"] = DrafterFits(load, runner, stand_ins, sizes).find
+        counting = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
+        options["fit_drafter"] = DrafterFits(load, counting, stand_ins, sizes).find
     with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
-        found = run_replay(planned, ids, load.make_decoder, measure, store, progress=advance, **options)
+        found = run_replay(planned, runner, progress=advance, keep=keep, **options)
     corrected = correct_claims(found)
     try:
         write_results(out, found, command)

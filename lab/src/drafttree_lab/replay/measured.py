@@ -6,10 +6,12 @@ from functools import partial
 from math import log
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
+from drafttree.measure.interval import Interval
 from drafttree.measure.run_store import RunStore
 from drafttree_lab.replay.agreement import Fit
 from drafttree_lab.replay.costs import BY_PAPER, MEASURED, CostSource, PassCosts
@@ -36,6 +38,8 @@ SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
 FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
 """Metrics that are lower for the method that is ahead."""
 PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
+COSTS = ("v(n)", "c delta", "h")
+"""The terms of a round's cost: its target pass, its draft passes, and the rest."""
 Places = Mapping[str, Sequence[tuple[Block, str]]]
 """By method of a claim, in its order, the blocks where it stands, with its name there."""
 Shared = Mapping[str, Sequence[int]]
@@ -43,20 +47,10 @@ Shared = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Value:
-    """A measured number with its 95 % interval over prompts.
+class Value(Interval):
+    """A measured number with its interval over so many prompts of a set."""
 
-    Attributes:
-        mean: over the prompts of the set.
-        low: lower end; None where one prompt was run.
-        high: upper end.
-        prompts: it rests on.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    prompts: int
+    prompts: int = 0
 
 
 @dataclass(frozen=True)
@@ -416,93 +410,55 @@ class Measured:
             return None
         found = {name: self._terms(own, shared, by_counts=by_counts) for name, own in places.items()}
         first, *others = found.values()
+        moved = dict[str, float]()
         if metric in SPEEDS:  # R = tau / (v + c delta + h)
             told = "; ".join(
-                f"{name}: tau {own.tau:.2f}, v {own.target:.2f} over {own.nodes:.0f} nodes, c delta {own.draft:.2f}"
-                + (f", h {own.overhead:.2f}" if own.overhead else "")
+                f"{name}: tau {own['tau']:.2f}, v {own['v(n)']:.2f} over {own['nodes']:.0f} nodes, "
+                f"c delta {own['c delta']:.2f}" + (f", h {own['h']:.2f}" if own["h"] else "")
                 for name, own in found.items()
             )
-            if len(others) != 1:
-                return told
-            (second,) = others
-            cost = (first.cost + second.cost) / 2
-            moved = {
-                "tau": log(first.tau / second.tau),
-                "v(n)": (second.target - first.target) / cost,
-                "c delta": (second.draft - first.draft) / cost,
-                "h": (second.overhead - first.overhead) / cost,
-            }
+            if len(others) == 1:
+                (second,) = others
+                cost = sum(each[term] for each in (first, second) for term in COSTS) / 2
+                moved = {"tau": log(first["tau"] / second["tau"])}
+                moved |= {term: (second[term] - first[term]) / cost for term in COSTS}
         else:  # tau = 1 + levels * accepted share
             told = "; ".join(
-                f"{name}: {own.levels:.2f} levels a round, {own.accepted:.2f} accepted" for name, own in found.items()
+                f"{name}: {own['levels']:.2f} levels a round, {own['accepted']:.2f} accepted"
+                for name, own in found.items()
             )
-            if len(others) != 1 or not all(own.levels and own.accepted for own in found.values()):
-                return told
-            (second,) = others
-            moved = {
-                "the accepted share": log(first.accepted / first.levels) - log(second.accepted / second.levels),
-                "the number of levels": log(first.levels / second.levels),
-            }
+            if len(others) == 1 and all(own["levels"] and own["accepted"] for own in found.values()):
+                (second,) = others
+                levels = log(first["levels"] / second["levels"])
+                share = log(first["accepted"] / second["accepted"]) - levels
+                moved = {"the accepted share": share, "the number of levels": levels}
+        if not moved:
+            return told
         decisive = max(moved, key=lambda name: moved[name] if is_ahead else -moved[name])
         return f"{decisive} decides ({told})"
 
-    def _terms(self, places: Sequence[tuple[Block, str]], shared: Shared, *, by_counts: bool) -> "Terms":
-        sums = dict.fromkeys(("tau", "levels", "accepted", "nodes", "target", "draft", "overhead"), 0.0)
-        rounds, plain = 0, 0.0
+    def _terms(self, places: Sequence[tuple[Block, str]], shared: Shared, *, by_counts: bool) -> Mapping[str, float]:
+        """Means per round of a method: tau, levels, accepted tokens, nodes, and in plain passes what it costs."""
+        rows = []
         for block, name in places:
             costs = self.pass_costs(block, name) if by_counts else None
             for number in shared[block.setting.set]:
                 if (counts := self.counts(block, name, number)) is None:
                     continue
-                own, passes = len(counts.committed), sum(counts.passes)
-                rounds += own
-                sums["tau"] += sum(counts.committed)
-                sums["levels"] += sum(counts.levels)
-                sums["accepted"] += sum(counts.accepted)
-                sums["nodes"] += sum(counts.nodes)
+                rounds, passes, spent = len(counts.committed), sum(counts.passes), np.zeros(4)
                 if costs:
-                    sums["target"] += sum(map(costs.target.at, counts.nodes))
-                    sums["draft"] += costs.draft * passes
-                    sums["overhead"] += costs.round * own
-                    plain += own
-                if by_counts:
-                    continue
-                turns = (self.turns(block, each, number) for each in (name, AUTOREGRESSIVE))
-                for times, base in zip(*turns, strict=True):
-                    sums["target"] += times.target_pass * own
-                    sums["draft"] += times.draft_pass * passes
-                    sums["overhead"] += times.overhead * own
-                    plain += base.target_pass * own
-        costs = ("target", "draft", "overhead")
-        return Terms(**{name: total / ((plain or 1.0) if name in costs else rounds) for name, total in sums.items()})
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Means per round of a method over prompts and sets.
-
-    Attributes:
-        tau: committed tokens.
-        levels: drafted levels.
-        accepted: accepted drafted tokens.
-        nodes: scored nodes, the root included.
-        target: v, cost of the target pass in plain passes.
-        draft: c delta, cost of the draft passes.
-        overhead: h, cost of the rest.
-    """
-
-    tau: float
-    levels: float
-    accepted: float
-    nodes: float
-    target: float
-    draft: float
-    overhead: float
-
-    @property
-    def cost(self) -> float:
-        """v + c delta + h."""
-        return self.target + self.draft + self.overhead
+                    target = sum(map(costs.target.at, counts.nodes))
+                    spent += target, costs.draft * passes, costs.round * rounds, rounds
+                elif not by_counts:
+                    turns = (self.turns(block, each, number) for each in (name, AUTOREGRESSIVE))
+                    for own, plain in zip(*turns, strict=True):
+                        target = own.target_pass * rounds
+                        spent += target, own.draft_pass * passes, own.overhead * rounds, plain.target_pass * rounds
+                sums = map(sum, (counts.committed, counts.levels, counts.accepted, counts.nodes))
+                rows.append((rounds, *sums, *spent))
+        rounds, *totals, plain = np.sum(rows, 0).tolist()
+        terms = zip(("tau", "levels", "accepted", "nodes", *COSTS), totals, strict=True)
+        return {name: total / ((plain or 1.0) if name in COSTS else rounds) for name, total in terms}
 
 
 def _places(name: str, blocks: Sequence[Block]) -> list[tuple[Block, str]]:

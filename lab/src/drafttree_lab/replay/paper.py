@@ -577,9 +577,13 @@ def read_paper(name: str) -> Paper:
     steps = (*first["loc"], *(cause.place if isinstance(cause, _UnknownName) else ()))
     told = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        told = str(unknown("key", steps[-1], _keys(_Strict)))
+        known = _keys(_Strict)
+        told = f"no key {steps[-1]!r} here" if steps[-1] in known else str(unknown("key", steps[-1], known))
     elif first["type"] == "missing":
         told = f"{steps[-1]!r} is missing"
+    elif first["type"] == "union_tag_invalid":
+        steps = (*steps, "kind")
+        told = f"{first['ctx']['tag']!r} is none of {first['ctx']['expected_tags'].replace(chr(39), '')}"
     elif told.startswith("Input should"):
         told = f"{reprlib.repr(first['input'])} is wrong: {told.replace('Input', 'it', 1)}"
     raise mistake(name, steps, told)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,14 @@ class ReplayMethod(Method):
         window = f", lossy_window={self.lossy_window}" if self.lossy_window else ""
         return super().spec + window
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """The specification, with a digest of the code of a policy or verifier of the user's own, which may change."""
-        classes = [type(self.policy), *([self.verifier] if self.verifier else [])]
-        outside = [each for each in classes if each.__module__.partition(".")[0] != "drafttree"]
+        """The specification, with a digest of the code of each part of the user's own, which may change."""
+        from drafttree.loading.drafters import MIXED, named_method
+
+        drafter = named_method(self.drafter.removeprefix(MIXED)) if self.drafter else None
+        classes = [type(self.policy), self.verifier, drafter and drafter[0]]
+        outside = [each for each in classes if each and each.__module__.partition(".")[0] != "drafttree"]
         return "|".join([self.spec, *(short_digest(Path(inspect.getfile(each)).read_bytes()) for each in outside)])
 
 
@@ -106,6 +110,11 @@ class Setting:
     max_new_tokens: int
     prompt_tokens: int | None
     ignore_eos: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `Decoder.generate` that are of it."""
+        return {name: getattr(self, name) for name in ("temperature", "max_new_tokens", "ignore_eos")}
 
     @property
     def key(self) -> Key:

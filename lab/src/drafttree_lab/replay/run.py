@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.compatibility import is_text_of_seed
 from drafttree.engine.decoder import Decoder
+from drafttree.engine.generation import Generation
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.load import load
 from drafttree.measure.driver import by_turns
@@ -38,7 +39,7 @@ from drafttree_lab.replay.agreement import (
     replace_drafter,
     replace_role,
 )
-from drafttree_lab.replay.assisted import AssistedGeneration
+from drafttree_lab.replay.assisted import AssistedGeneration, AssistedText
 from drafttree_lab.replay.costs import BY_PAPER, CostSource
 from drafttree_lab.replay.inputs import Place
 from drafttree_lab.replay.intervals import Jackknife
@@ -47,34 +48,23 @@ from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansi
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference, read_paper
 from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Setting, Sizes, Task, groups, short_digest, tasks
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
-from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes, Written
+from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
 DRAFT_MODEL = "embedded-draft"
 """What is mixed with the target to draft like a paper's drafter."""
 LEAST_TO_FIT = 2
 """Prompts of a set from which it takes part in a fit."""
+Writer = Decoder | AssistedGeneration
+"""What writes the texts of a method."""
 Prompts = Mapping[Place, Sequence[Sequence[int]]]
 """Token ids of the prompts of the papers' sets."""
 
 
-class Writer(Protocol):
-    """What writes the texts of a method: a `Decoder`, or another loop."""
-
-    def generate(self, prompt: list[int], **options: Any) -> Written:
-        """The text after a prompt; options as for `Decoder.generate`."""
-        ...
-
-
 def run_replay(
     planned: Sequence[Experiment],
-    prompts: Prompts,
-    make_decoder: Callable[[ReplayMethod], Writer],
-    measure: Callable[[Task, Sequence[int]], Fractions],
-    store: RunStore,
+    runner: "Runner",
     *,
     repeats: int = 1,
-    seed: int = 0,
-    timed: bool = True,
     costs: CostSource = BY_PAPER,
     clusters: Mapping[str, str] = MappingProxyType({}),
     fit_drafter: Callable[[Experiment], Fitted | None] = lambda _: None,
@@ -85,13 +75,8 @@ def run_replay(
 
     Args:
         planned: the experiments.
-        prompts: token ids by paper and set.
-        make_decoder: makes the decoder of a method.
-        measure: what a task of another kind than decoding measures after a prompt.
-        store: the store of the cells.
-        repeats: turns of every prompt.
-        seed: the random seed.
-        timed: whether to time; counts need no quiet machine.
+        runner: runs their tasks, and keeps the cells.
+        repeats: turns of every prompt, where it times.
         costs: where the costs come from by which counts are judged.
         clusters: by digest, what prompts have in common with others that resemble them.
         fit_drafter: finds an experiment with drafters that are fitted to the paper's.
@@ -99,12 +84,11 @@ def run_replay(
         keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
             takes a twentieth of the time.
     """
-    digests, fitted = digests_of(prompts), dict[str, Fitted | None]()
-    runner = Runner(make_decoder, measure, prompts, store, seed=seed, timed=timed)
+    digests, fitted = digests_of(runner.prompts), dict[str, Fitted | None]()
 
     def tasks_of(experiments: Sequence[Experiment]) -> list[Task]:
         others = (own for each in experiments if (found := fitted.get(each.id)) for own in found.experiments)
-        return list(tasks([*experiments, *others], digests, repeats if timed else 1))
+        return list(tasks([*experiments, *others], digests, repeats if runner.timed else 1))
 
     def found() -> list[ResultSummary]:
         summaries = []
@@ -112,13 +96,13 @@ def run_replay(
             own = tasks_of([each])
             own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
             options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(each.id)}
-            measured = Measured(each, store, own_digests, repeats, **options)
+            measured = Measured(each, runner.store, own_digests, repeats, **options)
             done = sum(map(runner.is_done, own))
             summaries.append(summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own)))
         return summaries
 
     due = -math.inf
-    with store.interruptible():
+    with runner.store.interruptible():
         for group in groups(planned):
             fitted |= {each.id: fit_drafter(each) for each in group}
             for task in tasks_of(group):
@@ -290,10 +274,9 @@ class Runner:
         if self._is_timed(task):
             self.store.run(task.turn_key, WayTimes, lambda: times)
 
-    def _write(self, task: Task, way: ReplayMethod) -> Written:
+    def _write(self, task: Task, way: ReplayMethod) -> Generation | AssistedText:
         setting, prompt = task.block.setting, self._prompt(task)
-        options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": self.seed}
-        options["ignore_eos"] = setting.ignore_eos
+        options: dict[str, Any] = {**setting.options, "seed": self.seed}
         if self._is_timed(task) and way.spec not in self.warm:
             self.warm.add(way.spec)
             self.make_decoder(way).generate(prompt, **options)
@@ -409,8 +392,7 @@ class ReplayTarget:
 
     def read_text(self, prompt: list[int], setting: Setting, seed: int) -> KnownText:
         """What the embedded draft model and the target expect along a text of the target's own."""
-        options: dict[str, Any] = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
-        written = self.plain.generate(prompt, seed=seed, ignore_eos=setting.ignore_eos, **options).tokens
+        written = self.plain.generate(prompt, seed=seed, **setting.options).tokens
         draft: Any = self.load_drafter(DRAFT_MODEL).drafter
         return KnownText.read(draft.model, self.plain.target, prompt, written, setting.temperature)
 

@@ -2,29 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from drafttree.engine.metrics import Metrics
 from drafttree.measure.record import loops
 from drafttree_lab.replay.intervals import Fraction
 from drafttree_lab.replay.paper import Metric
 
+if TYPE_CHECKING:
+    from drafttree.engine.generation import Generation
+    from drafttree_lab.replay.assisted import AssistedText
+
 LIKELIEST = 2
 """Ranks that count as the first ones of a level."""
-
-
-class Written(Protocol):
-    """A text: a `Generation`, or what another loop has written."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """The generated token ids."""
-        ...
-
-    @property
-    def metrics(self) -> Metrics:
-        """What it cost."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class TextCounts:
     looping: bool
 
     @classmethod
-    def of(cls, written: Written) -> "TextCounts":
+    def of(cls, written: "Generation | AssistedText") -> "TextCounts":
         """The counts of a text."""
         rounds = written.metrics.rounds
         return cls(

@@ -99,7 +99,7 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
         name,
         worst.result,
         "; ".join(reasons),
-        [each.policy for each in exact],
+        [each.name for each in exact],
         sum(each.texts for each in tries),
         min((each.accepted for each in exact), default=0.0),
     )
@@ -109,16 +109,8 @@ TIE = 1e-5
 """Difference of the two best scores up to which rounding in float32 decides between them."""
 
 
-@dataclass(frozen=True)
-class _Try:
-    policy: str
-    result: str
-    reason: str = ""
-    texts: int = 0
-    accepted: float = 0.0
-
-
-def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, Any], Sequence[Text]]]) -> _Try:
+def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, Any], Sequence[Text]]]) -> Finding:
+    """The result for one policy, whose name it has."""
     metrics = []
     try:
         grown = decoder.with_policy(make_policy(POLICIES[policy]))
@@ -126,10 +118,10 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
             found = [_scripted(grown, text).generate(text[0], **options) for text in texts]
             metrics += [generation.metrics for generation in found]
             if difference := _difference(decoder, policy, texts, found, options):
-                return _Try(policy, FAILS, difference, len(metrics))
+                return Finding(policy, FAILS, difference, texts=len(metrics))
     except Exception as error:
-        return _Try(policy, *_judge(error), len(metrics))
-    return _Try(policy, EXACT, "", len(metrics), Metrics.total(metrics).mean_path_length)
+        return Finding(policy, *_judge(error), texts=len(metrics))
+    return Finding(policy, EXACT, texts=len(metrics), accepted=Metrics.total(metrics).mean_path_length)
 
 
 def _scripted(decoder: Decoder, text: Text) -> Decoder:
