@@ -31,8 +31,8 @@ NO_TASK = "other"
 
 
 @dataclass(frozen=True)
-class FormOptions:
-    """The form in which prompts are asked."""
+class PromptOptions:
+    """Which prompts are asked, by default the shipped openings, and in which form."""
 
     chat: Annotated[
         bool, typer.Option("--chat", help="Apply the chat template to the prompts, all turns included.")
@@ -47,18 +47,12 @@ class FormOptions:
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of tokens per turn. Longer turns are cut.")
     ] = None
+    prompts: Files = None
+    limit: Limit = None
 
     @property
     def prompt_form(self) -> PromptForm:
         return PromptForm(self.chat, self.category, self.turns, self.prompt_tokens)
-
-
-@dataclass(frozen=True)
-class PromptOptions(FormOptions):
-    """Which prompts are asked, by default the shipped openings."""
-
-    prompts: Files = None
-    limit: Limit = None
 
     def token_ids(self, decoder: "Decoder", new_tokens: int) -> list[list[int]]:
         """The token ids of the prompts, with room for so many new tokens."""

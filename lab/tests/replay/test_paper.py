@@ -184,7 +184,11 @@ def test_a_paper_from_outside_stands_beside_the_others(outside):
     [
         ("bound = 1.0", "bnd = 1.0", "line 47: results.1.claims.bnd: unknown key 'bnd'; did you mean 'bound'?"),
         ("bound = 1.0", "tau = 1.0", "line 47: results.1.claims.tau: no key 'tau' here"),
-        ('"bound"', '"guess"', "line 43: results.1.claims.kind: 'guess' is none of comparison, bound, order, trend, not"),
+        (
+            '"bound"',
+            '"guess"',
+            "line 43: results.1.claims.kind: 'guess' is none of comparison, bound, order, trend, not",
+        ),
         ("bound = 1.0", "", "line 39: results.1.claims: 'bound' is missing"),
         ('"delta",\n', '"delat",\n', "line 20: results.1.metrics: 'delat' is wrong: it should be 'speedup', "),
         ("= [5.0]", "= [5.0, 6.0]", "line 32: results.1.published: the row of my tree has 2 numbers for 1 columns"),

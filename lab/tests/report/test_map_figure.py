@@ -9,8 +9,8 @@ import pytest
 
 from drafttree.errors import InputError
 from drafttree_lab.replay.intervals import Estimate
-from drafttree_lab.report.map_figure import draw, write_figure
-from drafttree_lab.report.notation import COLORS
+from drafttree_lab.report.map_figure import draw
+from drafttree_lab.report.notation import COLORS, write_text
 from drafttree_lab.winner_map.published import CONFIDENCES, PLAIN, families, published_pairs
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, SLOPES, MapPoint, WinnerMap
 
@@ -39,7 +39,7 @@ def texts(path: Path) -> list[str]:
 
 def test_one_file_says_all(found, tmp_path):
     path = tmp_path / "wins.svg"
-    write_figure(found, path)
+    write_text(draw(found), path)
     said = texts(path)
     for each in found.points:
         assert f"{each.best:.2f}" in said
@@ -73,4 +73,4 @@ def test_a_map_of_one_point_and_no_pairs_is_drawn_too():
 
 def test_a_file_that_cannot_be_written_is_refused(found, tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
-        write_figure(found, tmp_path / "nowhere" / "wins.svg")
+        write_text(draw(found), tmp_path / "nowhere" / "wins.svg")

@@ -46,7 +46,8 @@ def map_(
     from drafttree.measure.run_store import NothingFinished
     from drafttree_lab.replay.inputs import find_roles, parse_roles
     from drafttree_lab.replay.run import ReplayTarget
-    from drafttree_lab.report.map_figure import write_figure
+    from drafttree_lab.report.map_figure import draw
+    from drafttree_lab.report.notation import write_text
     from drafttree_lab.winner_map.published import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
@@ -69,7 +70,7 @@ def map_(
     with progress(count_steps(len(runs.prompts))) as advance:
         found = run_map(runs, advance)
     if output:
-        write_figure(found, output)
+        write_text(draw(found), output)
     ResultOptions(out, minutes, json_).finish(store, asdict(found), lambda: show_map(found))
 
 

@@ -171,7 +171,7 @@ def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[C
     match claim:
         case Comparison():
             right = claim.right_metric or claim.metric
-            name = f"{claim.left} / {' or '.join(claim.rights)}"
+            name = f"{claim.left} / {' or '.join(claim.right)}"
             if claim.right_metric:
                 over, under = (metric.replace("_", " ") for metric in (claim.metric, claim.right_metric))
                 name = f"{claim.left}, {over} / {under}"
@@ -179,7 +179,7 @@ def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[C
 
             def least_ahead(means: Means) -> Tensor:
                 left = means(claim.left, claim.metric)
-                return least(torch.stack([left / means(each, right) for each in claim.rights]), 0)
+                return least(torch.stack([left / means(each, right) for each in claim.right]), 0)
 
             return least_ahead, name
         case Bound(method=method, over=over, bound=bound, metric=metric):

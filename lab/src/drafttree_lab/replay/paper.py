@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.measure.prompts import read_text
@@ -297,7 +297,7 @@ class Comparison(_Measurable):
 
     Attributes:
         left: method, or `method@value` for a value of the axis or a set of prompts.
-        right: the right side of the comparison; of several, the one that the left one is least ahead of counts.
+        right: one method or several; of several, the one that the left one is least ahead of counts.
         right_metric: what is taken of the right side; None for the same metric.
         sign: whether left is greater or less.
         hangs_on: a number that the paper leaves open and that decides the claim, with the value that is taken here.
@@ -306,20 +306,15 @@ class Comparison(_Measurable):
 
     kind: Literal["comparison"] = "comparison"
     left: str
-    right: str | list[str]
+    right: Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
     right_metric: Metric | None = None
     sign: Literal[">", "<"]
     hangs_on: str | None = None
     others: dict[str, str] = {}
 
     @property
-    def rights(self) -> list[str]:
-        """The right side, of one or of several."""
-        return [self.right] if isinstance(self.right, str) else self.right
-
-    @property
     def names(self) -> list[str]:
-        return [self.left, *self.rights, *self.others.values()]
+        return [self.left, *self.right, *self.others.values()]
 
 
 class Bound(_Measurable):

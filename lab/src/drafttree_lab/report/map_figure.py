@@ -7,9 +7,7 @@ families by their first letters, so that a phone is wide enough.
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log
-from pathlib import Path
 
-from drafttree.core.errors import InputError
 from drafttree_lab.report.notation import COLORS, template
 from drafttree_lab.winner_map.published import CALIBRATED, CONFIDENCES, PLAIN, Pair, families
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SLOPES, WinnerMap
@@ -17,21 +15,12 @@ from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SL
 PAPERS = {"talon": "TALON", "dynatree-v2": "DynaTree", "traversal": "Traversal"}
 
 
-def write_figure(found: WinnerMap, path: Path) -> None:
-    """Draw the figure.
+def draw(found: WinnerMap) -> str:
+    """The figure as text of an SVG file.
 
     Raises:
         ConfigError: jinja2 is not installed.
-        InputError: the file cannot be written.
     """
-    try:
-        path.write_text(draw(found), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
-
-
-def draw(found: WinnerMap) -> str:
-    """The figure as text of an SVG file."""
     costs = [log(cost) for cost in DRAFT_COSTS]
     marks = [
         (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs

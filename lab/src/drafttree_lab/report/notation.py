@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Iterable
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, InputError
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
 
@@ -75,6 +76,18 @@ def template(name: str, **filters: Callable[..., Any]) -> "Template":
     environment.filters |= {each.__name__: each for each in own} | filters
     environment.globals |= {"product": product, "zip": zip}
     return environment.get_template(name)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file that `-o` names.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
 
 
 def missing(error: ImportError) -> ConfigError:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import drafttree
-from drafttree.core.errors import InputError
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
 from drafttree_lab.replay.paper import UNITS, Paper, Published, measurable_claims, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
-from drafttree_lab.report.notation import decimals, missing, template
+from drafttree_lab.report.notation import decimals, missing, template, write_text
 
 OUTCOMES: Mapping[str, str] = {
     "reproduced": "measured as the paper says",
@@ -79,11 +78,7 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
         ConfigError: jinja2 or matplotlib is not installed, and the page needs them.
         InputError: the file cannot be written.
     """
-    text = claims_table(results) if path.suffix == ".md" else render(results)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
+    write_text(claims_table(results) if path.suffix == ".md" else render(results), path)
 
 
 def render(results: Sequence[KeptResult]) -> str:
