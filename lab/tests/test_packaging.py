@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 from drafttree.measure.prompts import read_examples
-from drafttree_lab.replay.paper import paper_names, read_paper
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/drafttree_lab/replay/data"

@@ -18,6 +18,9 @@ from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.models import Model, Segment
 
+CALIBRATED = "calibrated"
+CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
+"""What a grade's temperature is multiplied by. It changes how sure a drafter is, and none of its best tokens."""
 HALVINGS = 24
 """Steps of a bisection: the grade is then known more finely than a text tells grades apart."""
 MOST_NOISE = 256.0

@@ -75,9 +75,6 @@ async def run_load(address: str, prompts: Sequence[str], at_once: int, options: 
     """Ask a server for the texts of some prompts, so many at once; the next one as soon as one has ended.
 
     Args:
-        address: the address of the server.
-        prompts: their texts.
-        at_once: clients.
         options: options of all requests; the i-th text has the seed + i.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from drafttree_lab.replay.judge import Judgement, Outcome, Verdict
 from drafttree_lab.replay.measured import Value
-from drafttree_lab.replay.paper import paper_names, read_paper
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 
 HOSTILE = '<script>alert("1")</script> & $\\frac'

@@ -20,7 +20,8 @@ from drafttree_lab.replay.agreement import (
 from drafttree_lab.replay.inputs import find_roles, read_prompt_texts
 from drafttree_lab.replay.intervals import Jackknife
 from drafttree_lab.replay.measured import Fitted
-from drafttree_lab.replay.paper import Comparison, paper_names, read_paper
+from drafttree_lab.replay.paper import Comparison
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import Sizes, Task, plan
 from drafttree_lab.replay.text_cell import TextCounts
 from lab_helpers.replay_cells import counted, measured, plain

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree_lab.replay import judge
 from drafttree_lab.replay.judge import Judgement, Verdict
-from drafttree_lab.replay.paper import measurable_claims, paper_names, read_paper
+from drafttree_lab.replay.paper_files import measurable_claims, paper_names, read_paper
 from drafttree_lab.replay.results import correct_claims, summarise
 from lab_helpers.replay_cells import measured
 

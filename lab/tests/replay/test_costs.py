@@ -9,7 +9,7 @@ import pytest
 from drafttree.core.cost_curve import Costs
 from drafttree.errors import ConfigError
 from drafttree_lab.replay.costs import CostSource, PassCosts, draw_published_costs
-from drafttree_lab.replay.paper import read_paper
+from drafttree_lab.replay.paper_files import read_paper
 from lab_helpers.replay_cells import counted, keep_times, measured, plain
 
 

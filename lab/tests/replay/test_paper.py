@@ -6,16 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from drafttree.errors import ConfigError, InputError
-from drafttree_lab.replay.paper import (
-    Axis,
-    Paper,
-    PaperMethod,
-    Published,
-    Result,
-    paper_names,
-    read_paper,
-    use_papers,
-)
+from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published, Result
+from drafttree_lab.replay.paper_files import paper_names, read_paper, use_papers
 from drafttree_lab.replay.plan import check_methods
 
 SHOWN = {"title": "a table", "line": 1, "methods": ["AR", "tree"], "sets": ["chat"], "metrics": ["tau"]}

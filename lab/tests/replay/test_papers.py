@@ -9,7 +9,8 @@ from drafttree.engine.compatibility import incompatibility
 from drafttree.loading import make_policy, parse_policies, zoo
 from drafttree.policies import Eagle
 from drafttree.verifiers import VERIFIERS
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, Result, paper_names, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Result
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 
 PAPERS = ["dynatree-v1", "dynatree-v2", "talon", "traversal"]
 RESULTS = [(name, key, result) for name in PAPERS for key, result in read_paper(name).results.items()]

@@ -8,7 +8,7 @@ import pytest
 
 from drafttree.errors import InputError
 from drafttree_lab.replay.inputs import read_prompt_texts
-from drafttree_lab.replay.paper import paper_names, read_paper, use_papers
+from drafttree_lab.replay.paper_files import paper_names, read_paper, use_papers
 
 SETS = {(paper, name): each for paper in paper_names() for name, each in read_paper(paper).sets.items()}
 

@@ -176,7 +176,7 @@ def test_prompts_are_cut_to_the_papers_length(experiment, prompts, make_decoder,
 
 
 def test_other_kinds_are_measured_once_per_prompt_and_judged(experiment, prompts, make_decoder, tmp_path):
-    claims = [claim.model_copy(update={"left": "tree", "right": "chain"}) for claim in experiment.result.claims]
+    claims = [claim.model_copy(update={"left": "tree", "right": ["chain"]}) for claim in experiment.result.claims]
     result = experiment.result.model_copy(update={"kind": "acceptance", "metrics": ["tau"], "claims": claims})
     asked = []
 

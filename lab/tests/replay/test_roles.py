@@ -5,7 +5,8 @@ import pytest
 from drafttree.errors import ConfigError
 from drafttree_lab.replay import inputs
 from drafttree_lab.replay.inputs import find_roles, parse_roles
-from drafttree_lab.replay.paper import Role, read_paper
+from drafttree_lab.replay.paper import Role
+from drafttree_lab.replay.paper_files import read_paper
 
 
 def test_on_the_embedded_target_roles_have_stand_ins():

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 from drafttree.errors import InputError
+from drafttree_lab.graded import CONFIDENCES
 from drafttree_lab.replay.intervals import Estimate
 from drafttree_lab.report.map_figure import draw
 from drafttree_lab.report.notation import COLORS, write_text
-from drafttree_lab.winner_map.published import CONFIDENCES, PLAIN, families, published_pairs
+from drafttree_lab.winner_map.published import PLAIN, families, published_pairs
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, SLOPES, MapPoint, WinnerMap
 
 

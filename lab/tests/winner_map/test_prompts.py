@@ -1,6 +1,6 @@
 """The prompts of the map: every file once, in turn, those that do not loop first."""
 
-from drafttree_lab.replay.paper import read_paper
+from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.winner_map.winner_map import MOST_TOKENS, choose_prompts, read_map_prompts
 
 SETS = {("a", "x"): [[1, 1], [1, 2], [1, 3]], ("b", "y"): [[2, 1], [2, 2], [1, 1]]}

@@ -4,9 +4,10 @@ import pytest
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy
+from drafttree_lab.graded import CONFIDENCES
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.intervals import Estimate
-from drafttree_lab.winner_map.published import CONFIDENCES, Question, answer, questions, verdict
+from drafttree_lab.winner_map.published import Question, answer, questions, verdict
 from winner_map.test_grid_costs import counts
 
 COSTS = PassCosts(0.1, Costs((1,), (1.0,)))

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from drafttree.measure.run_store import RUNS, RunStore
+from drafttree_lab.graded import CONFIDENCES
 from drafttree_lab.winner_map import winner_map
-from drafttree_lab.winner_map.published import CONFIDENCES, PLAIN, families
+from drafttree_lab.winner_map.published import PLAIN, families
 from drafttree_lab.winner_map.winner_map import cost_grid, count_steps, policies, run_map
 from testing.small_trees import TARGET
 from testing.toy import greedy_text

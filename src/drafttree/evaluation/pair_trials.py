@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -138,26 +138,9 @@ def cut(table: TabularModel, keep: int) -> TabularModel:
     return copy
 
 
-class Trial(Protocol):
-    """Where a pair is tried."""
-
-    @property
-    def models(self) -> ToyPair:
-        """The target and the draft."""
-        ...
-
-    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw | TextLaw:
-        """The exact law of a verifier that draws."""
-        ...
-
-    def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
-        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
-        ...
-
-
 @dataclass(frozen=True)
 class RoundTrial:
-    """Some rounds of a text.
+    """Some rounds of a text, in which a pair is tried.
 
     Attributes:
         models: the target and the draft.
@@ -176,7 +159,7 @@ class RoundTrial:
     position: int = 0
 
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw:
-        """The law; where rounds have too many outcomes, the first of them are drawn instead."""
+        """The exact law of a verifier that draws; where outcomes are too many, the first rounds are drawn once."""
         rounds, earlier = self.rounds, self.earlier
         found = self._law(verifier, 1, earlier, sampling)
         while rounds > 1 and found.outcomes**rounds > MOST_OF_ROUNDS:
@@ -188,13 +171,14 @@ class RoundTrial:
         return law(self.models.target, self.models.draft, self.policy, verifier, **options)
 
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
+        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
         options = {"seed": seed, "levels": self.levels, "position": self.position, **sampling}
         return [coupled_text(self.models.target, self.models.draft, self.policy, verifier, **options)]
 
 
 @dataclass(frozen=True)
 class TextTrial:
-    """Whole texts.
+    """Whole texts, in which a pair is tried.
 
     Attributes:
         models: the target and the draft.
@@ -221,6 +205,9 @@ class TextTrial:
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
         texts = replace(self.written, length=24, seeds=[seed + own for own in self.written.seeds])
         return coupled_texts(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
+
+
+Trial = RoundTrial | TextTrial
 
 
 def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[RoundTrial]:

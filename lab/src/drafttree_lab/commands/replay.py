@@ -124,7 +124,7 @@ def run(
 
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
-    from drafttree_lab.replay.paper import keep_papers, use_papers
+    from drafttree_lab.replay.paper_files import keep_papers, use_papers
     from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
     from drafttree_lab.replay.results import ResultSummary, correct_claims, write_results
     from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
@@ -188,7 +188,7 @@ def list_(
     Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
     from drafttree_lab.replay.inputs import ALL, parse_roles
-    from drafttree_lab.replay.paper import use_papers
+    from drafttree_lab.replay.paper_files import use_papers
     from drafttree_lab.replay.plan import Sizes
 
     sizes = Sizes(limit, max_new_tokens, points=points, model=model)
@@ -208,7 +208,7 @@ def report(
 
     It has every table, figure and verdict. A file that ends in .md has a table of the claims alone. No model is loaded.
     """
-    from drafttree_lab.replay.paper import KEPT, use_papers
+    from drafttree_lab.replay.paper_files import KEPT, use_papers
     from drafttree_lab.replay.results import read_results
     from drafttree_lab.report.page import write_report
 
@@ -224,7 +224,7 @@ def _plan(
     what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
 ) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
-    from drafttree_lab.replay.paper import outside_file
+    from drafttree_lab.replay.paper_files import outside_file
     from drafttree_lab.replay.plan import check_methods, plan_all
 
     results = find_results(what)

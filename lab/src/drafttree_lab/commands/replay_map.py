@@ -44,11 +44,11 @@ def map_(
     Nothing is timed, so any machine gives the same map. The exit code is 0 if all is done, 3 if the minutes are over.
     """
     from drafttree.measure.run_store import NothingFinished
+    from drafttree_lab.graded import CONFIDENCES
     from drafttree_lab.replay.inputs import find_roles, parse_roles
     from drafttree_lab.replay.run import ReplayTarget
     from drafttree_lab.report.map_figure import draw
     from drafttree_lab.report.notation import write_text
-    from drafttree_lab.winner_map.published import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import TextRuns, choose_prompts, count_steps, read_map_prompts, run_map
 
     if output and output.suffix != ".svg":
@@ -76,7 +76,7 @@ def map_(
 
 def show_map(found: "WinnerMap") -> None:
     """The drafters, a table of winners for every curve, the papers' pairs, and what the papers leave open."""
-    from drafttree_lab.winner_map.published import CONFIDENCES
+    from drafttree_lab.graded import CONFIDENCES
     from drafttree_lab.winner_map.winner_map import SLOPES
 
     console = make_console()

@@ -14,15 +14,14 @@ from typing import Any
 from scipy.optimize import brentq
 from torch import Tensor
 
-from drafttree_lab.graded import KnownText, find_grade
+from drafttree_lab.graded import CONFIDENCES, KnownText, find_grade
 from drafttree_lab.replay.intervals import Jackknife, total
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, Model, Paper, Reference, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Model, Paper, Reference
+from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.plan import Block, Experiment, Sizes, plan
 
 GRADED = "graded:"
 """What the names of graded drafters begin with; their `Grade` follows."""
-CONFIDENCES = (0.4, 1.0, 2.0)
-"""Factors of a grade's temperature: drafters that are surer than they are right, as sure, and less sure."""
 FARTHEST, START, NEAREST = 0.1, 0.85, 0.995
 """Agreements between which a drafter is looked for, and where to begin."""
 TOLERANCE, FINEST = 0.01, 0.002
@@ -72,14 +71,7 @@ def find_reference(paper: Paper, model: Model, *, sampled: bool) -> Reference | 
 
 
 def plan_reference(name: str, reference: Reference, drafters: Mapping[str, str], sizes: Sizes) -> Experiment:
-    """The runs of a reference alone.
-
-    Args:
-        name: the name of the paper.
-        reference: the reference.
-        drafters: the drafters, by role.
-        sizes: how much is run.
-    """
+    """The runs of a reference alone; arguments as for `plan`."""
     found = plan(name, reference.result, drafters, {}, sizes)
     names = (AUTOREGRESSIVE, reference.method)
     blocks = [replace(each, ways={way: each.ways[way] for way in names}) for each in found.blocks]
@@ -133,11 +125,9 @@ def fit(
     """Find the drafters with which a reference commits its published tokens per round.
 
     Args:
-        method: the reference.
-        wanted: its published tokens per round.
+        method: the reference, whose published tokens per round are `wanted`.
         tau: the jackknife over its prompts, and its tokens per round as `Jackknife.mean` gives them, by drafter.
         texts: the target's own texts after these prompts.
-        seed: seed of the drafters' noise.
     """
     found: dict[tuple[float, float], tuple[str, float]] = {}
 
@@ -152,7 +142,7 @@ def fit(
         return found[agreement, confidence][1]
 
     agreements: dict[float, float] = {}
-    for confidence in sorted(CONFIDENCES, key=lambda each: each != 1):
+    for confidence in sorted(CONFIDENCES.values(), key=lambda each: each != 1):
         place = find_root(lambda agreement, own=confidence: distance(agreement, own), agreements.get(1.0, START))
         if place is not None:
             agreements[confidence] = place

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from drafttree.core.errors import ConfigError, InputError, unknown
 from drafttree.measure.prompts import Example, spread_examples
-from drafttree_lab.replay.paper import PromptSet, Role, outside_file, paper_names, read_paper
+from drafttree_lab.replay.paper import PromptSet, Role
+from drafttree_lab.replay.paper_files import outside_file, paper_names, read_paper
 
 ALL, EMBEDDED = "all", "embedded"
 OTHERS = 6
@@ -91,9 +92,7 @@ def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> 
     """Who drafts: the drafters of the roles of some papers, and roles without one, with the reason.
 
     Args:
-        papers: their names.
         target: the target; on the embedded one roles that are not given have stand-ins.
-        given: drafters by role.
 
     Raises:
         ConfigError: no paper has such a role.
@@ -120,7 +119,6 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
     """The prompts of the sets of some papers, as many of each, evenly spaced.
 
     Args:
-        papers: their names.
         folder: the folder with the files that the papers' sets name; None for those that ship. Those of a paper from
             outside may lie beside its file, too.
         limit: prompts of each set.

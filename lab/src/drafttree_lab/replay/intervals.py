@@ -69,16 +69,13 @@ class Jackknife:
     """
 
     def __init__(self, prompts: Mapping[str, Sequence[Hashable] | int]) -> None:
-        self._sizes: dict[str, int] = {}
-        self._weights: dict[str, Tensor] = {}
         clusters = {name: range(own) if isinstance(own, int) else own for name, own in prompts.items()}
-        total, first = sum(len(set(own)) for own in clusters.values()), 0
+        self._sizes = {name: len(set(own)) for name, own in clusters.items()}
+        self._weights = dict[str, Tensor]()
+        left_out, first = torch.arange(1 + self.size)[:, None], 1
         for name, own in clusters.items():
-            weights = torch.ones(1 + total, len(own), dtype=torch.float64)
-            places = {cluster: place for place, cluster in enumerate(dict.fromkeys(own), start=1 + first)}
-            for prompt, cluster in enumerate(own):
-                weights[places[cluster], prompt] = 0
-            self._weights[name], self._sizes[name] = weights, len(places)
+            places = {cluster: place for place, cluster in enumerate(dict.fromkeys(own), first)}
+            self._weights[name] = (left_out != torch.tensor([places[each] for each in own])).double()
             first += len(places)
 
     @property

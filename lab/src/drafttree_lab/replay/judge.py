@@ -13,7 +13,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, Spread, holm, total
-from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend, measurable_claims
+from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend
+from drafttree_lab.replay.paper_files import measurable_claims
 
 Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
 """`left open`: reproduced and contradicted, as a number is chosen that the paper does not tell."""
@@ -143,8 +144,6 @@ def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: S
     """The judgement on a claim.
 
     Args:
-        claim: what is judged.
-        evidence: what it is judged by.
         axis: values of the result's axis that were run, for a trend.
     """
     if isinstance(claim, Order):

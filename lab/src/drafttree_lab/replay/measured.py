@@ -130,8 +130,6 @@ class Measured:
         """What the passes of a way cost, by which counts judge speeds; None where it is not known.
 
         Args:
-            block: the block of the way.
-            name: its name.
             draw: number of a draw of the costs that the paper's rows allow; None for the costs that they say.
         """
         if self.costs.name == MEASURED:  # the mean over all prompts
@@ -154,9 +152,6 @@ class Measured:
         """A metric of a way, None without a cell of it.
 
         Args:
-            block: the block of the way.
-            name: its name.
-            metric: what is asked for.
             by_counts: whether a speed is counted at given costs, instead of timed.
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
@@ -327,7 +322,6 @@ class Measured:
         """The judgement on a claim.
 
         Args:
-            claim: the claim.
             by_counts: whether speeds are counted at given costs, instead of timed.
             moved: the same with a drafter whose agreement differs by a standard error.
             freedom: degrees of freedom of that error.

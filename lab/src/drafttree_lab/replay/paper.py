@@ -3,27 +3,19 @@
 A paper is a TOML file, of the folder `papers` or the user's own; `docs/replay.md` says how to add one.
 """
 
-import re
-import reprlib
-import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Collection, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
-
-from drafttree.core.errors import ConfigError, unknown
-from drafttree.measure.prompts import read_text
-from drafttree_lab.replay.toml_lines import Place, locate
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
 AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
 AxisValue = float | int | str
+Place = tuple[str | int, ...]
+"""The way to a value of a file: names of keys, and numbers of elements of lists."""
 Metric = Literal[
     "speedup",
     "tokens_per_second",
@@ -85,11 +77,11 @@ OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot"})
 """Metrics that papers average over texts unless they say otherwise; of the others they tell the total."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class PaperMethod(_Strict):
+class PaperMethod(Strict):
     """A way of decoding, as one row or line of a table.
 
     Attributes:
@@ -114,7 +106,7 @@ class PaperMethod(_Strict):
         return next(own, self.policy).replace("{axis}", str(value))
 
 
-class Role(_Strict):
+class Role(Strict):
     """Who drafts in a paper's experiments.
 
     Attributes:
@@ -126,7 +118,7 @@ class Role(_Strict):
     stand_in: str | None = None
 
 
-class Reference(_Strict):
+class Reference(Strict):
     """A row whose published tokens per round a drafter is fitted to: it is then as near to the target as the paper's.
 
     Attributes:
@@ -140,7 +132,7 @@ class Reference(_Strict):
     tau: float | None = None
 
 
-class RoundCost(_Strict):
+class RoundCost(Strict):
     """What a round of chains costs by a row of a paper, tau / R in passes of the target over one token.
 
     Attributes:
@@ -154,7 +146,7 @@ class RoundCost(_Strict):
     error: float
 
 
-class Model(_Strict):
+class Model(Strict):
     """A target of a paper, with what passes cost in its experiments, in passes of the target over one token.
 
     Attributes:
@@ -181,7 +173,7 @@ class Model(_Strict):
     references: list[Reference] = []
 
 
-class PromptSet(_Strict):
+class PromptSet(Strict):
     """A set of prompts.
 
     Attributes:
@@ -199,7 +191,7 @@ class PromptSet(_Strict):
     part: str | None = None
 
 
-class Axis(_Strict):
+class Axis(Strict):
     """What a figure or a sweep varies.
 
     Attributes:
@@ -227,7 +219,7 @@ class Axis(_Strict):
         return {**given, "values": [",".join(point) for point in points]}
 
 
-class Published(_Strict):
+class Published(Strict):
     """A block of published numbers, as the paper prints it.
 
     Attributes:
@@ -259,7 +251,7 @@ class Published(_Strict):
         return self
 
 
-class _Claim(_Strict):
+class _Claim(Strict):
     """What a paper says.
 
     Attributes:
@@ -384,7 +376,7 @@ Claim = Annotated[
 """One of five kinds; without a `kind` it is a comparison."""
 
 
-class Result(_Strict):
+class Result(Strict):
     """A table or figure.
 
     Attributes:
@@ -466,7 +458,7 @@ class Result(_Strict):
         return self
 
 
-class Paper(_Strict):
+class Paper(Strict):
     """A paper.
 
     Attributes:
@@ -516,114 +508,7 @@ class Paper(_Strict):
         return self
 
 
-BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-"""A key that TOML takes without quotes."""
-KEPT = "papers"
-"""The folder within that of a replay where its papers from outside are kept."""
-_OUTSIDE: dict[str, Path] = {}
-"""The files of the papers from outside, by name."""
-
-
-def use_papers(paths: Sequence[Path]) -> list[str]:
-    """Know the papers of some files beside drafttree's, in place of those of earlier files; their names are returned.
-
-    Raises:
-        ConfigError: a file has a mistake, or its name is that of another paper.
-        InputError: a file cannot be read.
-    """
-    _OUTSIDE.clear()
-    read_paper.cache_clear()
-    for path in paths:
-        if path.stem in paper_names():
-            raise ConfigError(f"--paper {str(path)!r}: there is another paper {path.stem!r}; rename the file")
-        _OUTSIDE[path.stem] = path
-        read_paper(path.stem)
-    return list(_OUTSIDE)
-
-
-def keep_papers(folder: Path) -> None:
-    """Copy the files of papers from outside to the folder of a replay, where its report finds them."""
-    for name, path in _OUTSIDE.items():
-        (folder / KEPT).mkdir(exist_ok=True)
-        (folder / KEPT / f"{name}.toml").write_bytes(path.read_bytes())
-
-
-def outside_file(name: str) -> Path | None:
-    """The file of a paper from outside; None for one of drafttree's."""
-    return _OUTSIDE.get(name)
-
-
-@cache
-def read_paper(name: str) -> Paper:
-    """A paper by its name.
-
-    Raises:
-        ConfigError: there is no such paper, or its file has a mistake; the message has its line.
-        InputError: the file cannot be read.
-    """
-    text = _read(name)
-    try:
-        return Paper.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{_OUTSIDE.get(name, name)}: {error}") from None
-    except ValidationError as error:  # a key that is none comes before the one that is missing in its place
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    cause = first.get("ctx", {}).get("error")
-    steps = (*first["loc"], *(cause.place if isinstance(cause, _UnknownName) else ()))
-    told = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        known = _keys(_Strict)
-        told = f"no key {steps[-1]!r} here" if steps[-1] in known else str(unknown("key", steps[-1], known))
-    elif first["type"] == "missing":
-        told = f"{steps[-1]!r} is missing"
-    elif first["type"] == "union_tag_invalid":
-        steps = (*steps, "kind")
-        told = f"{first['ctx']['tag']!r} is none of {first['ctx']['expected_tags'].replace(chr(39), '')}"
-    elif told.startswith("Input should"):
-        told = f"{reprlib.repr(first['input'])} is wrong: {told.replace('Input', 'it', 1)}"
-    raise mistake(name, steps, told)
-
-
-def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
-    """An error with the file of a paper, the line in it, and the key.
-
-    Args:
-        paper: its name.
-        steps: the way to the key, as `locate` takes it.
-        told: what is wrong.
-    """
-    place, line = locate(_read(paper), steps)
-    where = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
-    return ConfigError(": ".join(filter(None, [where, _dotted(place), told])))
-
-
-def measurable_claims(timed: bool) -> int:
-    """How many claims of all papers can be judged by counts, or by time."""
-    results = (
-        result for name in paper_names() for result in read_paper(name).results.values() if not result.unavailable
-    )
-    return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
-
-
-def paper_names() -> list[str]:
-    """The names of all papers, drafttree's first."""
-    own = sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
-    return [*own, *_OUTSIDE]
-
-
-def _folder():
-    return files("drafttree_lab.replay") / "papers"
-
-
-def _read(name: str) -> str:
-    if path := _OUTSIDE.get(name):
-        return read_text(path)
-    if name not in paper_names():
-        raise unknown("paper", name, paper_names())
-    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
-
-
-class _UnknownName(ValueError):
+class UnknownName(ValueError):
     """A name that is not in the file, and where it is used, seen from the table that is checked."""
 
     def __init__(self, name: str, names: Collection[str], place: Place) -> None:
@@ -633,15 +518,4 @@ class _UnknownName(ValueError):
 
 def _among(name: str | None, names: Collection[str], *place: str | int) -> None:
     if name is not None and name not in names:
-        raise _UnknownName(name, names, place)
-
-
-def _dotted(place: Place) -> str:
-    """A place as TOML writes it; the line tells which element of a list it is in."""
-    names = (step for step in place if isinstance(step, str))
-    return ".".join(name if BARE_KEY.fullmatch(name) else f'"{name}"' for name in names)
-
-
-def _keys(model: type[BaseModel]) -> set[str]:
-    """The keys of all tables."""
-    return {*model.model_fields}.union(*map(_keys, model.__subclasses__()))
+        raise UnknownName(name, names, place)

@@ -25,9 +25,8 @@ from drafttree_lab.replay.paper import (
     Paper,
     PaperMethod,
     Result,
-    mistake,
-    read_paper,
 )
+from drafttree_lab.replay.paper_files import mistake, read_paper
 
 NO_PROMPTS = ""
 """The set of results that need no prompts."""
@@ -268,12 +267,7 @@ def plan_all(
     prompts: PromptTexts,
     sizes: Sizes,
 ) -> list[Experiment]:
-    """The runs of results, without sets that have no prompts, but with what these sets lack; arguments as for `plan`.
-
-    Args:
-        results: papers and names.
-        prompts: the prompts of the papers' sets.
-    """
+    """The runs of results, without sets that have no prompts, but with what those lack; arguments as for `plan`."""
     found = []
     for paper, name in results:
         own = plan(paper, name, drafters, missing_roles, sizes)
@@ -399,13 +393,7 @@ def groups(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
 
 def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
-    """The tasks of experiments that are run together: the first prompt of all their sets, then the second.
-
-    Args:
-        experiments: experiments to run.
-        digests: digests of the prompts.
-        repeats: repeats of every prompt.
-    """
+    """The tasks of experiments that are run together: the first prompt of all their sets, then the second."""
     most = max(
         (len(digests[each.paper, block.setting.set]) for each in experiments for block in each.blocks), default=0
     )

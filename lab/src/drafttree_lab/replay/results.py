@@ -24,17 +24,8 @@ from drafttree.measure.run_store import RUNS
 from drafttree_lab.replay.costs import MEASURED
 from drafttree_lab.replay.judge import Verdict, correct_verdicts
 from drafttree_lab.replay.measured import SPEEDS, Measured, Value
-from drafttree_lab.replay.paper import (
-    AUTOREGRESSIVE,
-    AVERAGE,
-    BASES,
-    TIMED,
-    UNTOLD,
-    Metric,
-    Published,
-    paper_names,
-    read_paper,
-)
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, BASES, TIMED, UNTOLD, Metric, Published
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import Block, Experiment
 
 FOLDER = "results"
@@ -147,10 +138,7 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     """A result from its finished cells.
 
     Args:
-        measured: the cells.
         ended: why no more of it is run, if it ended before its time.
-        done: tasks that are finished.
-        tasks: tasks of all.
     """
     experiment = measured.experiment
     result = experiment.result

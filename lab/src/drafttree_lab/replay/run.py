@@ -45,7 +45,8 @@ from drafttree_lab.replay.inputs import Place
 from drafttree_lab.replay.intervals import Jackknife
 from drafttree_lab.replay.measured import Fitted, Measured
 from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
-from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference, read_paper
+from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference
+from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Setting, Sizes, Task, groups, short_digest, tasks
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import log
 
+from drafttree_lab.graded import CALIBRATED, CONFIDENCES
 from drafttree_lab.report.notation import COLORS, template
-from drafttree_lab.winner_map.published import CALIBRATED, CONFIDENCES, PLAIN, Pair, families
+from drafttree_lab.winner_map.published import PLAIN, Pair, families
 from drafttree_lab.winner_map.winner_map import AGREEMENTS, DRAFT_COSTS, GPU, SLOPES, WinnerMap
 
 PAPERS = {"talon": "TALON", "dynatree-v2": "DynaTree", "traversal": "Traversal"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import drafttree
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
-from drafttree_lab.replay.paper import UNITS, Paper, Published, measurable_claims, read_paper
+from drafttree_lab.replay.paper import UNITS, Paper, Published
+from drafttree_lab.replay.paper_files import measurable_claims, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, missing, template, write_text
 

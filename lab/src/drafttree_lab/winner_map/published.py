@@ -11,16 +11,15 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import Costs
 from drafttree.loading import make_policy, policy_spec
+from drafttree_lab.graded import CALIBRATED, CONFIDENCES
 from drafttree_lab.replay.costs import PassCosts, published_costs
 from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife
-from drafttree_lab.replay.paper import AVERAGE, AxisValue, Result, read_paper
+from drafttree_lab.replay.paper import AVERAGE, AxisValue, Result
+from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.text_cell import TextCounts
 
 PLAIN, AUTO = "plain", "auto"
 """Plain decoding, whose R is 1, and the policy that weighs the costs themselves."""
-CALIBRATED = "calibrated"
-CONFIDENCES = {"overconfident": 0.4, CALIBRATED: 1.0, "underconfident": 2.0}
-"""What a grade's temperature is multiplied by. It changes how sure a drafter is, and none of its best tokens."""
 TWO_CORES = 0.07
 """Cost of a node of a target pass beyond the first, on two CPU cores."""
 Texts = Mapping[float, Mapping[str, Mapping[str, Sequence[TextCounts]]]]

@@ -18,17 +18,24 @@ from drafttree.drafters.language_model import LanguageModelDrafter
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import make_policy
 from drafttree.measure.run_store import RunStore
-from drafttree_lab.graded import Grade, GradedAgreement, GradedDrafter, KnownText, confidence, find_grade
+from drafttree_lab.graded import (
+    CALIBRATED,
+    CONFIDENCES,
+    Grade,
+    GradedAgreement,
+    GradedDrafter,
+    KnownText,
+    confidence,
+    find_grade,
+)
 from drafttree_lab.replay.costs import PassCosts
 from drafttree_lab.replay.inputs import PromptTexts, read_prompt_texts
 from drafttree_lab.replay.intervals import Estimate
-from drafttree_lab.replay.paper import paper_names, read_paper
+from drafttree_lab.replay.paper_files import paper_names, read_paper
 from drafttree_lab.replay.plan import short_digest
 from drafttree_lab.replay.text_cell import TextCounts
 from drafttree_lab.winner_map.published import (
     AUTO,
-    CALIBRATED,
-    CONFIDENCES,
     FREE,
     PLAIN,
     TWO_CORES,

@@ -1,0 +1,185 @@
+"""Reads the papers' files, and tells in which line of one a mistake is, which tomllib does not."""
+
+import re
+import reprlib
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.measure.prompts import read_text
+from drafttree_lab.replay.paper import Paper, Place, Strict, UnknownName
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+"""A key that TOML takes without quotes."""
+KEPT = "papers"
+"""The folder within that of a replay where its papers from outside are kept."""
+_OUTSIDE: dict[str, Path] = {}
+"""The files of the papers from outside, by name."""
+
+
+def use_papers(paths: Sequence[Path]) -> list[str]:
+    """Know the papers of some files beside drafttree's, in place of those of earlier files; their names are returned.
+
+    Raises:
+        ConfigError: a file has a mistake, or its name is that of another paper.
+        InputError: a file cannot be read.
+    """
+    _OUTSIDE.clear()
+    read_paper.cache_clear()
+    for path in paths:
+        if path.stem in paper_names():
+            raise ConfigError(f"--paper {str(path)!r}: there is another paper {path.stem!r}; rename the file")
+        _OUTSIDE[path.stem] = path
+        read_paper(path.stem)
+    return list(_OUTSIDE)
+
+
+def keep_papers(folder: Path) -> None:
+    """Copy the files of papers from outside to the folder of a replay, where its report finds them."""
+    for name, path in _OUTSIDE.items():
+        (folder / KEPT).mkdir(exist_ok=True)
+        (folder / KEPT / f"{name}.toml").write_bytes(path.read_bytes())
+
+
+def outside_file(name: str) -> Path | None:
+    """The file of a paper from outside; None for one of drafttree's."""
+    return _OUTSIDE.get(name)
+
+
+@cache
+def read_paper(name: str) -> Paper:
+    """A paper by its name.
+
+    Raises:
+        ConfigError: there is no such paper, or its file has a mistake; the message has its line.
+        InputError: the file cannot be read.
+    """
+    text = _read(name)
+    try:
+        return Paper.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{_OUTSIDE.get(name, name)}: {error}") from None
+    except ValidationError as error:  # a key that is none comes before the one that is missing in its place
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    context = first.get("ctx", {})
+    cause = context.get("error")
+    steps = (*first["loc"], *(cause.place if isinstance(cause, UnknownName) else ()))
+    told = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        known = _keys(Strict)
+        told = f"no key {steps[-1]!r} here" if steps[-1] in known else str(unknown("key", steps[-1], known))
+    elif first["type"] == "missing":
+        told = f"{steps[-1]!r} is missing"
+    elif first["type"] == "union_tag_invalid":
+        steps = (*steps, "kind")
+        told = f"{context['tag']!r} is none of {context['expected_tags'].replace(chr(39), '')}"
+    elif told.startswith("Input should"):
+        told = f"{reprlib.repr(first['input'])} is wrong: {told.replace('Input', 'it', 1)}"
+    raise mistake(name, steps, told)
+
+
+def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
+    """An error with the file of a paper, the line in it, and the key.
+
+    Args:
+        steps: the way to the key, as `locate` takes it.
+    """
+    place, line = locate(_read(paper), steps)
+    where = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
+    return ConfigError(": ".join(filter(None, [where, _dotted(place), told])))
+
+
+def measurable_claims(timed: bool) -> int:
+    """How many claims of all papers can be judged by counts, or by time."""
+    results = (
+        result for name in paper_names() for result in read_paper(name).results.values() if not result.unavailable
+    )
+    return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
+
+
+def paper_names() -> list[str]:
+    """The names of all papers, drafttree's first."""
+    own = sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
+    return [*own, *_OUTSIDE]
+
+
+def _folder():
+    return files("drafttree_lab.replay") / "papers"
+
+
+def _read(name: str) -> str:
+    if path := _OUTSIDE.get(name):
+        return read_text(path)
+    if name not in paper_names():
+        raise unknown("paper", name, paper_names())
+    return (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _dotted(place: Place) -> str:
+    """A place as TOML writes it; the line tells which element of a list it is in."""
+    names = (step for step in place if isinstance(step, str))
+    return ".".join(name if BARE_KEY.fullmatch(name) else f'"{name}"' for name in names)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    """The keys of all tables."""
+    return {*model.model_fields}.union(*map(_keys, model.__subclasses__()))
+
+
+def locate(text: str, steps: Sequence[str | int]) -> tuple[Place, int | None]:
+    """The steps of a way that a document has, and the line of the last of them; None where it has none.
+
+    Args:
+        text: a valid TOML document.
+        steps: as pydantic tells a location: with steps between them that are no keys, and the last may be missing.
+    """
+    lines = _key_lines(text)
+    place: Place = ()
+    for step in steps:
+        if (*place, step) in lines:
+            place = (*place, step)
+    return place, lines.get(place)
+
+
+def _key_lines(text: str) -> dict[Place, int]:
+    """The line of every key. Keys within a statement have the line on which it begins."""
+    lines: dict[Place, int] = {}
+    lengths = Counter[Place]()
+    table: Place = ()
+    statement, begin = "", 1
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        begin = begin if statement else number
+        statement += line
+        try:
+            found = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:  # it goes on on the next line
+            continue
+        if statement.lstrip().startswith("["):
+            *_, header = _places(found)
+            table = ()
+            for step in header:
+                if step == 0:  # one more element of a list of tables
+                    step, lengths[table] = lengths[table], lengths[table] + 1
+                elif lengths[table]:  # within the last element of a list
+                    table = (*table, lengths[table] - 1)
+                table = (*table, step)
+                lines.setdefault(table, begin)
+        else:
+            lines |= {(*table, *place): begin for place in _places(found)}
+        statement = ""
+    return lines
+
+
+def _places(value: Any) -> Iterator[Place]:
+    """The ways to all that is in a value."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, within in steps:
+        yield (step,)
+        yield from ((step, *rest) for rest in _places(within))
