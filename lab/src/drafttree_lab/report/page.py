@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import drafttree
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
-from drafttree_lab.replay.paper import UNITS, Paper, Published
+from drafttree_lab.replay.paper import UNITS, Paper
 from drafttree_lab.replay.paper_files import measurable_claims, read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, missing, template, write_text
@@ -25,30 +26,6 @@ OUTCOMES: Mapping[str, str] = {
 """What each outcome means, in the order in which they are counted."""
 WIDEST = 1.5
 """The ratio at the right end of a strip; its inverse is at the left."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A result on the page.
-
-    Attributes:
-        kept: its summary, command and environment.
-        grids: a table for every metric that was measured or published.
-        chart: inline SVG; empty for a table.
-        axis: the name of what it varies; empty for nothing.
-        published: every number that the paper prints, of all its models.
-    """
-
-    kept: KeptResult
-    grids: list["Grid"]
-    chart: str
-    axis: str
-    published: list[Published]
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether any number of it is ours."""
-        return any(each.is_ours for each in self.kept.summary.entries)
 
 
 @dataclass(frozen=True)
@@ -94,14 +71,15 @@ def render(results: Sequence[KeptResult]) -> str:
     except ImportError as error:
         raise missing(error) from None
     papers: dict[str, Paper] = {}
-    sections: dict[str, list[Section]] = {}
+    sections: dict[str, list[dict[str, Any]]] = {}
     for kept in results:
         name, _, own = kept.summary.id.partition("/")
         paper = papers.setdefault(name, read_paper(name))
         result = paper.results.get(own)
         axis = result.axis.name if result and result.axis else ""
-        published = result.published if result else []
-        section = Section(kept, make_grids(kept.summary), draw(kept.summary, axis), axis, published)
+        section = {"kept": kept, "grids": make_grids(kept.summary), "chart": draw(kept.summary, axis), "axis": axis}
+        section["published"] = result.published if result else []
+        section["is_measured"] = any(each.is_ours for each in kept.summary.entries)
         sections.setdefault(name, []).append(section)
     claims = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
     return page.render(
