@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +14,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from drafttree.core.errors import ConfigError, InputError
-from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
-from drafttree.interfaces.cli.results import Minutes, ResultOptions
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Device, Seed, Target
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, make_table, progress
 from drafttree.measure.shapes import SHAPES, find_shape
 from drafttree_lab.commands.replay_map import Roles, map_
@@ -31,20 +32,35 @@ RUN = "run"
 STYLES = {"reproduced": "green", "contradicted": "red", "undecided": "yellow", "left open": "yellow"}
 PACE = 100.0
 """Tokens per second by which minutes are guessed before anything has run."""
-Limit = Annotated[int, typer.Option(min=1, help="Number of prompts per set, evenly spaced. Verdicts need ten.")]
-MaxNewTokens = Annotated[
-    int, typer.Option(min=1, help="Maximum number of tokens per text. The papers use 500 and more.")
-]
-Points = Annotated[int | None, typer.Option(min=1, help="Maximum number of values per sweep, evenly spaced.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
-]
-PaperFiles = Annotated[
-    list[Path] | None, typer.Option("--paper", help="A paper's TOML file of your own. May be repeated.")
-]
-Data = Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")]
+RESULTS = ResultOptions(out=FOLDER)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is run of the papers, and who drafts."""
+
+    paper: Annotated[
+        list[Path] | None, typer.Option("--paper", help="A paper's TOML file of your own. May be repeated.")
+    ] = None
+    target: Target = "embedded"
+    roles: Roles = None
+    limit: Annotated[int, typer.Option(min=1, help="Number of prompts per set, evenly spaced. Verdicts need ten.")] = 10
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Maximum number of tokens per text. The papers use 500 and more.")
+    ] = 128
+    points: Annotated[int | None, typer.Option(min=1, help="Maximum number of values per sweep, evenly spaced.")] = None
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs per prompt.")] = 1
+    model: Annotated[
+        str | None,
+        typer.Option(help="Published target to compare with, such as Qwen3-8B. Default: the one of each result."),
+    ] = None
+    data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None
+
+    def sizes(self, **others: Any) -> "Sizes":
+        """How much is run; `prompt_tokens` and `chat` are as given."""
+        from drafttree_lab.replay.plan import Sizes
+
+        return Sizes(self.limit, self.max_new_tokens, points=self.points, model=self.model, **others)
 
 
 class Replays(TyperGroup):
@@ -68,21 +84,16 @@ replay = typer.Typer(
 
 
 @replay.command(name=RUN)
+@grouped
 def run(
+    options: PlanOptions,
     what: Annotated[
         list[str] | None, typer.Argument(help='What to run: "all", papers, results such as talon/1. Default: --paper.')
     ] = None,
-    paper: PaperFiles = None,
-    target: Target = "embedded",
-    roles: Roles = None,
-    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = FOLDER,
-    limit: Limit = 10,
-    max_new_tokens: MaxNewTokens = 128,
+    results: ResultOptions = RESULTS,
     max_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum prompt length, instead of the papers' L_max.")
     ] = None,
-    points: Points = None,
-    repeats: Repeats = 1,
     contexts: Annotated[
         int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
     ] = 16,
@@ -92,7 +103,6 @@ def run(
     inflate: Annotated[
         str | None, typer.Option(help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
     ] = None,
-    model: Model = None,
     agreement: Annotated[
         bool,
         typer.Option(
@@ -103,13 +113,10 @@ def run(
     cost: Annotated[
         str, typer.Option(help='Costs by which counts are compared: "published", "measured" or "c=0.08,v=1".')
     ] = "published",
-    data: Data = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the target's chat template to the prompts.")] = False,
-    minutes: Minutes = None,
     seed: Seed = 0,
-    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = ("float32"),
+    dtype: Annotated[str, typer.Option(help="Data type. In float32 all methods write the same text.")] = "float32",
     device: Device = "auto",
-    json_: AsJson = False,
 ) -> None:
     """Run tables and figures, and judge the claims.
 
@@ -125,25 +132,25 @@ def run(
     from drafttree_lab.replay.costs import CostSource
     from drafttree_lab.replay.inputs import parse_roles
     from drafttree_lab.replay.paper_files import keep_papers, use_papers
-    from drafttree_lab.replay.plan import NO_PROMPTS, Sizes
+    from drafttree_lab.replay.plan import NO_PROMPTS
     from drafttree_lab.replay.results import ResultSummary, correct_claims, write_results
     from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
 
     costs = CostSource.parse(cost)
-    given = parse_roles(roles or [])
-    sizes = Sizes(limit, max_new_tokens, max_prompt_tokens, chat, points, model)
-    own = use_papers(paper or [])
+    given, out = parse_roles(options.roles or []), results.out or FOLDER
+    sizes = options.sizes(prompt_tokens=max_prompt_tokens, chat=chat)
+    own = use_papers(options.paper or [])
     if not (names := what or own):
         raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
-    planned, texts, drafters = _plan(names, target, given, sizes, data)
-    load = ReplayTarget(target, dtype, device, inflate)
-    ids, other_ids = (load.encode(each, max_new_tokens, chat=chat) for each in (texts.texts, texts.others))
-    ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(limit)] for each in planned}
+    planned, texts, drafters = _plan(names, options, given, sizes)
+    load = ReplayTarget(options.target, dtype, device, inflate)
+    ids, other_ids = (load.encode(each, options.max_new_tokens, chat=chat) for each in (texts.texts, texts.others))
+    ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(options.limit)] for each in planned}
     blocks = [block for each in planned if each.paper in own for block in each.blocks]
     named = [way.drafter for block in blocks for way in block.ways.values()]
     for drafter in dict.fromkeys([*given.values(), *named]):  # one that cannot be used is told before anything is run
         load.load_drafter(drafter)
-    store = load.open_store(out, minutes, seed=seed, chat=chat, contexts=contexts)
+    store = load.open_store(out, results.minutes, seed=seed, chat=chat, contexts=contexts)
     keep_papers(out)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
@@ -153,35 +160,28 @@ def run(
 
     measure = partial(load.measure, seed, contexts)
     runner = Runner(load.make_decoder, measure, ids, store, seed=seed, timed=not counts_only)
-    options: dict[str, Any] = {"repeats": repeats, "costs": costs, "clusters": texts.clusters(digests_of(ids))}
+    judging: dict[str, Any] = {"costs": costs, "clusters": texts.clusters(digests_of(ids)), "keep": keep}
     if agreement and not inflate:
         stand_ins = {role: name for role, name in drafters.items() if role not in given}
         counting = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
-        options["fit_drafter"] = DrafterFits(load, counting, stand_ins, sizes).find
-    with progress(sum(len(each.blocks) for each in planned) * limit * repeats) as advance:
-        found = run_replay(planned, runner, progress=advance, keep=keep, **options)
+        judging["fit_drafter"] = DrafterFits(load, counting, stand_ins, sizes).find
+    with progress(sum(len(each.blocks) for each in planned) * options.limit * options.repeats) as advance:
+        found = run_replay(planned, runner, repeats=options.repeats, progress=advance, **judging)
     corrected = correct_claims(found)
     try:
         write_results(out, found, command)
     finally:  # a full disk keeps nobody from seeing them
         plain: dict[str, object] = {"results": [asdict(each) for each in corrected]}
-        ResultOptions(out, minutes, json_).finish(store, plain, lambda: show_replay(corrected))
+        results.finish(store, plain, lambda: show_replay(corrected))
 
 
 @replay.command(name="list")
+@grouped
 def list_(
+    options: PlanOptions,
     what: Annotated[
         list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: --paper, or all.")
     ] = None,
-    paper: PaperFiles = None,
-    target: Target = "embedded",
-    roles: Roles = None,
-    limit: Limit = 10,
-    max_new_tokens: MaxNewTokens = 128,
-    points: Points = None,
-    repeats: Repeats = 1,
-    model: Model = None,
-    data: Data = None,
 ) -> None:
     """List every table and figure.
 
@@ -189,12 +189,10 @@ def list_(
     """
     from drafttree_lab.replay.inputs import ALL, parse_roles
     from drafttree_lab.replay.paper_files import use_papers
-    from drafttree_lab.replay.plan import Sizes
 
-    sizes = Sizes(limit, max_new_tokens, points=points, model=model)
-    own = use_papers(paper or [])
-    planned, *_ = _plan(what or own or [ALL], target, parse_roles(roles or []), sizes, data)
-    show_list(planned, limit, repeats)
+    own, given = use_papers(options.paper or []), parse_roles(options.roles or [])
+    planned, *_ = _plan(what or own or [ALL], options, given, options.sizes())
+    show_list(planned, options.limit, options.repeats)
 
 
 @replay.command()
@@ -221,7 +219,7 @@ replay.command(name="map")(map_)
 
 
 def _plan(
-    what: Sequence[str], target: str, given: dict[str, str], sizes: "Sizes", data: Path | None
+    what: Sequence[str], options: PlanOptions, given: dict[str, str], sizes: "Sizes"
 ) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
     from drafttree_lab.replay.paper_files import outside_file
@@ -234,8 +232,8 @@ def _plan(
             sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
             check_methods(paper)
     check_model(papers, sizes.model)
-    drafters, missing = find_roles(papers, target, given)
-    texts = read_prompt_texts(papers, data, sizes.limit)
+    drafters, missing = find_roles(papers, options.target, given)
+    texts = read_prompt_texts(papers, options.data, options.limit)
     return plan_all(results, drafters, missing, texts, sizes), texts, drafters
 
 

@@ -9,13 +9,16 @@ import typer
 from rich.text import Text
 
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
-from drafttree.interfaces.cli.results import Minutes, ResultOptions
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Device, Seed, Target
+from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, make_table, progress
 
 if TYPE_CHECKING:
     from drafttree_lab.winner_map.winner_map import MapPoint, WinnerMap
 
+FOLDER = Path("build/replay-map")
+RESULTS = ResultOptions(out=FOLDER)
 ROLE = "Draft model"
 """Who is graded, by the papers' name."""
 Roles = Annotated[
@@ -24,19 +27,16 @@ Roles = Annotated[
 ]
 
 
+@grouped
 def map_(
     target: Target = "embedded",
     roles: Roles = None,
-    out: Annotated[Path, typer.Option(help="Folder for finished runs. The same command continues from it.")] = Path(
-        "build/replay-map"
-    ),
+    results: ResultOptions = RESULTS,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="SVG file to draw the figure to.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of prompts, of all sets in turn.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Number of tokens per text.")] = 96,
-    minutes: Minutes = None,
     seed: Seed = 0,
     device: Device = "auto",
-    json_: AsJson = False,
 ) -> None:
     """Count which policy is fastest where.
 
@@ -61,7 +61,7 @@ def map_(
     decoder = load.load_drafter(drafters[ROLE])
     sets = load.encode(texts.texts, max_new_tokens, chat=False)
     decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed, "confidences": CONFIDENCES}
-    store = load.open_store(out, minutes, map=True, drafter=drafters[ROLE], **decides)
+    store = load.open_store(results.out or FOLDER, results.minutes, map=True, drafter=drafters[ROLE], **decides)
     runs = TextRuns(decoder, store, max_new_tokens, seed)
     with store.interruptible():
         runs.prompts = choose_prompts(sets, limit, seed, lambda ids: runs.plain(ids).looping)
@@ -71,7 +71,7 @@ def map_(
         found = run_map(runs, advance)
     if output:
         write_text(draw(found), output)
-    ResultOptions(out, minutes, json_).finish(store, asdict(found), lambda: show_map(found))
+    results.finish(store, asdict(found), lambda: show_map(found))
 
 
 def show_map(found: "WinnerMap") -> None:
