@@ -51,7 +51,7 @@ class RunStore:
         self.interrupted = self.out_of_time = False
         self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
         self.folder, self._partial = folder, partial
-        self.command: dict[str, Any] = {"versions": _versions(), **(command or {})}
+        self.command: dict[str, Any] = {"versions": versions(), **(command or {})}
         self._kept: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         if folder:
@@ -152,7 +152,8 @@ class _TimeIsOver(KeyboardInterrupt):
 _adapter = functools.cache(TypeAdapter)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that decide what is run."""
     return {name: version(name) for name in ("drafttree", "torch", "transformers")}
 
 

@@ -361,17 +361,13 @@ class NotComparable(_Claim):
     reason: str
 
 
-def _kind(claim: Any) -> str:
-    return claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind
-
-
 Claim = Annotated[
     Annotated[Comparison, Tag("comparison")]
     | Annotated[Bound, Tag("bound")]
     | Annotated[Order, Tag("order")]
     | Annotated[Trend, Tag("trend")]
     | Annotated[NotComparable, Tag("not_comparable")],
-    Discriminator(_kind),
+    Discriminator(lambda claim: claim.get("kind", "comparison") if isinstance(claim, dict) else claim.kind),
 ]
 """One of five kinds; without a `kind` it is a comparison."""
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter
 
 from drafttree.core.errors import InputError
 from drafttree.measure.prompts import read_text
-from drafttree.measure.run_store import RUNS
+from drafttree.measure.run_store import RUNS, versions
 from drafttree_lab.replay.costs import MEASURED
 from drafttree_lab.replay.judge import Verdict, correct_verdicts
 from drafttree_lab.replay.measured import SPEEDS, Measured, Value
@@ -342,10 +341,9 @@ def read_results(folder: Path) -> list[KeptResult]:
 
 def describe_environment() -> dict[str, str]:
     """Versions, machine and time of a run."""
-    packages = {name: version(name) for name in ("drafttree", "torch", "transformers")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     own = {"python": platform.python_version(), "device": device, "threads": str(torch.get_num_threads())}
-    return packages | own | {"time": datetime.now(UTC).isoformat(timespec="minutes")}
+    return versions() | own | {"time": datetime.now(UTC).isoformat(timespec="minutes")}
 
 
 def _read(path: Path) -> KeptResult:

@@ -115,18 +115,15 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
     try:
         grown = decoder.with_policy(make_policy(POLICIES[policy]))
         for options, texts in sets:
-            found = [_scripted(grown, text).generate(text[0], **options) for text in texts]
+            drafters = [ScriptedDrafter([*prompt, *text], decoder.target.vocab_size) for prompt, text in texts]
+            pairs = zip(drafters, texts, strict=True)
+            found = [grown.with_drafter(drafter).generate(prompt, **options) for drafter, (prompt, _) in pairs]
             metrics += [generation.metrics for generation in found]
             if difference := _difference(decoder, policy, texts, found, options):
                 return Finding(policy, FAILS, difference, texts=len(metrics))
     except Exception as error:
         return Finding(policy, *_judge(error), texts=len(metrics))
     return Finding(policy, EXACT, texts=len(metrics), accepted=Metrics.total(metrics).mean_path_length)
-
-
-def _scripted(decoder: Decoder, text: Text) -> Decoder:
-    prompt, expected = text
-    return decoder.with_drafter(ScriptedDrafter([*prompt, *expected], decoder.target.vocab_size))
 
 
 def _difference(
@@ -146,19 +143,15 @@ def _difference(
 
 def _lively_model(name: str) -> tuple[PreTrainedModel, list[Text]]:
     """A random model and transformers' own greedy texts, from the first seed whose texts vary enough."""
-    best = 0
+    best, generator = 0, torch.Generator().manual_seed(0)
+    prompts = [torch.randint(8, VOCAB - 8, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
     for seed in SEEDS:
         module = random_model(name, seed)
-        texts = [(prompt, _own_text(module, prompt)) for prompt in _prompts()]
+        texts = [(prompt, _own_text(module, prompt)) for prompt in prompts]
         if (found := _branching(texts)) >= MIN_BRANCHING:
             return module, texts
         best = max(best, found)
     raise ValueError(f"its random texts vary too little to compare: {best} of {MIN_BRANCHING}")
-
-
-def _prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(8, VOCAB - 8, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -150,10 +149,11 @@ class Trace:
     def acceptance(self) -> list[AcceptanceCell]:
         """Acceptance by depth and rank, for every depth and rank that was drafted."""
         counts: dict[tuple[int, int], Counter[str]] = {}
-        for node, parent in self._drafted():
-            judged = parent.outcome in (Outcome.ROOT, Outcome.ACCEPTED)
-            cell = counts.setdefault((node.depth, node.rank), Counter())
-            cell.update(drafted=1, judged=judged, accepted=node.outcome is Outcome.ACCEPTED)
+        for turn in self.rounds:
+            for node in turn.nodes[1 : turn.size]:
+                judged = turn.nodes[node.parent].outcome in (Outcome.ROOT, Outcome.ACCEPTED)
+                cell = counts.setdefault((node.depth, node.rank), Counter())
+                cell.update(drafted=1, judged=judged, accepted=node.outcome is Outcome.ACCEPTED)
         return [
             AcceptanceCell(*place, cell["drafted"], cell["judged"], cell["accepted"])
             for place, cell in sorted(counts.items())
@@ -173,8 +173,3 @@ class Trace:
         """All of it as one line of JSON, with the acceptance by depth and rank."""
         whole = asdict(self) | {"text": self.text, "acceptance": [asdict(cell) for cell in self.acceptance]}
         return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-    def _drafted(self) -> Iterator[tuple[TracedNode, TracedNode]]:
-        """Every drafted node of every tree, with its parent."""
-        for turn in self.rounds:
-            yield from ((node, turn.nodes[node.parent]) for node in turn.nodes[1 : turn.size])
