@@ -39,7 +39,7 @@ def test_options_reach_the_server(served):
     assert (settings.max_batch, settings.max_queue, settings.timeout) == (3, 5, 2.5)
     assert (settings.api_keys, settings.cors) == (("k",), ("https://a", "https://b"))
     assert (settings.grace, settings.allowed_hosts) == (10, ("localhost", "127.0.0.1"))
-    assert settings.model_name == serving.model_name == "embedded"
+    assert settings.model_name == "embedded"
     assert serving.decoder.drafter is None
 
 

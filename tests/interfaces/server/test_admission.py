@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.admission import Admission, OpenRequest
 from drafttree.interfaces.server.errors import ServerError
 from testing.held_server import COMPLETIONS, LONG, ask, held_app, held_server, wait_until
 
@@ -18,7 +18,8 @@ TEXT = [1, 2, 3]
 def held():
     found = held_app(max_batch=1, max_queue=2)
     found.model.go.clear()
-    yield found
+    with OpenRequest("", None).answering():
+        yield found
     found.model.go.set()
     found.engine.close()
 
@@ -88,7 +89,7 @@ class SlowEngine:
 
 def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
     engine = SlowEngine(held.engine)
-    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3, timeout=None)
+    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3)
 
     async def leave():
         submitting = asyncio.ensure_future(admission.submit(TEXT))
@@ -109,7 +110,7 @@ def test_a_text_whose_client_left_before_it_was_submitted_is_cancelled(held):
 
 def test_a_text_that_is_submitted_while_all_are_ended_ends_too(held):
     engine = SlowEngine(held.engine)
-    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3, timeout=None)
+    admission = Admission(engine, held.app.state.serving.metrics, max_texts=3)
 
     async def end_all():
         submitting = asyncio.ensure_future(admission.submit(TEXT, max_new_tokens=10**5))

@@ -22,9 +22,16 @@ from pydantic import ValidationError
 from drafttree import Decoder
 from drafttree.interfaces.server import body_reading
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.body_limits import BODIES_AT_ONCE, BYTES, ITEMS, ITEMS_PER_TOKEN, ItemCount
-from drafttree.interfaces.server.body_reading import SMALL
-from drafttree.interfaces.server.serving import LARGE_BODIES, ServerSettings
+from drafttree.interfaces.server.body_reading import (
+    BODIES_AT_ONCE,
+    BYTES,
+    ITEMS,
+    ITEMS_PER_TOKEN,
+    LARGE_BODIES,
+    SMALL,
+    ItemCount,
+)
+from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
 from testing.held_server import COMPLETIONS, LONG, held_app, held_server, wait_until
 from testing.toy import Table, ToyModel
@@ -171,17 +178,23 @@ def test_few_large_bodies_are_read_at_a_time_and_all_of_them_are_answered(monkey
     monkeypatch.setattr(body_reading, "_read", note)
     right, wrong = ({**SHORT, "user": "x" * SMALL, "max_tokens": count} for count in (1, -1))
     with held_server() as held, ThreadPoolExecutor(12) as clients:
-        bodies = [right, wrong] * 6
-        replies = [*clients.map(lambda body: httpx.post(held.address + COMPLETIONS, json=body, timeout=20), bodies)]
+        asked = [right, wrong] * 6
+        replies = [*clients.map(lambda body: httpx.post(held.address + COMPLETIONS, json=body, timeout=20), asked)]
     assert [reply.status_code for reply in replies] == [200, 400] * 6
     assert most == LARGE_BODIES
 
 
-def test_texts_that_are_written_keep_no_large_body_waiting():
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {**LONG, "max_tokens": 4, "user": "x" * SMALL}),
+        ("/v1/playground/rounds", {"prompt": "x", "max_tokens": 4, "stop": ["x" * SMALL]}),
+    ],
+)
+def test_texts_that_are_written_keep_no_large_body_waiting(path, body):
     with held_server() as held, ThreadPoolExecutor(4) as clients:
         held.model.go.clear()
-        long = {**LONG, "max_tokens": 4, "user": "x" * SMALL}
-        writing = [clients.submit(httpx.post, held.address + COMPLETIONS, json=long, timeout=20) for _ in range(4)]
+        writing = [clients.submit(httpx.post, held.address + path, json=body, timeout=20) for _ in range(4)]
         wait_until(lambda: held.admission.open == 4)
         held.model.go.set()
         assert all(each.result().status_code == 200 for each in writing)
@@ -232,8 +245,8 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_c
 
 
 def test_no_garbage_is_collected_while_a_body_is_read(monkeypatch):
-    seen, made = [], body_reading._made
-    monkeypatch.setattr(body_reading, "_made", lambda *given: seen.append(gc.isenabled()) or made(*given))
+    seen, parse = [], body_reading._parse
+    monkeypatch.setattr(body_reading, "_parse", lambda body: seen.append(gc.isenabled()) or parse(body))
     with TestClient(create_app(knowing("Hi.", "qwen3"), ServerSettings("toy"))) as client:
         assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
     assert seen == [False]

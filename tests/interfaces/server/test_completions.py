@@ -1,7 +1,9 @@
 """Completions: prompts of every form, echo, log-probabilities, streams, and what is refused."""
 
+import asyncio
 import json
 import re
+from contextlib import suppress
 
 import pytest
 import torch
@@ -50,6 +52,21 @@ def test_echo_begins_with_the_prompt(post, decoder):
     assert reply_of(post, echo=True).choices[0].text == PROMPT + alone
     ids = decoder.tokenizer(PROMPT)["input_ids"]
     assert reply_of(post, prompt=ids, echo=True).choices[0].text == PROMPT + alone
+
+
+def test_an_echoed_prompt_of_token_ids_is_decoded_beside_the_event_loop(post, decoder, monkeypatch):
+    on_loop, decode = [], decoder.tokenizer.decode
+
+    def note(*given, **options):
+        with suppress(RuntimeError):
+            on_loop.append(asyncio.get_running_loop())
+        return decode(*given, **options)
+
+    ids = decoder.tokenizer(PROMPT)["input_ids"]
+    monkeypatch.setattr(decoder.tokenizer, "decode", note)
+    replies = reply_of(post, prompt=ids, echo=True, n=2, max_tokens=1).choices
+    assert all(each.text.startswith(PROMPT) for each in replies)
+    assert not on_loop
 
 
 def scores(embedded, tokens: list[int]) -> torch.Tensor:

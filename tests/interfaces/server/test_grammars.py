@@ -28,6 +28,13 @@ PATIENCE = 30
 """Seconds after which a test does not go on waiting."""
 
 
+@pytest.fixture(autouse=True)
+def asked():
+    """A request that is being answered."""
+    with OpenRequest("", None).answering():
+        yield
+
+
 def optional(count: int, name: str = "p") -> dict:
     return {"type": "object", "properties": {f"{name}{place}": {"type": "string"} for place in range(count)}}
 
@@ -156,7 +163,7 @@ def test_the_time_of_a_request_may_be_over_before_its_grammar_is_made(decoder, h
 
     async def wait_for_a_turn():
         with (
-            OpenRequest(None, 0.05).answering(),
+            OpenRequest("", 0.05).answering(),
             pytest.raises(ServerError, match="was over before response_format was read") as found,
         ):
             await made.made({"grammar": SMALL})
@@ -168,11 +175,11 @@ def test_the_time_of_a_request_may_be_over_before_its_grammar_is_made(decoder, h
 def test_the_time_of_a_text_runs_from_the_arrival_of_its_request(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: clock[0], perf_counter=time.perf_counter))
-    held = held_app(timeout=1000)
+    held = held_app()
     held.model.go.clear()
 
     async def submit_late():
-        with held.admission.request(None).answering():
+        with OpenRequest("", 1000).answering():
             clock[0] = 1001
             handle = await held.admission.submit([1, 2, 3], max_new_tokens=10**6)
             await until(lambda: handle.done or held.model.began.is_set())

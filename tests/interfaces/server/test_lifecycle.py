@@ -24,7 +24,7 @@ from drafttree.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.admission import MAX_UNREAD
 from drafttree.interfaces.server.app import create_app
-from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen, make_server
+from drafttree.interfaces.server.lifecycle import DrainingServer, address, listen
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.batches import TOKENIZER
 from testing.held_server import COMPLETIONS, LONG, STREAMS, HeldServer, ask, held_app, wait_until
@@ -42,7 +42,7 @@ def running(request):
     with listen("127.0.0.1", 0) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least there is
         held.address = address(*listener.getsockname()[:2])
-        server = make_server(held.app, told.append)
+        server = DrainingServer(held.app, told.append)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         wait_until(lambda: server.started)

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from drafttree import Decoder
 from drafttree.engine.batching import Engine
 from drafttree.interfaces.server.app import create_app
+from drafttree.interfaces.server.lifecycle import DrainingServer, listen
 from drafttree.interfaces.server.lifecycle import address as url
-from drafttree.interfaces.server.lifecycle import listen, make_server
 from drafttree.interfaces.server.serving import ServerSettings
 from testing.batches import TOKENIZER
 from testing.held_server import COMPLETIONS, ask, held_server, wait_until
@@ -124,7 +124,7 @@ def test_anthropics_clients_look_for_another_header(temperature):
     ],
 )
 def test_only_a_trusted_proxy_says_whose_request_it_hands_on(lines, trusted, said, address):
-    server = make_server(app(access_log=True, trusted_proxies=trusted), print)
+    server = DrainingServer(app(access_log=True, trusted_proxies=trusted), print)
     with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

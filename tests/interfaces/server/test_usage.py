@@ -46,7 +46,7 @@ def test_timings_have_llama_servers_names_and_the_times_of_the_longest_text():
     one = Metrics(queue_seconds=9.0, prefill_seconds=0.5, seconds=11.5, reused_tokens=6, rounds=[turn(5)])
     other = Metrics(prefill_seconds=0.25, seconds=1.25, reused_tokens=6, rounds=[turn(1)])
     texts = Texts([[1] * 10], [SimpleNamespace(metrics=one), SimpleNamespace(metrics=other)])
-    texts._texts[0].generated, texts._texts[1].generated, texts._texts[0].accepted = 3, 1, 2
+    texts.all[0].generated, texts.all[1].generated, texts.all[0].accepted = 3, 1, 2
     reading = {"prompt_n": 4, "prompt_ms": 500.0, "prompt_per_token_ms": 125.0, "prompt_per_second": 8.0}
     writing = {"predicted_n": 4, "predicted_ms": 2000.0, "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0}
     assert texts.timings == {"cache_n": 6, **reading, **writing, "draft_n": 4, "draft_n_accepted": 2}

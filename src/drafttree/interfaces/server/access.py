@@ -29,7 +29,6 @@ class AllowedHosts:
     no host, as HTTP/1.0 allows and no browser sends.
 
     Args:
-        app: the application behind it.
         hosts: the names, in lower case, or "*" for any.
     """
 
@@ -71,11 +70,7 @@ PROTECTED = ("/v1", "/tokenize", "/detokenize")
 
 
 class ApiKeys(AuthenticationBackend):
-    """Lets in who has one of the keys.
-
-    Args:
-        keys: the keys, of which requests must carry one.
-    """
+    """Lets in who has one of the keys."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [*map(_digest, keys)]

@@ -17,14 +17,15 @@ from drafttree.interfaces.server.errors import AGAIN, ServerError
 from drafttree.interfaces.server.metrics import ServerMetrics
 
 Found = TypeVar("Found")
-_current: ContextVar["OpenRequest | None"] = ContextVar("request", default=None)
+open_request: ContextVar["OpenRequest"] = ContextVar("open_request")
+"""The request that is being answered."""
 
 
 class OpenRequest:
     """A request of a client from its arrival on.
 
     Args:
-        key: the digest of the API key of who has sent it; "" or None where none is asked for.
+        key: the digest of the API key of who has sent it; "" where none is asked for.
         seconds: the time it has; None for no end.
 
     Attributes:
@@ -33,38 +34,30 @@ class OpenRequest:
         reading: the same when nothing of it is to be read any more.
     """
 
-    def __init__(self, key: str | None, seconds: float | None) -> None:
-        self.key, self.seconds, self.large = key, seconds, False
+    def __init__(self, key: str, seconds: float | None) -> None:
+        self.key, self.large = key, False
         self.ends, self.reading = ExitStack(), ExitStack()
-        self._arrived = time.monotonic()
+        self._ends_at = None if seconds is None else time.monotonic() + seconds
 
     @property
     def seconds_left(self) -> float | None:
         """The time that is left, at least 0; None for no end."""
-        if self.seconds is None:
-            return None
-        return max(0.0, self._arrived + self.seconds - time.monotonic())
+        return None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
 
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Make this the request that is being answered."""
         with self.ends, self.reading:
-            token = _current.set(self)
+            token = open_request.set(self)
             try:
                 yield
             finally:
-                _current.reset(token)
-
-
-def open_request() -> OpenRequest | None:
-    """The request that is being answered, None outside of one."""
-    return _current.get()
+                open_request.reset(token)
 
 
 async def read_request(read: Callable[[], Found]) -> Found:
     """What a function makes of the request, in a thread where it is large: otherwise a switch there takes longer."""
-    request = open_request()
-    return await asyncio.to_thread(read) if request and request.large else read()
+    return await asyncio.to_thread(read) if open_request.get().large else read()
 
 
 MAX_UNREAD = 16
@@ -79,13 +72,11 @@ def shutting_down() -> ServerError:
 
 
 class Admission:
-    """Counts the texts of a server.
+    """Lets texts into an engine, and knows which of them have not ended.
 
     Args:
-        engine: writes the texts.
         metrics: are told of every text.
         max_texts: the number of texts that may run or wait.
-        timeout: seconds from its arrival after which a request ends where it is; None for no end.
         shares_prefixes: whether texts without key and salt share their prefixes.
         max_texts_per_key: the number of them that may be of one key; None for no limit.
 
@@ -98,17 +89,15 @@ class Admission:
         engine: Engine,
         metrics: ServerMetrics,
         max_texts: int,
-        timeout: float | None = None,
         *,
         shares_prefixes: bool = True,
         max_texts_per_key: int | None = None,
     ) -> None:
         self._shares_prefixes, self._max_per_key = shares_prefixes, max_texts_per_key
         self._of_key = Counter[str]()
-        self._engine, self._metrics, self._max_texts, self._timeout = engine, metrics, max_texts, timeout
-        self._handles: set[Handle] = set()
-        self._preparing: set[asyncio.Timeout] = set()
-        self._submitting = self._answering = 0
+        self._engine, self._metrics, self._max_texts = engine, metrics, max_texts
+        self._handles, self._answering = set[Handle](), set[Handle]()
+        self._preparing, self._submitting = set[asyncio.Timeout](), 0
         self.draining = self._ending = False
 
     @property
@@ -120,17 +109,12 @@ class Admission:
     @property
     def most_texts(self) -> int:
         """Texts of one request at most."""
-        request = open_request()
-        return self._max_per_key if self._max_per_key and request and request.key else self._max_texts
+        return self._max_per_key if self._max_per_key and open_request.get().key else self._max_texts
 
     @property
     def busy(self) -> bool:
         """Whether any text has not ended, or is still on its way to a client."""
         return bool(self._answering or self.open)
-
-    def request(self, key: str | None) -> OpenRequest:
-        """A request of who has a key: texts that are submitted while it is answered end with it."""
-        return OpenRequest(key, self._timeout)
 
     @asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:
@@ -140,8 +124,7 @@ class Admission:
             ServerError: as for `submit`, also where the server shuts down meanwhile.
         """
         self.check()
-        if request := open_request():
-            request.reading.close()
+        open_request.get().reading.close()
         preparing = asyncio.timeout(None)
         self._preparing.add(preparing)
         try:
@@ -168,27 +151,28 @@ class Admission:
         to: Callable[..., Handle] | None = None,
         **options: Any,
     ) -> Handle:
-        """Submit a text; reading its prompt holds up nobody.
+        """Submit a text, which ends with the request that is being answered; reading its prompt holds up nobody.
+
+        What is not told here is as for `Engine.submit`.
 
         Args:
-            prompt: text, token ids or messages, as `Engine.submit` takes them.
-            group: as for `Engine.submit`.
             cache_salt: the request's own; prefixes are shared among texts of one key and salt, or within the group.
             to: the `Engine.submit` of an engine that takes the text in place of the server's.
-            **options: the options of `Engine.submit`.
 
         Raises:
             ServerError: too many texts wait, or too many of the key (429), or the server is shutting down (503).
             DraftTreeError: as for `Engine.submit`.
         """
         self.check()
-        if (asking := open_request()) and asking.key:
+        asking = open_request.get()
+        asking.reading.close()
+        if asking.key:
             self._of_key[asking.key] += 1
             asking.ends.callback(self._of_key.subtract, [asking.key])
         begun = time.perf_counter()
         self._submitting += 1
         group = object() if group is None else group
-        owner = (asking and asking.key, cache_salt)
+        owner = (asking.key, cache_salt)
         salt = owner if self._shares_prefixes or any(owner) else group
         submit = partial(
             to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
@@ -201,13 +185,12 @@ class Admission:
             submitting.add_done_callback(_cancel)
             raise
         self._metrics.watch(handle, begun)
-        if asking:
-            self._answering += 1
-            asking.ends.callback(self._answered)
-            asking.ends.callback(handle.cancel)
-            if (left := asking.seconds_left) is not None:
-                timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
-                asking.ends.callback(timer.cancel)
+        self._answering.add(handle)
+        asking.ends.callback(self._answering.discard, handle)
+        asking.ends.callback(handle.cancel)
+        if (left := asking.seconds_left) is not None:
+            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
+            asking.ends.callback(timer.cancel)
         return handle
 
     def check(self) -> None:
@@ -221,8 +204,8 @@ class Admission:
         if (waiting := self.open + len(self._preparing)) >= self._max_texts:
             message = f"{waiting} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=AGAIN)
-        request = open_request()
-        if self._max_per_key and request and request.key and self._of_key[request.key] >= self._max_per_key:
+        key = open_request.get().key
+        if self._max_per_key and key and self._of_key[key] >= self._max_per_key:
             message = f"{self._max_per_key} texts of this API key are running or waiting, its limit; try again later"
             raise ServerError(429, message, code="key_limit", headers=AGAIN)
 
@@ -240,9 +223,6 @@ class Admission:
         if self._ending:
             submitting.result().cancel(SHUTTING_DOWN)
 
-    def _answered(self) -> None:
-        self._answering -= 1
-
 
 def _cancel(submitting: "asyncio.Future[Handle]") -> None:
     """Cancel a text that nobody waited for."""
@@ -256,12 +236,11 @@ class ClientPresence:
     Streams find out by themselves that they are read by nobody; what is answered as a whole would not.
 
     Args:
-        app: the application behind it.
-        admission: knows which texts are whose.
+        timeout: seconds from its arrival after which a request ends where it is; None for no end.
     """
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app, self._admission = app, admission
+    def __init__(self, app: ASGIApp, timeout: float | None) -> None:
+        self._app, self._timeout = app, timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -294,7 +273,7 @@ class ClientPresence:
                 answering.cancel()
 
         user = scope.get("user")  # starlette's, where keys are asked for
-        with self._admission.request(user.display_name if user else None).answering():
+        with OpenRequest(user.display_name if user else "", self._timeout).answering():
             answering, watching = asyncio.ensure_future(self._app(scope, take, give)), asyncio.ensure_future(watch())
             try:
                 await asyncio.wait([answering])

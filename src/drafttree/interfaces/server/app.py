@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -15,10 +16,8 @@ from drafttree.interfaces.server import chat, completions, service
 from drafttree.interfaces.server.access import AllowedHosts, ApiKeys, refuse
 from drafttree.interfaces.server.admission import ClientPresence
 from drafttree.interfaces.server.anthropic import reply as anthropic
-from drafttree.interfaces.server.body_limits import BodyLimit
 from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
 from drafttree.interfaces.server.playground import routes as playground
-from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine
 from drafttree.interfaces.server.request_log import RequestLog
 from drafttree.interfaces.server.responses import reply as responses
 from drafttree.interfaces.server.serving import ServerSettings, ServingContext
@@ -31,15 +30,15 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         decoder: its target, drafter, policy and verifier are used; it belongs to the application from here on.
         settings: what the server is told when it starts.
     """
-    serving, drafting = ServingContext(decoder, settings), DraftingEngine(decoder)
+    serving = ServingContext(decoder, settings)
+    AppStatus.disable_automatic_graceful_drain()  # streams end by themselves when the server shuts down
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for engine in (serving.engine, drafting):
+        for engine in filter(None, (serving.engine, serving.drafting)):
             await asyncio.to_thread(engine.close)
 
-    context = decoder.target.context
     allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     keys = Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse)
     passed = [  # by every request, the outermost first
@@ -47,8 +46,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         Middleware(AllowedHosts, hosts=settings.allowed_hosts),
         *([Middleware(CORSMiddleware, **allowed)] if settings.cors else []),
         *([keys] if settings.api_keys else []),
-        Middleware(BodyLimit, context=context, most_bytes=settings.max_body_bytes),
-        Middleware(ClientPresence, admission=serving.admission),
+        Middleware(ClientPresence, timeout=settings.timeout),
     ]
     app = FastAPI(
         title="drafttree",
@@ -59,7 +57,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         middleware=passed,
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
     )
-    app.state.serving, app.state.drafting = serving, drafting
+    app.state.serving = serving
     for routes in (chat, completions, responses, anthropic, service, playground):
         app.include_router(routes.router)
     add_error_handlers(app)

@@ -1,8 +1,9 @@
-"""Bodies as requests: read beside the event loop where they are large, few at a time, up to the first mistake."""
+"""Bodies of requests: bounded as they arrive, and made into requests beside the event loop where they are large."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -15,16 +16,97 @@ from starlette.types import Receive, Scope
 
 from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request, read_request
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import AGAIN, ServerError
 
+BYTES, BYTES_PER_TOKEN = 4 << 20, 16
+ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
+"""A body may have so many, and so many more for each token of the model's context. 156 tools with 60 properties each
+have 40,000 items; a character takes 6 bytes where JSON escapes it."""
+ANY_CONTEXT = 1 << 17
+"""Stands for the context of a model that has no end."""
+BODIES_AT_ONCE = 64
+"""Bodies of the largest size whose bytes may be held together."""
+DISCARDED = 16 << 20
+"""Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
 SMALL = 16 << 10
 """Bytes of a body that is read without a thread of its own."""
-
+LARGE_BODIES = 2
+"""Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
+UNCOUNTED = bytes({*range(256)} - {*b'",[{'})
 CONVERSATIONS = ("messages", "input")
 """The fields that have the messages of a conversation, each of which takes a token or more of the context."""
 Model = TypeVar("Model")
 Body = Annotated[Model, WrapValidator(lambda given, check: given.value if isinstance(given, _Read) else check(given))]
 """The type of a parameter that is a body, which the route has read."""
+
+
+class ItemCount:
+    """Counts what the lists and objects of a JSON text hold, and themselves, part by part and without parsing.
+
+    It takes 2 ms for a MB, whose objects may take Python and pydantic 3 s.
+
+    Attributes:
+        items: those so far.
+    """
+
+    def __init__(self) -> None:
+        self.items = 0
+        self._rest = b""
+        self._in_string = False
+        self._has_strings: bool | None = None
+
+    def add(self, part: bytes) -> None:
+        """Count the items of the next part."""
+        if self._has_strings is None and part:  # UTF-16 has bytes of quotes in other characters: all of it counts
+            self._has_strings = json.detect_encoding(part[:4]).startswith("utf-8")
+        outside = self._without_strings(part) if self._has_strings else part
+        self.items += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+
+    def _without_strings(self, part: bytes) -> bytes:
+        text = self._rest + part
+        backslashes = (len(text) - len(text.rstrip(b"\\"))) % 2
+        text, self._rest = text[: len(text) - backslashes], text[len(text) - backslashes :]  # it escapes what comes
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, UNCOUNTED)
+        pieces = text.replace(b'""', b"").split(b'"')  # two quotes with nothing to count between them change nothing
+        outside = pieces[self._in_string :: 2]
+        self._in_string ^= len(pieces) % 2 == 0
+        return b"".join(outside)
+
+
+class BodyLimits:
+    """How large a body may be, and how much of all bodies there may be at a time.
+
+    Args:
+        context: tokens of the model's context, None for no limit.
+        most_bytes: the largest body in bytes; None for what the context needs.
+
+    Attributes:
+        context: as given.
+        held: bytes of all bodies that are being read.
+        turns: has a place for each large body that is being made into prompts.
+    """
+
+    def __init__(self, context: int | None, most_bytes: int | None = None) -> None:
+        tokens = ANY_CONTEXT if context is None else context
+        self._most_bytes = BYTES + BYTES_PER_TOKEN * tokens if most_bytes is None else most_bytes
+        self._most_items = ITEMS + ITEMS_PER_TOKEN * tokens
+        self.context, self.held, self.turns = context, 0, asyncio.Semaphore(LARGE_BODIES)
+
+    def refusal(self, size: int, items: int) -> ServerError | None:
+        """What is wrong with a body of which so much has come."""
+        if size > self._most_bytes:
+            return _too_large(self._most_bytes, "bytes")
+        if items > self._most_items:
+            return _too_large(self._most_items, "items in its lists and objects")
+        if self.held > BODIES_AT_ONCE * self._most_bytes:
+            message = f"the bodies of all requests take {self.held} bytes, which is too much; try again later"
+            return ServerError(429, message, code="bodies_full", headers=AGAIN)
+        return None
+
+
+def _too_large(most: int, what: str) -> ServerError:
+    message = f"the body has more than {most} {what}, which is the limit; send less at once"
+    return ServerError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
 @dataclass(frozen=True)
@@ -51,17 +133,40 @@ class BodyRoute(APIRoute):
 
 
 class _BodyRequest(Request):
-    """A request to a route.
-
-    Args:
-        scope: the server's.
-        receive: the server's channel of what the client sends.
-        kind: what its body must be.
-    """
+    """A request whose body must be of a kind."""
 
     def __init__(self, scope: Scope, receive: Receive, kind: TypeAdapter[Any]) -> None:
         super().__init__(scope, receive)
-        self._kind = kind
+        self._kind, self._limits = kind, self.app.state.serving.bodies
+        self._open = open_request.get()
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """The body as it arrives.
+
+        Raises:
+            ServerError: it is too large, by what it says or as soon as it turns out, or there is no room for it.
+        """
+        limits, count, size, discarded = self._limits, ItemCount(), 0, 0
+
+        def release() -> None:
+            limits.held -= size
+
+        self._open.reading.callback(release)
+        refusal = limits.refusal(int(self.headers.get("content-length", 0)), 0)
+        async for part in super().stream():
+            if refusal:
+                discarded += len(part)
+                if discarded >= DISCARDED:
+                    break
+                continue
+            size += len(part)
+            limits.held += len(part)
+            count.add(part)
+            refusal = limits.refusal(size, count.items)
+            if refusal is None:
+                yield part
+        if refusal:
+            raise refusal
 
     async def json(self) -> _Read:
         """The body as the route wants it.
@@ -75,27 +180,34 @@ class _BodyRequest(Request):
         if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
             message = f"the body has the Content-Encoding {coding!r}, which is not read; send it as it is"
             raise ServerError(415, message, code="content_encoding")
-        serving = self.app.state.serving
-        context = serving.decoder.target.context
         if len(body) > SMALL:
-            turns, request = serving.large_bodies, open_request()
-            assert request  # `ClientPresence` opens it
-            await turns.acquire()
-            request.reading.callback(turns.release)
-            request.large = True
-        found = await read_request(partial(_read, body, self._kind, context))
+            await self._limits.turns.acquire()
+            self._open.reading.callback(self._limits.turns.release)
+            self._open.large = True
+        found = await read_request(partial(_read, body, self._kind, self._limits.context))
         self._body = b""  # streams last long
         return _Read(found)
 
 
 def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
+    """A body as it must be, or its first mistake."""
     with collection_pause:
-        return _made(body, kind, context)
+        given = _parse(body)
+        for name in CONVERSATIONS:
+            messages = given.get(name) if isinstance(given, dict) else None
+            if isinstance(messages, list) and context is not None and len(messages) > context:
+                message = f"{name}: {len(messages)} do not fit into the model's context of {context} tokens; send fewer"
+                raise ServerError(400, message, param=name, code="context_length_exceeded")
+        try:
+            return kind.validate_python(given, from_attributes=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise RequestValidationError([{**first, "loc": ("body", *first["loc"])}], body=given) from None
 
 
-def _made(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
+def _parse(body: bytes) -> Any:
     try:
-        given = json.loads(body)
+        return json.loads(body)
     except json.JSONDecodeError:
         raise
     except UnicodeDecodeError:
@@ -107,16 +219,6 @@ def _made(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
         what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
         message = f"{place or 'the body'}: {what}"
         raise ServerError(400, message, param=place or None, code="int_parsing_size") from None
-    for name in CONVERSATIONS:
-        messages = given.get(name) if isinstance(given, dict) else None
-        if isinstance(messages, list) and context is not None and len(messages) > context:
-            message = f"{name}: {len(messages)} do not fit into the model's context of {context} tokens; send fewer"
-            raise ServerError(400, message, param=name, code="context_length_exceeded")
-    try:
-        return kind.validate_python(given, from_attributes=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise RequestValidationError([{**first, "loc": ("body", *first["loc"])}], body=given) from None
 
 
 def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from fastapi import APIRouter, Response
 
 from drafttree.engine.chat import turn_end
-from drafttree.interfaces.server.answer import Answer, Ended, Json, Piece, TokenNames
+from drafttree.engine.generation import Chunk
+from drafttree.interfaces.server.answer import Answer, Ended, Json
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
@@ -47,13 +48,12 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     if request.left_out:
         _warn_of(request.left_out)
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
-    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.logprobs else None
     texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     tools, dialect = request.callable_tools, serving.dialect
     calls, schemas = dialect.calls if tools else None, {name: tool.parameters for name, tool in tools.items()}
-    for _ in range(request.choices):
+    for text in texts.all:
         reader = AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
-        texts.answers.append(Answer(reader, names))
+        texts.answers.append(Answer(text, reader))
     return texts
 
 
@@ -95,8 +95,8 @@ class ChatChoice:
     def begin(self) -> Iterator[Json]:
         yield self._chunk({"role": "assistant", "content": ""})
 
-    def add(self, piece: Piece) -> Iterator[Json]:
-        for part, scores in self._answer.read(piece):
+    def add(self, chunk: Chunk) -> Iterator[Json]:
+        for part, scores in self._answer.read(chunk):
             self._scores += scores if self._keeps_scores else ()
             match part:
                 case None:

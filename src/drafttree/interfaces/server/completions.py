@@ -3,13 +3,14 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Response
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
+from drafttree.engine.generation import Chunk
 from drafttree.engine.prompt import encode
-from drafttree.interfaces.server.answer import Json, Piece, ScoredToken, TokenNames, scored_tokens
+from drafttree.interfaces.server.answer import Json, ScoredToken, Text, TokenNames, scored_tokens
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.fields import fields_of, mistake
@@ -25,8 +26,10 @@ router = APIRouter(route_class=BodyRoute, prefix="/v1/completions", tags=["compl
 MAX_PROMPTS = 256
 DEFAULT_LIMIT = 16
 
-Text = Annotated[str, Field(min_length=1)]
+PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Echo = tuple[str, list[int]]
+"""A prompt as text and as tokens."""
 
 
 def _as_list(prompt: object) -> object:
@@ -48,9 +51,9 @@ def _all(values: object, kind: type) -> bool:
 
 
 Prompts = Annotated[
-    list[Text] | list[TokenIds],
+    list[PromptText] | list[TokenIds],
     Field(max_length=MAX_PROMPTS),
-    BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | TokenIds | list[TokenIds]),
+    BeforeValidator(_as_list, json_schema_input_type=PromptText | list[PromptText] | TokenIds | list[TokenIds]),
 ]
 
 
@@ -97,36 +100,35 @@ async def complete(request: Body[CompletionRequest], serving: Serving) -> Respon
     """Continue texts, at once or as a stream of chunks."""
     serving.check_model(request.model)
     serving.admission.check()
-    prompts, options = await asyncio.to_thread(_prepare, request, serving)
-    names = await asyncio.to_thread(TokenNames, serving.decoder) if request.wanted_logprobs else None
+    prompts, options, echoes = await asyncio.to_thread(_prepare, request, serving)
     texts = await Texts.submit(serving, prompts, options, seeds(request), request.cache_salt, wanted=request.limit > 0)
-    echoes = [_echo(request, place, tokens, serving) for place, tokens in enumerate(prompts) for _ in seeds(request)]
-    choices = [Continuation(index, names, echo, not request.stream) for index, echo in enumerate(echoes)]
+    choices = [
+        Continuation(index, text, echoes[index // request.choices], not request.stream)
+        for index, text in enumerate(texts.all)
+    ]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
 
-def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json]]:
-    """The token ids of the prompts, and the options of their texts."""
+def _prepare(
+    request: CompletionRequest, serving: ServingContext
+) -> tuple[list[list[int]], list[Json], list[Echo | None]]:
+    """The token ids of the prompts, the options of their texts, and what these begin with."""
     decoder, logprobs = serving.decoder, request.wanted_logprobs
-    vocab, context = decoder.target.vocab_size, decoder.target.context
+    tokenizer, vocab, context = decoder.tokenizer, decoder.target.vocab_size, decoder.target.context
     with blaming("prompt"):
-        prompts = [encode(prompt, decoder.tokenizer, vocab, context) for prompt in request.prompt]
+        prompts = [encode(prompt, tokenizer, vocab, context) for prompt in request.prompt]
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
     wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts]
+    echoes: list[Echo | None] = [None] * len(prompts)
+    if request.echo:
+        read = zip(request.prompt, prompts, strict=True)
+        echoes = [(given if isinstance(given, str) else _decoded(tokens, tokenizer), tokens) for given, tokens in read]
+    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts], echoes
 
 
-def _echo(
-    request: CompletionRequest, place: int, tokens: list[int], serving: ServingContext
-) -> tuple[str, list[int]] | None:
-    """The prompt at a place as text and as tokens, if it is to be repeated."""
-    if not request.echo:
-        return None
-    given, tokenizer = request.prompt[place], serving.decoder.tokenizer
-    if not isinstance(given, str):
-        given = tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
-    return given, tokens
+def _decoded(tokens: list[int], tokenizer: Any) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
 
 
 class Continuation:
@@ -134,45 +136,45 @@ class Continuation:
 
     Args:
         index: its place among the texts of a request.
-        names: the tokens by name, None where no log-probabilities are wanted.
-        echo: the prompt that the text begins with, as text and as tokens; None for none.
+        text: the text.
+        echo: the prompt that the text begins with; None for none.
         keeps_scores: as for `ChatChoice`.
     """
 
-    def __init__(
-        self, index: int, names: TokenNames | None, echo: tuple[str, list[int]] | None, keeps_scores: bool
-    ) -> None:
-        self._index, self._names, self._echo = index, names, echo
-        self._begin, self._origins, self._given = len(echo[0]) if echo else 0, list[int](), 0
-        self._text, self._reason = "", None
-        self._logprobs = self._scored([], []) if names and keeps_scores else None
+    def __init__(self, index: int, text: Text, echo: Echo | None, keeps_scores: bool) -> None:
+        self._index, self._text, self._names, self._echo = index, text, text.names, echo
+        self._begin, self._written, self._reason = len(echo[0]) if echo else 0, "", None
+        self._logprobs = self._scored([], []) if text.names and keeps_scores else None
 
     def begin(self) -> Iterator[Json]:
-        """Nothing comes before the first piece."""
+        """Nothing comes before the first chunk."""
         yield from ()
 
-    def add(self, piece: Piece) -> Iterator[Json]:
-        """What a piece adds; the first one has the prompt if it is echoed."""
-        text, tokens, offsets = piece.text, piece.tokens, self._offsets_of(piece)
+    def add(self, chunk: Chunk) -> Iterator[Json]:
+        """What a chunk adds; the first one has the prompt if it is echoed."""
+        text, first = chunk.text, self._text.told
+        tokens = self._text.tell(self._text.known_tokens(chunk.finish_reason))
+        # bytes that continue a character begin where it does
+        offsets = [self._begin + bisect_left(self._text.origins, first + place) for place in range(len(tokens))]
         if self._echo:
             (shown, ids), self._echo = self._echo, None
             text = shown + text
-            if piece.prompt is not None:  # nothing stands before the first token
-                known = scored_tokens(ids[1:], piece.prompt.tokens, piece.prompt.top)
+            if chunk.prompt_logprobs is not None:  # nothing stands before the first token
+                known = scored_tokens(ids[1:], chunk.prompt_logprobs.tokens, chunk.prompt_logprobs.top)
                 prompt = [ScoredToken(ids[0], None, {}), *known]
                 tokens, offsets = [*prompt, *tokens], [*self._prompt_offsets(prompt), *offsets]
-        self._text, self._reason = self._text + text, piece.finish_reason
+        self._written, self._reason = self._written + text, chunk.finish_reason
         logprobs = self._names and self._scored(tokens, offsets)
         if self._logprobs and logprobs:
             for name, values in logprobs.items():
                 self._logprobs[name] += values
-        if text or tokens or piece.finish_reason:
+        if text or tokens or chunk.finish_reason:
             yield self._choice(text, logprobs)
 
     @property
     def whole(self) -> Json:
         """The whole text."""
-        return self._choice(self._text, self._logprobs)
+        return self._choice(self._written, self._logprobs)
 
     def _choice(self, text: str, logprobs: Json | None) -> Json:
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self._reason}
@@ -187,15 +189,8 @@ class Continuation:
             "text_offset": offsets,
         }
 
-    def _offsets_of(self, piece: Piece) -> list[int]:
-        """Where tokens begin, in characters; bytes that continue a character begin where it does."""
-        self._origins += piece.origins
-        places = range(self._given, self._given + len(piece.tokens))
-        self._given = places.stop
-        return [self._begin + bisect_left(self._origins, place) for place in places]
-
     def _prompt_offsets(self, tokens: Sequence[ScoredToken]) -> list[int]:
-        """The same for the tokens of the prompt, whose text is the client's."""
+        """Where the tokens of the prompt begin, whose text is the client's."""
         if self._names is None:
             return []
         found, offset = [], 0

@@ -105,10 +105,10 @@ class Grammars:
         eos = merged.eos(self._decoder.eos, self._decoder.target.vocab_size)
         if not self._thread.ident:
             self._thread.start()
-        request, making = open_request(), Future[Made]()
+        making = Future[Made]()
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
-            async with asyncio.timeout(request.seconds_left if request else None):
+            async with asyncio.timeout(open_request.get().seconds_left):
                 with self._times.time(), blaming(wanted.field):
                     made, enforced = await asyncio.wrap_future(making)
                     return {**options, "grammar": made}, enforced

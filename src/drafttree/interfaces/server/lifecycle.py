@@ -16,7 +16,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import frozen_heap
 from drafttree.engine.compatibility import precision_of
-from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.serving import ServingContext
 
 LONG = 10.0
@@ -35,16 +34,27 @@ class DrainingServer(uvicorn.Server):
     """Drains at the first signal: running texts finish and new ones are answered 503. A second signal ends it at once.
 
     Args:
-        config: the settings of uvicorn.
-        admission: knows which texts run.
-        grace: seconds from the first signal to the end; texts that still run then end where they are.
+        app: an application of `create_app`, whose settings are the server's.
         tell: is called with a line for the user about what happens.
     """
 
-    def __init__(self, config: uvicorn.Config, admission: Admission, grace: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, app: FastAPI, tell: Callable[[str], None]) -> None:
+        serving: ServingContext = app.state.serving
+        settings = serving.settings
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=[*settings.trusted_proxies],
+            timeout_keep_alive=settings.keep_alive,
+            timeout_graceful_shutdown=STUCK,
+        )
         super().__init__(config)
-        self._admission, self._grace, self._tell = admission, grace, tell
-        self._pace = min(grace / LONG, 1)
+        self._admission, self._grace, self._tell = serving.admission, settings.grace, tell
+        self._pace = min(settings.grace / LONG, 1)
         self._told = False
         self._begun = 0.0
 
@@ -115,33 +125,15 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
         listener.listen()
     except OSError as error:
         raise _unavailable(host, port, error) from None
-    model = f"{serving.model_name} in {precision_of(serving.decoder.target)}"
+    model = f"{serving.settings.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
     if not serving.settings.api_keys:
         shared = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
         tell(f"common prefixes of prompts are shared among {shared}")
     with frozen_heap():
-        make_server(app, tell).run(sockets=[listener])
+        DrainingServer(app, tell).run(sockets=[listener])
     sys.stdout.flush()
     os._exit(0)  # by itself Python takes seconds to end behind torch, where a machine is busy, of which texts have none
-
-
-def make_server(app: FastAPI, tell: Callable[[str], None]) -> DrainingServer:
-    """The server of an application; arguments as for `run`."""
-    serving: ServingContext = app.state.serving
-    settings = serving.settings
-    config = uvicorn.Config(
-        app,
-        http=Connection,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=[*settings.trusted_proxies],
-        timeout_keep_alive=settings.keep_alive,
-        timeout_graceful_shutdown=STUCK,
-    )
-    return DrainingServer(config, serving.admission, settings.grace, tell)
 
 
 def address(host: str, port: int) -> str:

@@ -46,10 +46,6 @@ WRITTEN = ("stop", "length")
 class ServerMetrics:
     """The metrics of one server.
 
-    Args:
-        engine: the engine that is measured.
-        model_name: the label of every metric.
-
     Attributes:
         registry: holds all metrics, for `generate_latest`.
         grammar: the times that requests wait for their grammar.
@@ -99,12 +95,7 @@ class ServerMetrics:
 
 
 class EngineCollector(Collector):
-    """Reads an engine whenever the metrics are asked for.
-
-    Args:
-        engine: the engine that is read.
-        labels: values of the labels of every metric, by name.
-    """
+    """Reads an engine whenever the metrics are asked for; every metric has the given labels."""
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
         self._engine, self._names, self._values = engine, [*labels], [*labels.values()]

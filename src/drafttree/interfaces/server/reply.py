@@ -6,19 +6,19 @@ OpenAI's and Anthropic's packages for Python read, whose types judge them in the
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
-from sse_starlette.sse import AppStatus
 
 import drafttree
+from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Json, Piece
+from drafttree.interfaces.server.answer import Json
 from drafttree.interfaces.server.errors import ServerError, as_server_error
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
@@ -54,12 +54,8 @@ class Writer(Protocol):
         """What a stream begins with."""
         ...
 
-    def add(self, place: int, piece: Piece) -> Iterable[Json]:
-        """What a piece of the text at a place adds. An event is sent before the next one is asked for."""
-        ...
-
-    def end(self) -> Iterable[Json]:
-        """What a stream ends with."""
+    def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
+        """What a chunk of the text at a place adds. An event is sent before the next one is asked for."""
         ...
 
     def fail(self, error: ServerError) -> Json:
@@ -79,8 +75,8 @@ class Choice(Protocol):
         """What its chunks begin with."""
         ...
 
-    def add(self, piece: Piece) -> Iterable[Json]:
-        """What a piece adds."""
+    def add(self, chunk: Chunk) -> Iterable[Json]:
+        """What a chunk adds."""
         ...
 
     @property
@@ -90,15 +86,7 @@ class Choice(Protocol):
 
 
 class Completions:
-    """Writes OpenAI's completions: a list of choices, or chunks with one choice each.
-
-    Args:
-        request: the request.
-        serving: the served model.
-        texts: the texts as the engine writes them.
-        choices: write each of them.
-        chat: whether they are answers of a chat.
-    """
+    """Writes OpenAI's completions: a list of choices, or chunks with one choice each."""
 
     done = True
 
@@ -111,7 +99,7 @@ class Completions:
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": request.model or serving.model_name,
+            "model": request.model or serving.settings.model_name,
             "system_fingerprint": f"drafttree-{drafttree.__version__}",
             **serving.decoder.fidelity.to_json(),
         }
@@ -119,12 +107,10 @@ class Completions:
     def begin(self) -> Iterable[Json]:
         return (self._chunk(begun) for choice in self._choices for begun in choice.begin())
 
-    def add(self, place: int, piece: Piece) -> Iterable[Json]:
-        self._running -= piece.finish_reason is not None
-        return map(self._chunk, self._choices[place].add(piece))
-
-    def end(self) -> Iterable[Json]:
-        if self._options.include_usage:
+    def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
+        self._running -= chunk.finish_reason is not None
+        yield from map(self._chunk, self._choices[place].add(chunk))
+        if not self._running and self._options.include_usage:
             yield {**self._head, "object": self._kinds[1], "choices": [], **self._costs}
 
     def fail(self, error: ServerError) -> Json:
@@ -159,10 +145,10 @@ async def reply(
     if told:
         headers["Warning"] = ", ".join(f'299 drafttree "{each}"' for each in told)
     if request.stream:
-        return stream_response(_events(texts, writer), headers)
-    async with aclosing(texts.read()) as pieces:
-        async for place, piece in pieces:
-            for _ in writer.add(place, piece):
+        return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
+    async with aclosing(texts.read()) as chunks:
+        async for place, chunk in chunks:
+            for _ in writer.add(place, chunk):
                 pass
     return Response(to_json(writer.whole), media_type="application/json", headers=headers)
 
@@ -174,22 +160,14 @@ async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]
         return ({"event": found["type"]} if "type" in found else {}) | {"data": to_json(found).decode()}
 
     try:
-        async with aclosing(texts.read()) as pieces:
+        async with aclosing(texts.read()) as chunks:
             for begun in writer.begin():
                 yield event(begun)
-            async for place, piece in pieces:
-                for added in writer.add(place, piece):
+            async for place, chunk in chunks:
+                for added in writer.add(place, chunk):
                     yield event(added)
-        for last in writer.end():
-            yield event(last)
     except Exception as error:
         yield event(writer.fail(as_server_error(error)))
         return
     if writer.done:
         yield {"data": "[DONE]"}
-
-
-def stream_response(events: AsyncIterable[Any], headers: dict[str, str] | None = None) -> EventSourceResponse:
-    """A response of server-sent events; a server that shuts down lets it end by itself."""
-    AppStatus.disable_automatic_graceful_drain()
-    return EventSourceResponse(events, headers=headers, sep="\n")

@@ -24,7 +24,6 @@ class RequestLog:
     It stands in front of all else, and so it also answers what nothing else has caught.
 
     Args:
-        app: the application behind it.
         lines: whether to log a line for each request, without its query, which may have secrets.
     """
 

@@ -138,7 +138,7 @@ async def tokenize(request: Body[TokenizeRequest], serving: Serving) -> Tokenize
     tokenizer = _tokenizer(serving)
     context = serving.decoder.target.context
     tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
-    names = tokenizer.convert_ids_to_tokens(tokens) if request.return_token_strs else None
+    names = await asyncio.to_thread(tokenizer.convert_ids_to_tokens, tokens) if request.return_token_strs else None
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
 
 

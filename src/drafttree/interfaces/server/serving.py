@@ -1,6 +1,5 @@
 """A model that is served: its settings, and what routes share."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,16 +13,15 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.body_reading import BodyLimits
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
+from drafttree.interfaces.server.drafting_engine import drafting_engine
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.grammar import Grammars
 from drafttree.interfaces.server.metrics import ServerMetrics
 from drafttree.interfaces.server.sampling import SAME_NAMES
 from drafttree.loading.names import target_name
-
-LARGE_BODIES = 2
-"""Large bodies that are made into prompts at the same time: all threads share one interpreter with the event loop."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +104,14 @@ def check_defaults(decoder: Decoder) -> None:
 class ServingContext:
     """A model that is served; its engine begins with it.
 
-    Args:
-        decoder: the decoder of the served model.
-        settings: what the server is told when it starts.
-
     Attributes:
         engine: writes the texts.
+        drafting: writes those of the playground; None without a drafter.
         metrics: counts the texts and takes their times.
         admission: lets requests into the engine.
         grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
-        large_bodies: has a place for each large body that is being made into prompts.
+        bodies: bounds what requests send.
 
     Raises:
         ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
@@ -133,23 +128,18 @@ class ServingContext:
             prefix_tokens=settings.prefix_tokens,
             max_token_gap=settings.max_token_gap,
         )
+        self.drafting = drafting_engine(decoder) if decoder.drafter else None
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
         self.admission = Admission(
             self.engine,
             self.metrics,
             settings.max_texts,
-            settings.timeout,
             shares_prefixes=settings.shares_prefixes,
             max_texts_per_key=settings.max_texts_per_key,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
-        self.large_bodies = asyncio.Semaphore(LARGE_BODIES)
-
-    @property
-    def model_name(self) -> str:
-        """The name by which requests call the model, the first of several."""
-        return self.settings.model_name
+        self.bodies = BodyLimits(decoder.target.context, settings.max_body_bytes)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model than the served one.

@@ -1,74 +1,16 @@
 """The texts of one request: submitted together, read as they grow, and counted."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import product
 
 from drafttree.engine.batching import Handle
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import ratio
-from drafttree.interfaces.server.admission import SHUTTING_DOWN, shutting_down
-from drafttree.interfaces.server.answer import Answer, Json, Piece, ScoredToken, scored_tokens
+from drafttree.interfaces.server.answer import Answer, Json, Text, TokenNames
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.serving import ServingContext
-
-
-class Text:
-    """One text, read in pieces.
-
-    A token is given out with the piece that has the last of its characters, so what may still turn out to be a stop
-    string shows in no log-probability either. A stop string's own tokens and EOS are no part of the text.
-
-    Args:
-        handle: the text in the engine.
-        wanted: False to leave out the text: an engine writes one token at least.
-
-    Attributes:
-        generated: its tokens so far.
-        accepted: those of them that were drafted.
-    """
-
-    def __init__(self, handle: Handle, *, wanted: bool = True) -> None:
-        self.handle, self._wanted = handle, wanted
-        self.generated = self.accepted = 0
-        self._held, self._given = deque[ScoredToken](), 0
-        self._rounds = self._drafted = 0
-
-    def piece(self, chunk: Chunk) -> Piece:
-        """The next piece.
-
-        Raises:
-            ServerError: the text ended since the server is shutting down.
-        """
-        if chunk.logprobs:
-            self._held += scored_tokens(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
-        reason = chunk.finish_reason
-        if reason == SHUTTING_DOWN:
-            raise shutting_down()
-        if reason not in (None, "stop", "length"):
-            raise ServerError(503, f"the text was {reason} before its end", code=reason)
-        if not self._wanted:
-            return Piece("", finish_reason=reason and "length", prompt=chunk.prompt_logprobs)
-        self.generated += len(chunk.tokens)
-        self.accepted += sum(chunk.drafted)
-        complete = chunk.origins[-1] + 1 - self._given if chunk.origins else 0
-        tokens = [self._held.popleft() for _ in range(min(len(self._held), complete))]
-        self._given += len(tokens)
-        if reason == "length":
-            tokens += self._held
-        told = (chunk.prompt_logprobs, chunk.stopped_by, chunk.origins)
-        return Piece(chunk.text, tokens, reason, len(chunk.tokens), *told)
-
-    @property
-    def drafted(self) -> int:
-        """The drafted tokens of all rounds so far; counting them again takes no longer for a longer text."""
-        new = self.handle.metrics.rounds[self._rounds :]
-        self._rounds += len(new)
-        self._drafted += sum(each.nodes - 1 for each in new)
-        return self._drafted
 
 
 @dataclass(frozen=True)
@@ -113,17 +55,27 @@ class Texts:
     Args:
         prompts: token ids of each prompt.
         handles: one for each text, as many for each prompt, those of the first prompt first.
+        names: the tokens by name, None where no log-probabilities are wanted.
         wanted: False where the reply has no text, only what is known of the prompts.
+        enforced: whether calls conform to the schemas of all tools.
 
     Attributes:
-        answers: what reads the texts and knows which tokens are thinking; none where nothing does.
-        enforced: whether calls conform to the schemas of all tools.
+        all: the texts.
+        enforced: as given.
+        answers: what reads them and knows which tokens are thinking; none where nothing does.
     """
 
-    enforced = True
-
-    def __init__(self, prompts: Sequence[list[int]], handles: Sequence[Handle], *, wanted: bool = True) -> None:
-        self._prompts, self._texts = prompts, [Text(handle, wanted=wanted) for handle in handles]
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        handles: Sequence[Handle],
+        names: TokenNames | None = None,
+        *,
+        wanted: bool = True,
+        enforced: bool = True,
+    ) -> None:
+        self._prompts, self._wanted, self.enforced = prompts, wanted, enforced
+        self.all = [Text(handle, names) for handle in handles]
         self.answers: list[Answer] = []
 
     @classmethod
@@ -137,15 +89,7 @@ class Texts:
         *,
         wanted: bool = True,
     ) -> "Texts":
-        """Submit all texts of a request, or none of them.
-
-        Args:
-            serving: the served model.
-            prompts: token ids of each prompt.
-            options: the options of `Engine.submit`, for each prompt.
-            seeds: one for each text of a prompt.
-            cache_salt: as for `Admission.submit`.
-            wanted: False where the reply has no text, only what is known of the prompts.
+        """Submit all texts of a request, or none of them: of each prompt, with its options, one for each seed.
 
         Raises:
             ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.made`.
@@ -158,6 +102,7 @@ class Texts:
             raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
         async with serving.admission.preparing():
             made = [await serving.grammars.made(each) for each in options]
+        names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None
         try:
             for (prompt, given), seed in product(zip(prompts, (each for each, _ in made), strict=True), seeds):
                 given = {**given, "seed": seed, "group": group, "cache_salt": cache_salt}
@@ -166,36 +111,53 @@ class Texts:
             for handle in handles:
                 handle.cancel()
             raise
-        found = cls(prompts, handles, wanted=wanted)
-        found.enforced = all(enforced for _, enforced in made)
-        return found
+        return cls(prompts, handles, names, wanted=wanted, enforced=all(enforced for _, enforced in made))
 
-    async def read(self) -> AsyncGenerator[tuple[int, Piece]]:
-        """The pieces of all texts as they come, each with its place among the texts.
+    async def read(self) -> AsyncGenerator[tuple[int, Chunk]]:
+        """The chunks of all texts as they come, each with its place among the texts.
 
         Leaving it early cancels all texts.
         """
-        handles = [text.handle for text in self._texts]
+        news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
+
+        async def read(place: int, handle: Handle) -> None:
+            try:
+                async for chunk in handle:
+                    await news.put((place, chunk))
+                await news.put(None)
+            except Exception as error:
+                await news.put(error)
+
+        readers = [asyncio.create_task(read(place, text.handle)) for place, text in enumerate(self.all)]
         try:
-            async with aclosing(_merged(handles)) as chunks:
-                async for place, chunk in chunks:
-                    yield place, self._texts[place].piece(chunk)
+            running = len(readers)
+            while running:
+                match await news.get():
+                    case None:
+                        running -= 1
+                    case Exception() as error:
+                        raise error
+                    case place, chunk:
+                        if not self._wanted:  # an engine writes one token at least
+                            reason = "length" if chunk.finish_reason == "stop" else chunk.finish_reason
+                            chunk = Chunk("", [], [], reason, prompt_logprobs=chunk.prompt_logprobs)
+                        self.all[place].add(chunk)
+                        yield place, chunk
         finally:
-            for handle in handles:
-                handle.cancel()
+            for reader, text in zip(readers, self.all, strict=True):
+                reader.cancel()
+                text.handle.cancel()
 
     @property
     def usage(self) -> Usage:
         """The tokens so far."""
-        each = len(self._texts) // len(self._prompts)
-        of_prompts = [self._texts[first : first + each] for first in range(0, len(self._texts), each)]
-        accepted, drafted = (
-            sum(counts) for counts in zip(*((t.accepted, t.drafted) for t in self._texts), strict=True)
-        )
+        each = len(self.all) // len(self._prompts)
+        of_prompts = [self.all[first : first + each] for first in range(0, len(self.all), each)]
+        accepted, drafted = (sum(counts) for counts in zip(*((t.accepted, t.drafted) for t in self.all), strict=True))
         return Usage(
             prompt=sum(map(len, self._prompts)),
             cached=sum(map(_not_read, of_prompts)),
-            generated=sum(text.generated for text in self._texts),
+            generated=sum(text.generated for text in self.all),
             accepted=accepted,
             rejected=max(drafted - accepted, 0),
             reasoning=sum(answer.reasoning_tokens for answer in self.answers),
@@ -204,7 +166,7 @@ class Texts:
     @property
     def timings(self) -> Json:
         """How fast they are so far, by llama-server's names; of several texts, the times are the longest one's."""
-        usage, metrics = self.usage, [text.handle.metrics for text in self._texts]
+        usage, metrics = self.usage, [text.handle.metrics for text in self.all]
         found: Json = {"cache_n": usage.cached}
         for name, tokens, seconds in (
             ("prompt", usage.prompt - usage.cached, max(each.prefill_seconds for each in metrics)),
@@ -221,31 +183,3 @@ def _not_read(texts: Sequence[Text]) -> int:
     """Tokens of a prompt that none of its texts had to read: what one of them reads, the others take from it."""
     metrics = [text.handle.metrics for text in texts]
     return min((each.reused_tokens for each in metrics if each.rounds), default=0)
-
-
-async def _merged(handles: Sequence[Handle]) -> AsyncGenerator[tuple[int, Chunk]]:
-    """The chunks of all handles as they come, each with the place of its handle."""
-    news: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(1)  # the rest waits in the handles
-
-    async def read(place: int, handle: Handle) -> None:
-        try:
-            async for chunk in handle:
-                await news.put((place, chunk))
-            await news.put(None)
-        except Exception as error:
-            await news.put(error)
-
-    readers = [asyncio.create_task(read(place, handle)) for place, handle in enumerate(handles)]
-    try:
-        running = len(readers)
-        while running:
-            match await news.get():
-                case None:
-                    running -= 1
-                case Exception() as error:
-                    raise error
-                case found:
-                    yield found
-    finally:
-        for reader in readers:
-            reader.cancel()

@@ -240,7 +240,7 @@ def test_a_text_can_be_stopped_and_another_one_written(app, page, expected):
     page.click("#write")
     playwright.expect(page.locator("#status")).to_contain_text(f"{TOKENS} tokens in", timeout=WAIT)
     assert page.locator("#answer").text_content() == expected
-    assert app.state.drafting.metrics.cancelled > 0
+    assert app.state.serving.drafting.metrics.cancelled > 0
 
 
 def test_the_keyboard_writes_stops_and_moves_about(page):

@@ -93,7 +93,7 @@ def test_a_message_is_answered_up_to_the_end_of_the_turn(address):
 def test_who_goes_away_leaves_no_request_behind(app, address):
     with httpx.stream("POST", address + STREAM, json={"prompt": PROMPT, "max_tokens": 1900}, timeout=60) as response:
         next(response.iter_text())
-    metrics = app.state.drafting.metrics
+    metrics = app.state.serving.drafting.metrics
     wait_until(lambda: (metrics.cancelled, metrics.running, metrics.waiting) == (1, 0, 0))
 
 

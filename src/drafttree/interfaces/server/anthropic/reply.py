@@ -8,8 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic_core import from_json
 
+from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Ended, Json, Piece
+from drafttree.interfaces.server.answer import Ended, Json
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
@@ -34,7 +35,7 @@ async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
     texts = await begin_answers(await read_request(request.as_chat), serving)
-    model = request.model or serving.model_name
+    model = request.model or serving.settings.model_name
     head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
     return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
 
@@ -81,8 +82,8 @@ class MessageText:
     def begin(self) -> Iterator[Json]:
         yield {"type": "message_start", "message": self.whole}
 
-    def add(self, place: int, piece: Piece) -> Iterator[Json]:
-        for part, _ in self._answer.read(piece):
+    def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
+        for part, _ in self._answer.read(chunk):
             match part:
                 case Thought(text=text):
                     yield from self._write("thinking", text)
@@ -97,9 +98,6 @@ class MessageText:
                     yield from self._end(reason, stopped_by if stopped_by in self._stop_strings else None)
                 case None:  # there are no log-probabilities
                     pass
-
-    def end(self) -> Iterator[Json]:
-        yield from ()
 
     def fail(self, error: ServerError) -> Json:
         return error.anthropic_body

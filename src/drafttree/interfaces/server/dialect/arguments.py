@@ -73,11 +73,7 @@ PAIRS = {
 class MarkedPairs:
     """Reads arguments each of which has marks around its name and its value; they end where no further one begins.
 
-    A value is JSON where its schema allows what it would be as JSON, else text. Strings have no quotes.
-
-    Args:
-        kind: which marks.
-        parameters: the schema of all arguments.
+    A value is JSON where the parameters' schema allows what it would be as JSON, else text. Strings have no quotes.
     """
 
     def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:

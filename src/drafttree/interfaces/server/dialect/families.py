@@ -119,11 +119,7 @@ class CallForm:
         return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
-        """Calls as a model writes them.
-
-        Args:
-            calls: the name of each, and its arguments as the form has them.
-        """
+        """Calls as a model writes them, by the name of each and its arguments as the form has them."""
         written = [f"{self.begin}{name}{self.middle}{arguments}{self.end}" for name, arguments in calls]
         return f"{self.around[0]}{(self.between or '').join(written)}{self.around[1]}"
 

@@ -82,12 +82,7 @@ class Dialect:
         return "no" if end.endswith(self.thinking.end) else "perhaps"
 
     def spelled_tokens(self, tokenizer: Any, *, calls: bool) -> list[int]:
-        """The special tokens that are marks.
-
-        Args:
-            tokenizer: the model's.
-            calls: whether calls are read.
-        """
+        """The special tokens that are marks of thinking, or of calls where these are read."""
         read = [self.thinking, self.calls if calls else None]
         marks = "\n".join(mark for each in read if each for mark in each.marks)
         return [token for token, text in special_tokens(tokenizer).items() if text in marks]

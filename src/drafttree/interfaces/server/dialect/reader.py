@@ -93,12 +93,7 @@ class AnswerReader:
             self._state = self._opening
 
     def read(self, text: str, *, final: bool) -> list[Part]:
-        """The parts that more text completes.
-
-        Args:
-            text: what is added.
-            final: whether the answer ends with it; nothing is held back then.
-        """
+        """The parts that more text completes; nothing is held back of the final one."""
         self._held += text
         parts: list[Part] = []
         before = None

@@ -10,7 +10,7 @@ from drafttree.engine.compatibility import is_text_of_seed, keeps_text
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.page_parts.assembly import assemble
 from drafttree.interfaces.page_parts.round_packing import WORDS
-from drafttree.interfaces.server.playground.drafting_engine import drafting_policy
+from drafttree.interfaces.server.drafting_engine import drafting_policy
 from drafttree.loading import policy_spec
 from drafttree.loading.names import PartNames
 

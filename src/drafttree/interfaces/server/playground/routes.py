@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import groupby, islice
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 from pydantic import Field, model_validator
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
@@ -18,7 +18,6 @@ from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import as_server_error
 from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.playground.page import facts_of, make_page
-from drafttree.interfaces.server.reply import stream_response
 from drafttree.interfaces.server.sampling import TokenCount
 from drafttree.interfaces.server.serving import Serving
 
@@ -48,11 +47,6 @@ class Asked(RequestModel):
 
     Attributes:
         prompt: text to go on from; or else `messages`, a conversation to be answered.
-        max_tokens: the number of tokens to write at most.
-        temperature: 0 is greedy.
-        top_p: keep the most probable tokens up to this probability.
-        seed: decides the draws; None for another seed each time.
-        stop: strings that end the text.
         speculate: False to write it without drafts.
         as_served: True to draft only where that pays, as for other texts of the server; False to draft in every round.
     """
@@ -88,18 +82,19 @@ class Asked(RequestModel):
 @router.get("/")
 def page(serving: Serving) -> HTMLResponse:
     """The page."""
-    facts = facts_of(serving.decoder, serving.model_name, wants_key=bool(serving.settings.api_keys))
+    facts = facts_of(serving.decoder, serving.settings.model_name, wants_key=bool(serving.settings.api_keys))
     html, policy = make_page(**facts)
     return HTMLResponse(html, headers={"Content-Security-Policy": policy, "Cache-Control": "no-store"})
 
 
 @router.post("/v1/playground/rounds")
-async def rounds(asked: Body[Asked], serving: Serving, request: Request) -> EventSourceResponse:
+async def rounds(asked: Body[Asked], serving: Serving) -> EventSourceResponse:
     """Write a text and stream its rounds."""
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
     options = asked.options(serving.decoder.tokenizer)
-    to = None if asked.as_served or serving.decoder.drafter is None else request.app.state.drafting.submit
-    return stream_response(_events(await serving.admission.submit(**options, to=to, observer=observer), observer))
+    to = None if asked.as_served or serving.drafting is None else serving.drafting.submit
+    handle = await serving.admission.submit(**options, to=to, observer=observer)
+    return EventSourceResponse(_events(handle, observer), sep="\n")
 
 
 async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JSONServerSentEvent]:

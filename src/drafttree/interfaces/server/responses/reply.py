@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Ended, Json, Piece
+from drafttree.interfaces.server.answer import Ended, Json
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
@@ -45,7 +46,7 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "model": request.model or serving.model_name,
+        "model": request.model or serving.settings.model_name,
         "output": [],
         "usage": None,
         **{name: getattr(request, name) for name in repeated},
@@ -86,8 +87,8 @@ class ResponseText:
         yield self._event("created", response=self.whole)
         yield self._event("in_progress", response=self.whole)
 
-    def add(self, place: int, piece: Piece) -> Iterator[Json]:
-        for part, scores in self._answer.read(piece):
+    def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
+        for part, scores in self._answer.read(chunk):
             match part:
                 case Thought(text=text):
                     yield from self._write("reasoning", text)
@@ -103,9 +104,6 @@ class ResponseText:
                     yield from self._end(reason)
                 case None:  # tokens of marks, thinking and calls belong to no message
                     pass
-
-    def end(self) -> Iterator[Json]:
-        yield from ()
 
     def fail(self, error: ServerError) -> Json:
         code = "invalid_prompt" if error.status < 500 else "server_error"

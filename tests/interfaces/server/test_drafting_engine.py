@@ -5,7 +5,7 @@ import pytest
 import drafttree
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine.compatibility import incompatibility
-from drafttree.interfaces.server.playground.drafting_engine import DraftingEngine, always_drafting, drafting_policy
+from drafttree.interfaces.server.drafting_engine import drafting_engine, drafting_policy
 from drafttree.policies import Auto, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers.playground import PROMPT, playground_decoder
@@ -28,9 +28,8 @@ def dear():
 
 @pytest.fixture
 def written(dear):
-    engine = DraftingEngine(dear)
-    yield engine.submit(PROMPT, max_new_tokens=TOKENS).result()
-    engine.close()
+    with drafting_engine(dear) as engine:
+        yield engine.submit(PROMPT, max_new_tokens=TOKENS).result()
 
 
 def test_it_drafts_where_that_does_not_pay(dear, written):
@@ -42,7 +41,8 @@ def test_it_drafts_where_that_does_not_pay(dear, written):
 
 
 def test_its_drafter_is_the_servers(dear):
-    assert always_drafting(dear).drafter is dear.drafter
+    with drafting_engine(dear) as engine:
+        assert engine.decoder.drafter is dear.drafter
     assert dear.drafter.name == "mixed:embedded-eagle3"
 
 
@@ -56,18 +56,11 @@ def test_every_verifier_has_a_policy_that_it_may_judge(dear, verifier):
     if incompatibility(Auto(), VERIFIERS[verifier]):
         pytest.skip("auto has no form for it")
     decoder = dear.with_policy(Auto()).with_verifier(VERIFIERS[verifier])
-    assert not always_drafting(decoder).policy.uses_costs
+    assert not decoder.with_policy(drafting_policy(decoder)).policy.uses_costs
 
 
 def test_trees_that_are_drawn_are_drafted_but_for_some_rounds():
     decoder = playground_decoder().with_verifier(VERIFIERS["traversal"])
-    engine = DraftingEngine(decoder)
-    rounds = engine.submit(PROMPT, max_new_tokens=TOKENS, temperature=1.0, seed=3).result().metrics.rounds
-    engine.close()
+    with drafting_engine(decoder) as engine:
+        rounds = engine.submit(PROMPT, max_new_tokens=TOKENS, temperature=1.0, seed=3).result().metrics.rounds
     assert sum(turn.nodes > 1 for turn in rounds) >= len(rounds) - 3
-
-
-def test_an_engine_that_was_never_asked_for_is_closed_without_being_made():
-    engine = DraftingEngine(playground_decoder())
-    engine.close()
-    assert engine.metrics.running == 0
