@@ -258,8 +258,9 @@ class GrammarState:
         if not self._ahead.is_error():
             return mask
         problem = one_line(self._ahead.get_error())
-        if not path and problem != NO_TOKEN and not self._renewed:
-            self._renewed = True  # other texts of the grammar may have filled the automata that all of them share
+        if not path and problem != NO_TOKEN and not self._renewed and self._seconds > SECONDS / 2:
+            # This text has taken little: others of the grammar may have filled the automata that all of them share.
+            self._renewed = True
             self._begin_anew()
             return self._mask(path)
         self._ahead, self._matched = self._committed.deep_copy(), []

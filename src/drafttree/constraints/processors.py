@@ -6,8 +6,9 @@ as one batch of texts, and the grammar follows the paths. Constraints apply to t
 and the bonus token obey them, and to the drafter's, so drafted tokens are likelier to be accepted.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -85,6 +86,7 @@ class PathConstraints:
 
     Attributes:
         padding: tokens the processors see before the text, such as the left padding of a batch.
+        seconds: CPU time that they have taken since it was last set to 0.
 
     Raises:
         ConfigError: a processor is stateful, so it cannot score several paths of one text.
@@ -94,6 +96,7 @@ class PathConstraints:
         self, processors: Iterable[LogitsProcessor], state: ConstraintState | None, eos: frozenset[int]
     ) -> None:
         self.padding: list[int] = []
+        self.seconds = 0.0
         processors = list(processors)
         for processor in processors:
             _check_stateless(processor)
@@ -108,12 +111,14 @@ class PathConstraints:
     def commit(self, token: int) -> None:
         """Advance the text by one committed token."""
         if self._state:
-            self._state.commit(token)
+            with self._timed():
+                self._state.commit(token)
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, at most so many, where the text can go on in one way only, spelled as is usual."""
         find = getattr(self._state, "forced", None)
-        return find(most) if find else []
+        with self._timed():
+            return find(most) if find else []
 
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
         """Constrain a drafter's logits of one level. A row with no allowed token, or that fails, stays unchanged.
@@ -175,15 +180,24 @@ class PathConstraints:
     def _process(self, tokens: list[int], paths: Sequence[Path], scores: Tensor) -> None:
         """Run the processors and the state on scores `[paths, vocab]`, in place."""
         active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
-        for length in sorted({len(paths[row]) for row in active}):
-            rows = [row for row in active if len(paths[row]) == length]
-            texts = self._token_ids(tokens, [paths[row] for row in rows], scores.device)
-            processed = scores[rows]
-            for processor in self._processors:
-                processed = _apply(processor, texts, processed)
-            scores[rows] = processed
-        if self._state and active:
-            scores[active] = self._state.restrict([paths[row] for row in active], scores[active])
+        with self._timed():
+            for length in sorted({len(paths[row]) for row in active}):
+                rows = [row for row in active if len(paths[row]) == length]
+                texts = self._token_ids(tokens, [paths[row] for row in rows], scores.device)
+                processed = scores[rows]
+                for processor in self._processors:
+                    processed = _apply(processor, texts, processed)
+                scores[rows] = processed
+            if self._state and active:
+                scores[active] = self._state.restrict([paths[row] for row in active], scores[active])
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.thread_time() - begun
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""

@@ -115,6 +115,7 @@ class Request:
         order: place in the order of arrival there; the smallest came first.
         turn: place among the waiting texts of groups that have as many running; the smallest is next.
         holds_rows: whether its rows are reserved: it runs, or it pauses.
+        overtime: seconds that its constraints took beyond its share of the rounds, and others did not have since.
     """
 
     tokens: list[int]
@@ -147,6 +148,7 @@ class Request:
     order: int = 0
     turn: int = 0
     holds_rows: bool = False
+    overtime: float = 0.0
     _latest: float = field(default_factory=time.perf_counter)
 
     @property

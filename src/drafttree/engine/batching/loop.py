@@ -121,7 +121,7 @@ class BatchLoop:
         broken = False
         try:
             self._admit()
-            self._advance(self._scheduler.running)
+            self._advance(self._scheduler.in_round)
         except Exception as error:
             broken = not is_out_of_memory(error)
             if not broken:
@@ -177,6 +177,7 @@ class BatchLoop:
         self.metrics.drafter_failures += advance.drafts.failure is not None
         committed = sum(map(self._publish, writing, advance.turns))
         advance.clock.lap("publish")
+        self._scheduler.charge(advance.clock.total)
         self._learn(writing, parts, advance, committed)
         del advance  # the frames of an error in it lead here, and must not lead back to it
 

@@ -22,6 +22,9 @@ class Scheduler:
     A text whose reader takes no more for now (`Reader.full`) pauses too, until it does. It gives its rows up where the
     text that is next needs them.
 
+    A text whose constraints take longer than its share of the rounds sits rounds out, so that an ambiguous grammar
+    makes its own text slow rather than those beside it.
+
     Args:
         max_batch: requests that run at once, at most.
         memory: what their KV caches may take.
@@ -39,6 +42,7 @@ class Scheduler:
         self._most = self._room = max_batch
         self._calm = 0
         self._newest = 0
+        self._round_seconds = 0.0
         self._settled = False
         self._unread: set[Request] = set()
         self._memory = memory
@@ -47,6 +51,11 @@ class Scheduler:
     def requests(self) -> list[Request]:
         """All of them, those that run first."""
         return [*self.running, *self.waiting]
+
+    @property
+    def in_round(self) -> list[Request]:
+        """The running requests that take part in the next round; one does if any runs."""
+        return [request for request in self.running if request.overtime <= self._round_seconds] or self.running
 
     @property
     def paused(self) -> list[Request]:
@@ -100,6 +109,13 @@ class Scheduler:
                 self._begin(request)
                 admitted.append(request)
         return admitted
+
+    def charge(self, seconds: float) -> None:
+        """Note how long a round was, which all that run share, and what the constraints of each took."""
+        self._round_seconds = seconds
+        for request in self.running:
+            over = request.constraints.seconds - seconds / len(self.running)
+            request.overtime, request.constraints.seconds = max(request.overtime + over, 0.0), 0.0
 
     def remove(self, request: Request) -> None:
         """Take a request out of the queue or the batch, and give its memory back."""
