@@ -7,8 +7,9 @@ makes fields of its requests from it (`interfaces/server/fields.py`). `docs/opti
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from transformers import GenerationConfig
 
 from drafttree.core.errors import ConfigError, unknown
@@ -86,6 +87,10 @@ _DIRECT = ({"type": "direct"}, ["direct"])
 _FUNCTION_CALLER = Refused("functions are called by the model alone", _DIRECT)
 _TOOL_CALLER = Refused("tools are called by the model alone", _DIRECT)
 _LEVEL = Literal["low", "medium", "high"]
+METADATA = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""The type of OpenAI's `metadata`."""
 
 _MOVES = "it counts from where the text began, which a text that moved to another worker cannot tell"
 _ONE_PLACE = "a worker of drafttree reads and writes in one place; leave it out"
@@ -179,7 +184,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "service_tier": NoEffect(_ONE_TIER, str),
         "verbosity": NoEffect("no effect", _LEVEL),
         "safety_identifier": NoEffect("no effect", str),
-        "metadata": NoEffect(_NOTHING_STORED, dict[str, Any]),
+        "metadata": NoEffect(_NOTHING_STORED, METADATA),
         "store": NoEffect(_NOTHING_STORED, bool),
         "prompt_cache_key": NoEffect(_FOUND, str),
         "prompt_cache_options": NoEffect(_FOUND, dict[str, Any]),
@@ -205,7 +210,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     "chat.tools": {"cache_control": NoEffect(_FOUND)},
     "responses": {
         "store": NoEffect(_NOTHING_STORED, bool),
-        "background": NoEffect(_DIRECT_REPLY, bool),
+        "background": Refused("a response is returned when it is asked for; leave it out, or give stream"),
         "background_options": NoEffect(_DIRECT_REPLY, dict[str, Any]),
         "max_tool_calls": NoEffect("no effect: it limits calls of built-in tools, and there are none", int),
         "service_tier": NoEffect(_ONE_TIER, str),

@@ -75,15 +75,20 @@ class SchemaComparison:
             return set()
         if not isinstance(schema, dict) or not depth:
             return ALL_TYPES
+        found = ALL_TYPES
         if (values := _values(schema)) is not None:
-            return set().union(*map(_types_of_value, values))
-        for keyword in ("anyOf", "oneOf", "allOf"):
+            found = set().union(*map(_types_of_value, values))
+        for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword]:
-                return set().union(*(self.possible_types(each, depth - 1) for each in schema[keyword]))
+                found = found.intersection(
+                    set().union(*(self.possible_types(each, depth - 1) for each in schema[keyword]))
+                )
+        for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            found = found & self.possible_types(each, depth - 1)
         if "type" in schema:
             names = [name for name in as_list(schema["type"]) if isinstance(name, str)]
-            return set().union(*(SPLIT_TYPES.get(name, {name}) for name in names))
-        return ALL_TYPES
+            found = found.intersection(set().union(*(SPLIT_TYPES.get(name, {name}) for name in names)))
+        return found
 
     def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
         self._spend()

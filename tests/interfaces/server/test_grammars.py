@@ -40,7 +40,7 @@ def optional(count: int, name: str = "p") -> dict:
 
 
 def wanted(schema: dict) -> WantedGrammar:
-    return WantedGrammar(json.dumps({"type": "json_schema", "json_schema": schema}), "response_format")
+    return WantedGrammar(json.dumps({"type": "json_schema", "json_schema": schema}), ("response_format",))
 
 
 SMALL, LARGE = wanted(optional(1)), wanted(optional(300))
@@ -101,7 +101,7 @@ def test_a_grammar_is_made_once_for_all_who_want_it(decoder):
     ],
 )
 def test_every_kind_is_parsed(form, good):
-    assert accepts(WantedGrammar(json.dumps(form), "x").parse(), good)
+    assert accepts(WantedGrammar(json.dumps(form), ("x",)).parse(), good)
 
 
 def test_a_text_may_be_one_of_several():
@@ -110,7 +110,7 @@ def test_a_text_may_be_one_of_several():
 
 
 def test_a_grammar_ends_with_the_tokens_that_end_its_text(decoder):
-    options = {"grammar": WantedGrammar(json.dumps({"type": "regex", "pattern": "a?"}), "x"), "eos_token_id": [5]}
+    options = {"grammar": WantedGrammar(json.dumps({"type": "regex", "pattern": "a?"}), ("x",)), "eos_token_id": [5]}
     found = asyncio.run(Grammars(decoder, TIMES).made(options))[0]["grammar"]
     assert found.new_state(decoder.tokenizer, decoder.target.vocab_size, (5,))
 

@@ -398,7 +398,7 @@ def test_llama_indexs_choice_without_tools_is_refused_as_openai_does():
     with served("run") as client:
         reply = client.post("/v1/chat/completions", json={"messages": HELLO, "tool_choice": "required"})
     assert reply.status_code == 400
-    assert "tool_choice asks for a call, but there are no tools" in reply.json()["error"]["message"]
+    assert "tool_choice: this asks for a call, but there are no tools" in reply.json()["error"]["message"]
 
 
 FAMILIES = ["hermes", "qwen3_coder", "glm45", "openai", "mistral"]

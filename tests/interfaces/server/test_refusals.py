@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from drafttree import Decoder
-from drafttree.constraints.refusals import FIELDS, Clamped, NoEffect, Refused
+from drafttree.constraints.refusals import FIELDS, METADATA, Clamped, NoEffect, Refused
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import tokenizer_of
@@ -74,6 +74,11 @@ def outputs(**form: object) -> dict:
     return {"structured_outputs": form}
 
 
+def namespace(*tools: dict, name: str = "n") -> dict:
+    return {"type": "namespace", "name": name, "tools": [*tools]}
+
+
+CHOICES = "give none, auto, required, function or allowed_tools"
 PLACE = "#/properties/x/properties/y"
 NEGATIVE = "cannot be enforced; leave it out"
 CLOCK, RESPONSE_CLOCK, CUSTOM_CLOCK = (
@@ -101,12 +106,12 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of"),
     ({"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside the vocabulary of"),
     ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
-    ({"unheard_of": 1}, "unheard_of", "unheard_of: Extra inputs are not permitted"),
-    ({"u" * 100_000: 1}, f"{'u' * 200}...", "u...: Extra inputs are not permitted"),
+    ({"unheard_of": 1}, "unheard_of", "unheard_of: there is no such field; leave it out"),
+    ({"u" * 100_000: 1}, f"{'u' * 200}...", "u...: there is no such field; leave it out"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
     (outputs(regex="("), "structured_outputs", "unclosed group"),
     (outputs(regex="a{2147483648}"), "structured_outputs", "repeats more than 2147483647 times; lower its bounds"),
-    (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: Input should be"),
+    (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: give an object"),
     (outputs(json={"enum": ["x" * 40000]}), "structured_outputs", "give at most 32768"),
     (outputs(json={"not": {}}), "structured_outputs", "'not' at # cannot be enforced"),
     (
@@ -137,12 +142,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "prompt",
             f"the prompt has 1000000 characters, and the model's context of {CONTEXT} tokens",
         ),
-        ({"max_tokens": 0}, None, "max_tokens is 0, so there is nothing to send without echo"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens: this is 0, so there is nothing to send without echo"),
         ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 texts are more than the server takes at once"),
-        ({"messages": []}, "messages", "Extra inputs are not permitted"),
+        ({"messages": []}, "messages", "messages: there is no such field; did you mean 'prompt'?"),
         ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
     CHAT: [
@@ -167,32 +172,36 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         (
             {"messages": [{**ASK, "tool_calls": [{"id": "c", **CLOCK}]}]},
-            "messages.0",
-            "tool_calls belong to messages of the assistant, not",
+            "messages.0.tool_calls",
+            "messages.0.tool_calls: these belong to the assistant's messages, not 'user'",
         ),
         (
             {"messages": [{**ASK, "tool_call_id": "c"}]},
-            "messages.0",
-            "tool_call_id belongs to messages of role 'tool', not 'user'",
+            "messages.0.tool_call_id",
+            "messages.0.tool_call_id: this belongs to messages of role 'tool', not 'user'",
         ),
-        ({"messages": [{"role": "user"}]}, "messages.0", "content is missing"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "a message of role 'user' has a content"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"add_generation_prompt": True, "continue_final_message": True}, None, "cannot both be true"),
+        (
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+            "continue_final_message: this and add_generation_prompt cannot both be true",
+        ),
         (
             {"messages": [ASK, {**OWN, "content": ""}], "continue_final_message": True},
             "messages",
             "the last message has no content",
         ),
         ({"n": 0}, "n", "greater than or equal to 1"),
-        ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream to be true"),
-        ({"top_logprobs": 2}, None, "top_logprobs needs logprobs to be true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options: this needs stream to be true"),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: this needs logprobs to be true"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         (
             {"stop": "<|endoftext|>\nUser"},
             None,
             SPECIAL_WITHIN,
         ),
-        ({"max_completion_tokens": 3}, None, "max_tokens and max_completion_tokens differ; give one of them"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens", "this differs from max_tokens; give one of them"),
         ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is not a variable"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages' is not a variable"),
@@ -209,21 +218,47 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         (form(enum=["x" * 40000]), "response_format", "give at most 32768"),
         (form(enum=[1], **{"if": {}}), "response_format", "'if' at"),
-        ({"tools": [CLOCK], **outputs(regex="x")}, None, "structured_outputs excludes tools and response_format"),
-        ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
-        ({"tool_choice": "required"}, None, "tool_choice asks for a call, but there are no tools"),
-        ({"tools": [CLOCK], "tool_choice": function("f")}, None, "tool_choice names 'f', which is not among the tools"),
-        ({"tools": [CLOCK], "tool_choice": {"type": "custom"}}, "tool_choice", "give none, auto, required, a function"),
-        ({"tools": [CLOCK, CLOCK]}, "tools", "two tools have the name 'clock'"),
-        ({"tools": [{"function": {"name": "x"}}]}, "tools.0.type", "tools.0.type: Field required"),
-        ({"tools": [{"type": 3}]}, "tools.0.type", "tools.0.type: Input should be"),
-        ({"tools": [{"type": "a b"}]}, "tools.0.type", "tools.0.type: String should match"),
+        (
+            {"tools": [CLOCK], **outputs(regex="x")},
+            "structured_outputs",
+            "this excludes tools and response_format; give",
+        ),
+        ({"tool_choice": "any"}, "tool_choice", f"tool_choice: {CHOICES}"),
+        ({"tool_choice": ["none"]}, "tool_choice", f"tool_choice: {CHOICES}"),
+        ({"tool_choice": {}}, "tool_choice.type", "give the type of a tool_choice: function or allowed_tools"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice: this asks for a call, but there are no tools; give"),
+        (
+            {"tools": [CLOCK], "tool_choice": function("clok")},
+            "tool_choice",
+            "tool_choice: unknown tool 'clok'; did you mean 'clock'?",
+        ),
+        (
+            {"tools": [CLOCK], "tool_choice": {"type": "custom"}},
+            "tool_choice",
+            f"type 'custom' is not served; {CHOICES}",
+        ),
+        (
+            {"tools": [CLOCK, CLOCK]},
+            "tools.1.function.name",
+            "two tools have the name 'clock'; give one of them another",
+        ),
+        ({"tools": [{"function": {"name": "x"}}]}, "tools.0.type", "tools.0.type: give the type of a tool: function"),
+        ({"tools": [{"type": 3}]}, "tools.0.type", "tools.0.type: give the type of a tool: function"),
+        ({"tools": ["clock"]}, "tools.0", "tools.0: give an object"),
+        ({"messages": ["Hi"]}, "messages.0", "messages.0: give an object"),
+        (say([{"text": "x"}]), "messages.0.content.0.type", "give the type of a content part: text"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "give text, json_object or json_schema"),
+        ({"response_format": {}}, "response_format.type", "give the type of a form: text, json_object or json_schema"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", "metadata: give at most 16 items, not 17"),
+        ({"metadata": {"x" * 65: "x"}}, f"metadata.{'x' * 65}", "String should have at most 64 characters"),
+        ({"metadata": {"x": "x" * 513}}, "metadata.x", "String should have at most 512 characters"),
+        ({"max_completion_tokenz": 1}, "max_completion_tokenz", "no such field; did you mean 'max_completion_tokens'?"),
         (
             {"tools": [CLOCK, {"type": "custom"}], "tool_choice": "required"},
-            None,
-            "tool_choice asks for a call, but the server cannot run 'custom'; leave it out of the tools",
+            "tool_choice",
+            "tool_choice: this asks for a call, but the server cannot run 'custom'; leave it out of the tools",
         ),
-        ({"tools": [CLOCK] * 513}, "tools", "at most 512 items"),
+        ({"tools": [CLOCK] * 513}, "tools", "tools: give at most 512 items, not 513"),
         ({"tools": [function("x" * 129)]}, "tools.0.function.name", "tools.0.function.name: String should match"),
         ({"tools": [function("a b")]}, "tools.0.function.name", "tools.0.function.name: String should match"),
         (
@@ -242,8 +277,17 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "allows null, object",
         ),
         (tools_of(CHAT, {"type": []}), "tools.1.function.parameters", "the schema allows nothing"),
+        (
+            tools_of(CHAT, {"type": "object", "allOf": [{"type": "string"}]}),
+            "tools.1.function.parameters",
+            "tool 'place': the schema allows nothing; the arguments of a function are an object",
+        ),
         *[
-            (tools_of(CHAT, within(**schema)), "tools", f"tool 'place': invalid JSON schema: {what}")
+            (
+                tools_of(CHAT, within(**schema)),
+                "tools.1.function.parameters",
+                f"tools.1.function.parameters: invalid JSON schema: {what}",
+            )
             for schema, what in SCHEMAS
         ],
         ({"tools": [CLOCK], "ignore_eos": True}, "ignore_eos", "a grammar ends its text with an EOS token"),
@@ -263,37 +307,80 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "'input_image' is not served",
         ),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'user', 'assistant', 'system'"),
-        ({"input": [{"type": "reasoning", "id": "x"}]}, "input", "input: List should have at least 1 item"),
+        (
+            {"input": [{"type": "reasoning", "id": "x"}]},
+            "input.0",
+            "input.0: reasoning alone cannot be answered; send a message with it",
+        ),
+        ({"background": True}, "background", "background: this is not served; a response is returned when it is asked"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", "metadata: give at most 16 items, not 17"),
         ({"input": [ASK, OWN]}, "input", "the last message is the assistant's own"),
         ({"input": LONG}, "input", f"the model's context of {CONTEXT} tokens has room for"),
         (
-            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "function", "name": "web_search"}},
-            None,
-            "tool_choice names 'web_search', which the server cannot run",
+            {
+                "tools": [{"type": "web_search"}, RESPONSE_CLOCK],
+                "tool_choice": {"type": "function", "name": "web_search"},
+            },
+            "tool_choice",
+            "tool_choice: this names 'web_search', which the server cannot run; leave out the choice, or",
         ),
         (
             {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             "tool_choice",
-            "give none, auto, required, a function",
+            f"type 'web_search' is not served; {CHOICES}",
         ),
         (
-            {"tools": [{"type": "namespace", "name": "x" * 120, "tools": [RESPONSE_CLOCK | {"name": "y" * 9}]}]},
-            "tools.0.name",
-            "tools.0.name: String should match",
+            {"tools": [namespace(RESPONSE_CLOCK, RESPONSE_CLOCK | {"name": "y" * 9}, name="x" * 120)]},
+            "tools.0.tools.1.name",
+            "tools.0.tools.1.name: with that of its namespace the name has 130 characters; give at most 128",
+        ),
+        (
+            {"tools": [RESPONSE_CLOCK, namespace(*[RESPONSE_CLOCK] * 512)]},
+            "tools",
+            "tools: with those in namespaces there are 513 tools; give at most 512",
+        ),
+        (
+            {"tools": [RESPONSE_CLOCK, namespace(RESPONSE_CLOCK, RESPONSE_CLOCK)]},
+            "tools.1.tools.1.name",
+            "tools.1.tools.1.name: two tools have the name 'n.clock'",
+        ),
+        (
+            {"tools": [RESPONSE_CLOCK, namespace(RESPONSE_CLOCK, RESPONSE_CLOCK | {"name": "a b"})]},
+            "tools.1.tools.1.name",
+            "tools.1.tools.1.name: String should match",
+        ),
+        (
+            {"tools": [namespace(*tools_of(RESPONSES, within(**SCHEMAS[0][0]))["tools"])]},
+            "tools.0.tools.1.parameters",
+            f"tools.0.tools.1.parameters: invalid JSON schema: {SCHEMAS[0][1]}",
+        ),
+        (
+            {"tools": [namespace(RESPONSE_CLOCK)], "tool_choice": {"type": "function", "name": "clock"}},
+            "tool_choice",
+            "tool_choice: unknown tool 'clock'; did you mean 'n.clock'?",
         ),
         (
             {"tool_choice": {"type": "function", "name": "f"}},
-            None,
-            "tool_choice asks for a call, but there are no tools",
+            "tool_choice",
+            "tool_choice: this asks for a call, but there are no tools",
         ),
-        ({"tools": [RESPONSE_CLOCK], "tool_choice": {"type": "function", "name": "f"}}, None, "tool_choice names 'f'"),
+        (
+            {"tools": [RESPONSE_CLOCK], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+            "tool_choice: unknown tool 'f'; known: clock",
+        ),
         (
             {"tools": [RESPONSE_CLOCK], "tool_choice": {"type": "mcp"}},
             "tool_choice",
-            "give none, auto, required, a function",
+            f"a tool_choice of type 'mcp' is not served; {CHOICES}",
         ),
-        ({"tools": [RESPONSE_CLOCK] * 2}, "tools", "two tools have the name 'clock'"),
-        ({"top_logprobs": 2}, None, "top_logprobs needs 'message.output_text.logprobs' in include"),
+        ({"tools": [RESPONSE_CLOCK] * 2}, "tools.1.name", "tools.1.name: two tools have the name 'clock'"),
+        (
+            {"text": {"format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}},
+            "text.format.json_schema",
+            "there is no such field",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: this needs 'message.output_text.logprobs' in include"),
         (
             {"reasoning": {"effort": "low"}},
             "reasoning.effort",
@@ -306,12 +393,18 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (text_form(enum=[1], **{"if": {}}), "text.format", "'if' at"),
         (
             {"tools": [RESPONSE_CLOCK], **text_form(enum=[1], **{"if": {}})},
-            "tools",
+            "text.format",
             "text.format: invalid JSON schema: 'if' at",
         ),
-        ({**text_form(), **outputs(regex="x")}, None, "structured_outputs excludes tools and text.format"),
-        ({"n": 2}, "n", "Extra inputs are not permitted"),
-        (tools_of(RESPONSES, within(**SCHEMAS[0][0])), "tools", f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
+        ({**text_form(), **outputs(regex="x")}, "structured_outputs", "this excludes tools and text.format"),
+        ({"n": 2}, "n", "n: there is no such field; leave it out"),
+        (form(), "response_format", "response_format: there is no such field; did you mean 'text.format'?"),
+        ({"max_tokens": 2}, "max_tokens", "max_tokens: there is no such field; did you mean 'max_output_tokens'?"),
+        (
+            tools_of(RESPONSES, within(**SCHEMAS[0][0])),
+            "tools.1.parameters",
+            f"tools.1.parameters: invalid JSON schema: {SCHEMAS[0][1]}",
+        ),
         ({"model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
     ],
     MESSAGES: [
@@ -320,19 +413,40 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             None,
             "output_config.format has 40014 characters as JSON; give at most 32768",
         ),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"enum": [1], "if": {}}}}},
+            None,
+            "output_config.format: invalid JSON schema: 'if' at",
+        ),
         ({"max_tokens": None}, None, "max_tokens: Input should be a valid integer"),
         ({"max_tokens": 10**400}, None, f"max_tokens: Input should be less than {2**63}"),
-        ({"max_tokenz": 1}, None, "max_tokenz: Extra inputs are not permitted"),
-        ({"messages": []}, None, "messages: List should have at least 1 item"),
-        (say([]), None, "messages: List should have at least 1 item"),
+        ({"max_tokenz": 1}, None, "max_tokenz: there is no such field; did you mean 'max_tokens'?"),
+        ({"messages": []}, None, "messages: give at least 1 item"),
+        (say([]), None, "messages.0.content: a turn of the user is empty; give it content, or leave it out"),
+        (
+            {"messages": [ASK, OWN, {"role": "user", "content": []}, ASK]},
+            None,
+            "messages.2.content: a turn of the user is empty",
+        ),
+        (
+            {"messages": [ASK, {**OWN, "content": [{"type": "text", "text": "x"}, {"type": "tool_result"}]}, ASK]},
+            None,
+            "messages.1.content.1: a block of the assistant of type 'tool_result' is not served; give text, tool_use",
+        ),
+        (say([{"text": "x"}]), None, "messages.0.content.0.type: give the type of a block: text"),
+        (say(["x"]), None, "messages.0.content.0: give an object"),
         (say("x", "tool"), None, "'user', 'assistant' or 'system'"),
-        (say([{"type": "image"}]), None, "'image' is not served; give text or tool"),
+        (
+            say([{"type": "image"}]),
+            None,
+            "messages.0.content.0: a block of the user of type 'image' is not served; give text or tool",
+        ),
         (say([{"type": "tool_use"}]), None, "a block of the user of type 'tool_use'"),
-        (say(LONG), None, f"context of {CONTEXT} tokens has room for"),
+        (say(LONG), None, "messages: the prompt has"),
         (
             say([{"type": "tool_use", "id": "c", "name": "f"}], "assistant"),
             None,
-            "the last message is the assistant's and calls tools, so that their results come next; change or remove it",
+            "messages.0: the last message is the assistant's and calls tools, so that their results come next; change",
         ),
         (say([{"type": "thinking", "thinking": "Hm."}], "assistant"), None, "has no text to continue"),
         (say("Hi \n", "assistant"), None, "ends with whitespace"),
@@ -350,12 +464,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
             None,
-            "tool_choice names 'bash', which the server cannot run",
+            "tool_choice: this names 'bash', which the server cannot run; leave out the choice",
         ),
         (
             {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
             None,
-            "tool_choice asks for a call, but the server cannot run 'bash'; leave it out of the tools",
+            "tool_choice: this asks for a call, but the server cannot run 'bash'; leave it out of the tools",
         ),
         ({"tools": [{"type": "custom", "name": "f"}]}, None, "tools.0.input_schema: Field required"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, None, "context_management: this"),
@@ -364,15 +478,30 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             None,
             "tools.0.input_schema: tool 'f': the type is None; the input of a tool is",
         ),
-        ({"tools": [CUSTOM_CLOCK] * 2}, None, "two tools have the name 'clock'"),
-        (tools_of(MESSAGES, within(**SCHEMAS[0][0])), None, f"tool 'place': invalid JSON schema: {SCHEMAS[0][1]}"),
-        ({"tool_choice": {"type": "any"}}, None, "there are no tools"),
+        ({"tools": [CUSTOM_CLOCK] * 2}, None, "tools.1.name: two tools have the name 'clock'"),
+        (
+            tools_of(MESSAGES, within(**SCHEMAS[0][0])),
+            None,
+            f"tools.1.input_schema: invalid JSON schema: {SCHEMAS[0][1]}",
+        ),
+        (
+            tools_of(MESSAGES, {"type": "object", "allOf": [{"type": "string"}]}),
+            None,
+            "tools.1.input_schema: tool 'place': the schema allows nothing",
+        ),
+        ({"tool_choice": {"type": "any"}}, None, "tool_choice: this asks for a call, but there are no tools"),
+        ({"min_tokens": 25}, None, "min_tokens is 25, but the text may have"),
+        ({"ignore_eos": True, **outputs(regex="x")}, None, "ignore_eos: a grammar ends its text with an EOS token"),
         (
             {"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool"}},
             None,
             "a choice of type 'tool' has the tool's name",
         ),
-        ({"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool", "name": "f"}}, None, "tool_choice names 'f'"),
+        (
+            {"tools": [CUSTOM_CLOCK], "tool_choice": {"type": "tool", "name": "f"}},
+            None,
+            "tool_choice: unknown tool 'f'; known: clock",
+        ),
         ({"stop_sequences": [""]}, None, "stop_sequences.0"),
         ({"thread": {"type": "create"}}, None, "thread: this is not served; nothing is stored"),
         ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
@@ -394,7 +523,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ),
         (
             {"messages": [ASK], "add_generation_prompt": True, "continue_final_message": True},
-            None,
+            "continue_final_message",
             "cannot both be true",
         ),
         ({"prompt": LONG}, None, f"context of {CONTEXT} tokens has room for"),
@@ -417,9 +546,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", f"max_tokens: Input should be less than {2**63}"),
         ({"prompt": "x", "max_tokens": 4096}, None, f"context of {CONTEXT}"),
         ({"prompt": "x", "temperature": -1}, "temperature", "temperature: Input should be greater than or equal to 0"),
-        ({"prompt": "x", "beams": 4}, "beams", "beams: Extra inputs are not permitted"),
+        ({"prompt": "x", "beams": 4}, "beams", "beams: there is no such field; leave it out"),
         ({"prompt": ""}, None, "the prompt is empty"),
-        ({"messages": []}, "messages", "messages: List should have at least 1 item"),
+        ({"messages": []}, "messages", "messages: give at least 1 item"),
         (say("Hi", "judge"), "messages.0.role", "messages.0.role: Input should be"),
     ],
 }
@@ -432,9 +561,14 @@ UNREADABLE = [
     (COMPLETIONS, b'{"prompt": "\xff"}', "invalid_utf8", "the body is not UTF-8 text"),
     (COMPLETIONS, "[]", "model_attributes_type", "send a JSON object, with the header Content-Type: application/json"),
     (COMPLETIONS, '{"prompt": ' + "[" * 10**4, "invalid_json", "nested too deeply"),
-    (COMPLETIONS, '{"prompt": "\\ud800"}', "string_unicode", "prompt holds half a surrogate pair, which is not text"),
+    (
+        COMPLETIONS,
+        '{"prompt": "\\ud800"}',
+        "string_unicode",
+        "prompt: this holds half a surrogate pair, which is not text",
+    ),
     (COMPLETIONS, '{"prompt": "a", "\\ud800": 1}', "string_unicode", "holds half a surrogate pair"),
-    (COMPLETIONS, '{"prompt": "a", "metadata": {"a": "\\ud800"}}', "string_unicode", "metadata.a holds half a"),
+    (COMPLETIONS, '{"prompt": "a", "metadata": {"a": "\\ud800"}}', "string_unicode", "metadata.a: this holds half a"),
     (
         COMPLETIONS,
         '{"prompt": "a", "temperature": NaN}',
@@ -457,7 +591,7 @@ UNREADABLE = [
         RESPONSES,
         '{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"const": "\\ud800"}}]}',
         "string_unicode",
-        "tools.0.parameters.const holds half a surrogate pair",
+        "tools.0.parameters.const: this holds half a surrogate pair",
     ),
     (
         RESPONSES,
@@ -470,10 +604,10 @@ UNREADABLE = [
         MESSAGES,
         '{"max_tokens": 1, "messages": [{"role": "user", "content": "\\ud800"}]}',
         None,
-        "messages.0.content holds half a surrogate pair",
+        "messages.0.content: this holds half a surrogate pair",
     ),
     (TOKENIZE, f'{{"prompt": {NINES}}}', "int_parsing_size", f"prompt: {DIGITS}"),
-    (TOKENIZE, '{"prompt": "\\ud800"}', "string_unicode", "prompt holds half a surrogate pair"),
+    (TOKENIZE, '{"prompt": "\\ud800"}', "string_unicode", "prompt: this holds half a surrogate pair"),
     (DETOKENIZE, f'{{"tokens": [{NINES}]}}', "int_parsing_size", f"tokens.0: {DIGITS}"),
     (PLAYGROUND, f'{{"prompt": "a", "max_tokens": {NINES}}}', "int_parsing_size", f"max_tokens: {DIGITS}"),
 ]
@@ -630,7 +764,15 @@ PARTS: dict[str, tuple[list[str], str, Callable[..., dict]]] = {
     "tokenize": ([TOKENIZE], "", lambda **field: {"prompt": "x", **field}),
 }
 """By part of a request in the table of fields: routes that have it, its place, and a request that has a field of it."""
-VALUES = {str: "low", bool: True, int: 1, object: {"a": 1}, dict[str, Any]: {"a": 1}, list[Any]: ["a"]}
+VALUES = {
+    METADATA: {"a": "b"},
+    str: "low",
+    bool: True,
+    int: 1,
+    object: {"a": 1},
+    dict[str, Any]: {"a": 1},
+    list[Any]: ["a"],
+}
 
 
 def test_every_part_of_the_table_of_fields_is_checked():
@@ -707,4 +849,5 @@ def test_what_a_chat_template_refuses_is_told_as_its_own(route, template, messag
     body = {"input": messages} if route == RESPONSES else {"messages": messages}
     with app(template) as client:
         reply = client.post(f"/{route}", json={**BASE[route], **body, "chat_template_kwargs": variables})
-    assert refusal(reply, 400)["message"] == message
+    place = {CHAT: "", RESPONSES: "", MESSAGES: "messages: "}[route]
+    assert refusal(reply, 400)["message"] == place + message

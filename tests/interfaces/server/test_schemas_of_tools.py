@@ -40,8 +40,9 @@ PLACE = "invalid JSON schema: lookarounds not supported yet; End in regex /a$b/ 
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
-def test_an_error_names_the_tool_and_the_place(post, route):
-    assert post(route, with_x(**WRONG), strict=True) == (400, f"tool 'place': {PLACE}", None)
+def test_an_error_names_the_place_of_the_schema_and_that_in_it(post, route):
+    field = {"chat/completions": "function.parameters", "responses": "parameters", "messages": "input_schema"}[route]
+    assert post(route, with_x(**WRONG), strict=True) == (400, f"tools.1.{field}: {PLACE}", None)
 
 
 @pytest.mark.parametrize(

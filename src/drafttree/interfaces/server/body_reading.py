@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
@@ -9,14 +10,13 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError, WrapValidator
 from starlette.types import Receive, Scope
 
 from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request, read_request
-from drafttree.interfaces.server.errors import AGAIN, ServerError
+from drafttree.interfaces.server.errors import AGAIN, ServerError, refusal_of
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
@@ -35,6 +35,7 @@ LARGE_BODIES = 2
 UNCOUNTED = bytes({*range(256)} - {*b'",[{'})
 CONVERSATIONS = ("messages", "input")
 """The fields that have the messages of a conversation, each of which takes a token or more of the context."""
+SURROGATE = re.compile("[\ud800-\udfff]")
 Model = TypeVar("Model")
 Body = Annotated[Model, WrapValidator(lambda given, check: given.value if isinstance(given, _Read) else check(given))]
 """The type of a parameter that is a body, which the route has read."""
@@ -173,8 +174,7 @@ class _BodyRequest(Request):
 
         Raises:
             JSONDecodeError: it is not JSON.
-            ServerError: it is compressed, or JSON that is not read.
-            RequestValidationError: it is not what the route wants.
+            ServerError: it is compressed, JSON that is not read, or not what the route wants.
         """
         body = await self.body()
         if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
@@ -193,6 +193,11 @@ def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
     """A body as it must be, or its first mistake."""
     with collection_pause:
         given = _parse(body)
+        if place := _place_of(
+            given, lambda part: isinstance(part, str) and not part.isascii() and SURROGATE.search(part)
+        ):
+            what = "this holds half a surrogate pair, which is not text"
+            raise refusal_of({"type": "string_unicode", "loc": place, "msg": what})
         for name in CONVERSATIONS:
             messages = given.get(name) if isinstance(given, dict) else None
             if isinstance(messages, list) and context is not None and len(messages) > context:
@@ -201,8 +206,7 @@ def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
         try:
             return kind.validate_python(given, from_attributes=True)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise RequestValidationError([{**first, "loc": ("body", *first["loc"])}], body=given) from None
+            raise refusal_of(error.errors(include_url=False)[0]) from None
 
 
 def _parse(body: bytes) -> Any:
@@ -215,10 +219,8 @@ def _parse(body: bytes) -> Any:
     except RecursionError:
         raise ServerError(400, "the body is nested too deeply", code="invalid_json") from None
     except ValueError:
-        place = ".".join(map(str, _place_of_long_integer(body)))
         what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-        message = f"{place or 'the body'}: {what}"
-        raise ServerError(400, message, param=place or None, code="int_parsing_size") from None
+        raise refusal_of({"type": "int_parsing_size", "loc": _place_of_long_integer(body), "msg": what}) from None
 
 
 def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
@@ -228,11 +230,18 @@ def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
         found = json.loads(body, parse_int=lambda digits: long if len(digits.lstrip("-")) > most else 0)
     except (ValueError, RecursionError):
         return ()
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), found)]
+    return _place_of(found, lambda part: part is long)
+
+
+def _place_of(given: Any, wrong: Callable[[Any], object]) -> tuple[str | int, ...]:
+    """The steps to a text or number that is wrong, or to what has a name that is; none where all are right."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), given)]
     while waiting:
         place, part = waiting.pop()
-        if part is long:
+        if isinstance(part, dict):
+            waiting += [((*place, name), each) for name, value in part.items() for each in (name, value)]
+        elif isinstance(part, list):
+            waiting += [((*place, index), value) for index, value in enumerate(part)]
+        elif wrong(part):
             return place
-        steps = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-        waiting += [((*place, step), value) for step, value in steps]
     return ()

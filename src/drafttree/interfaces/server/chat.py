@@ -71,7 +71,8 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     grammar = chat_grammar(request, dialect, thinks)
     options = engine_options(request, decoder, len(prompt), request.limit)
     end = turn_end(decoder.tokenizer)
-    if end and not request.has_form:  # a form ends by itself, and may not be cut while it is being thought about
+    # A form ends by itself, and may not be cut while it is being thought about.
+    if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
     if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
         options["spelled_tokens"] = spelled

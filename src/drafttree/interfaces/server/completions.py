@@ -74,7 +74,7 @@ class CompletionRequest(SeveralTexts, fields_of("completions")):
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:
         if self.limit == 0 and not self.echo:
-            raise mistake("no_tokens", "max_tokens is 0, so there is nothing to send without echo")
+            raise mistake("no_tokens", "this is 0, so there is nothing to send without echo", "max_tokens")
         return self
 
     @property

@@ -1,7 +1,7 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -26,8 +26,14 @@ STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
 ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error"}
 LONGEST_NAME = 200
-"""Characters of a field's name that an error tells; a client may send one of a hundred thousand."""
+"""Characters of a name that an error tells; a client may send one of a hundred thousand."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
+PLAIN = {
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
+    "too_short": "give at least {min_length} item",
+    "too_long": "give at most {max_length} items, not {actual_length}",
+}
+"""What errors of pydantic say, by their type, where its own words speak of Python."""
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
 
@@ -102,7 +108,10 @@ class ServerError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
-        found = {"type": ANTHROPIC_TYPES.get(self.status, error["type"]), "message": error["message"]}
+        message, place = error["message"], error["param"]
+        if place and not message.startswith(place):
+            message = f"{place}: {message}"
+        found = {"type": ANTHROPIC_TYPES.get(self.status, error["type"]), "message": message}
         if self.code == NO_THREADS:
             found["details"] = {"error_code": NO_THREADS}
         return {"type": "error", "error": found, "request_id": request_id.get()}
@@ -145,8 +154,8 @@ def as_server_error(error: Exception, asked: str = "") -> ServerError:
 
 
 @contextmanager
-def blaming(field: str) -> Iterator[None]:
-    """Let errors name the field of the request that they are about.
+def blaming(*fields: str) -> Iterator[None]:
+    """Let errors name the field of the request that they are about: that which they begin with, or else the first.
 
     Raises:
         ServerError: for what is raised within.
@@ -155,7 +164,7 @@ def blaming(field: str) -> Iterator[None]:
         yield
     except DraftTreeError as error:
         found = as_server_error(error)
-        found.param = field
+        found.param = next((field for field in fields if found.message.startswith(f"{field}: ")), fields[0])
         raise found from None
 
 
@@ -171,42 +180,22 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _of_validation(error: RequestValidationError) -> ServerError:
-    """The first thing that is wrong with a body, and where."""
+    """What is wrong with a body as a whole, which the framework finds."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         what = first.get("ctx", {}).get("error", first["msg"])
         return ServerError(400, f"the body is not JSON: {what}", code="invalid_json")
-    place = [*_place(first["loc"][1:], error.body)]
-    if first["type"] in ("missing", "model_attributes_type") and not place:
-        first = {**first, "msg": NO_OBJECT}
-    return refusal_of({**first, "loc": place})
+    return refusal_of({**first, "loc": first["loc"][1:]})
 
 
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
     """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
-    steps = [(names or {}).get(step, step) for step in map(str, first["loc"])]
-    place = ".".join(step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps if step)
-    what = str(first["msg"]).removeprefix("Value error, ")
-    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=first["type"])
-
-
-def _place(location: Sequence[str | int], body: Any) -> Iterator[str | int]:
-    """The steps to what is wrong that a body has, or lacks in the end, not those between the types it may be of."""
-    location = [step for step in location if not (isinstance(step, str) and step.startswith("function-"))]
-    for count, step in enumerate(location, 1):
-        steps = _steps(body)
-        if steps is None:
-            return
-        known, further = step in steps, location[count : count + 1]
-        if known and further and further[0] in steps and _steps(body[step]) is None:
-            continue  # a type that has the name of another field, as blocks of text have
-        if known or not further:
-            yield step
-        body = body[step] if known else body
-
-
-def _steps(part: Any) -> Container[object] | None:
-    """The keys of an object and the places of a list; None of anything else."""
-    if isinstance(part, list):
-        return range(len(part))
-    return part if isinstance(part, dict) else None
+    kind, context = first["type"], first.get("ctx", {})
+    steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
+    shown = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps if step != "[key]"]
+    place, what = ".".join(shown), str(first["msg"]).removeprefix("Value error, ")
+    if kind in PLAIN:
+        what = PLAIN[kind].format(**context)
+    if not place and kind in ("missing", "model_attributes_type"):
+        what = NO_OBJECT
+    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=kind)

@@ -3,13 +3,13 @@
 The fields that change no text and those that are refused come from one table, `drafttree.constraints.refusals.FIELDS`.
 """
 
+import difflib
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from keyword import iskeyword
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,10 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationInfo,
     WithJsonSchema,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -27,8 +30,8 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from drafttree.constraints.json_schema import drop_nulls
 from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
+from drafttree.interfaces.server.errors import LONGEST_NAME
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 THOUGHT = "thought"
 """Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
 NAMES: dict[str, dict[str, str]] = {
@@ -40,18 +43,14 @@ NAMES: dict[str, dict[str, str]] = {
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
-        "function": "",
-        "served": "",
     },
     "messages": {
         "max_completion_tokens": "max_tokens",
         "response_format": "output_config.format",
-        "function": "",
-        "served": "",
         "parameters": "input_schema",
     },
 }
-"""By API, the fields of a chat and the steps to its parts that have another name there, "" for what is no step."""
+"""By API, the fields of a chat that have another name there."""
 FAIL_FAST = ["list", "dict"] if "fail_fast" in inspect.signature(core_schema.dict_schema).parameters else ["list"]
 """What pydantic can check up to its first mistake; objects since 2.13."""
 
@@ -60,8 +59,6 @@ class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-    of_kind: ClassVar[str] = ""
-    """What errors call a part whose `type` may be one that is not served."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -80,28 +77,18 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_unknown_fields(cls, part: Any) -> Any:
-        """Leave out what is behind the first unknown field: there may be 100,000 of them, and one is told."""
-        if not isinstance(part, dict) or len(part) <= 2 * len(cls.model_fields):
+    def _refuse_unknown_fields(cls, part: Any) -> Any:
+        """Tell the first one before anything is built: there may be 100,000 of them."""
+        if not isinstance(part, dict) or cls.model_config.get("extra") != "forbid":
             return part
-        known = {name for field, info in cls.model_fields.items() for name in (field, info.alias)}
-        unknown = next(name for name in part if name not in known)
-        return {name: value for name, value in part.items() if name in known or name == unknown}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_characters(cls, part: Any) -> Any:
-        """Refuse half surrogate pairs, which JSON can escape and neither tokenizers nor replies can have."""
-        if place := _half_character(part):
-            where = ".".join(map(str, place)).encode(errors="backslashreplace").decode()
-            raise mistake("string_unicode", f"{where} holds half a surrogate pair, which is not text")
+        known = _known_fields(cls)
+        if (unknown := next((name for name in part if name not in known), None)) is not None:
+            own = (names.get(unknown, "") for names in NAMES.values())
+            nearest = [name for name in own if name.partition(".")[0] in known]
+            nearest = nearest or difflib.get_close_matches(unknown[:LONGEST_NAME], known, n=1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
+            raise mistake("extra_forbidden", f"there is no such field; {advice}", unknown)
         return part
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_kind(cls, part: Any) -> Any:
-        served = get_args(cls.model_fields["type"].annotation) if cls.of_kind else ()
-        return check_kind(part, cls.of_kind, served) if served else part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
         """The names of the fields that were given and change nothing, here and in all parts.
@@ -119,33 +106,64 @@ class RequestModel(BaseModel):
                     yield from part.without_effect(reads_thoughts=reads_thoughts)
 
 
-def _half_character(part: Any) -> tuple[str | int, ...]:
-    """The steps to a text in a part of a request that holds half a surrogate pair; none where there is none."""
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), part)]
-    while waiting:
-        place, found = waiting.pop()
-        if isinstance(found, str) and not found.isascii() and SURROGATE.search(found):
-            return place
-        if isinstance(found, dict):
-            waiting += [((*place, name), each) for name, value in found.items() for each in (name, value)]
-        elif isinstance(found, list):
-            waiting += [((*place, index), value) for index, value in enumerate(found)]
-    return ()
+@cache
+def _known_fields(kind: type[RequestModel]) -> set[str]:
+    """The names that the fields of a part may have in requests."""
+    names = {info.alias or name for name, info in kind.model_fields.items()}
+    return names.union(kind.model_fields) if kind.model_config.get("validate_by_name") else names
 
 
-def mistake(kind: str, message: str) -> PydanticCustomError:
-    """The error for a value that is wrong in a way of ours; its message may have braces."""
-    return PydanticCustomError(kind, "{message}", {"message": message})  # pyright: ignore[reportArgumentType]
+def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
+    """The error for a value that is wrong in a way of ours, or a place in it; its message may have braces."""
+    context = {"message": message, "place": place}
+    return PydanticCustomError(kind, "{message}", context)  # pyright: ignore[reportArgumentType]
 
 
-def check_kind(part: Any, what: str, served: Sequence[str]) -> Any:
-    """A part of a request as it is, unless its `type` is one that is not served, which is named."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in served:
-        *most, last = served
-        advice = f"{', '.join(most)} or {last}" if most else last
-        raise mistake("not_served", f"{what} of type {kind!r} is not served; give {advice}")
-    return part
+def not_served(what: str, kind: str, served: Sequence[str], *place: str | int) -> PydanticCustomError:
+    """The error for a part whose `type` is one that is not served."""
+    return mistake(
+        "not_served", f"{what} of type {kind[:LONGEST_NAME]!r} is not served; give {_listed(served)}", *place
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def by_type(
+    what: str,
+    *models: type[RequestModel],
+    default: str | None = None,
+    words: Sequence[str] = (),
+    other: type[RequestModel] | None = None,
+) -> WrapValidator:
+    """Read a part as the model of its `type`. Pydantic's own unions would add steps that no request has to places.
+
+    Args:
+        what: what errors call the part.
+        *models: the models of the types that are served.
+        default: the type of a part that has none.
+        words: texts that may stand in place of a part.
+        other: the model of all other types; without one they are refused.
+    """
+    served = {kind: model for model in models for kind in get_args(model.model_fields["type"].annotation) if kind}
+    choices = [*words, *served]
+
+    def read(part: Any, _: Any, info: ValidationInfo) -> Any:
+        if isinstance(part, RequestModel) or part in words:
+            return part
+        if not isinstance(part, dict):
+            raise mistake("literal_error", f"give {_listed(choices)}") if words else mistake("model_type", "")
+        kind = default if part.get("type") is None else part["type"]
+        if not isinstance(kind, str):
+            raise mistake("missing", f"give the type of {what}: {_listed([*served])}", "type")
+        model = served.get(kind, other)
+        if model is None:
+            raise not_served(what, kind, choices)
+        return model.model_validate(part, context=info.context)
+
+    return WrapValidator(read)
 
 
 def or_text(
@@ -223,6 +241,10 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_check_json)]
 """A JSON object of any kind."""
 Schema = Annotated[JsonObject, AfterValidator(drop_nulls)]
 """A JSON schema."""
+SCHEMA = TypeAdapter[Any](Schema)
+SchemaOrText = Annotated[
+    Schema | str, WrapValidator(lambda given, _: given if isinstance(given, str) else SCHEMA.validate_python(given))
+]
 
 
 class PlainFormat(RequestModel):
@@ -258,7 +280,7 @@ class StructuredOutputs(RequestModel):
         json_object: True for any JSON object.
     """
 
-    json_schema: Annotated[Schema | str | None, Field(alias="json")] = None
+    json_schema: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None

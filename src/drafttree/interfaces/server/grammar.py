@@ -42,13 +42,13 @@ class WantedGrammar:
 
     Attributes:
         text: an xgrammar structural tag, as JSON.
-        field: the field of the request that has it.
+        fields: the fields of the request that have it, of which errors name one.
         otherwise: takes its place where it cannot be made.
         unenforced: why the schemas of tools, of which the model is told, have no part in it; "" if they have.
     """
 
     text: str
-    field: str
+    fields: tuple[str, ...]
     otherwise: "WantedGrammar | None" = None
     unenforced: str = ""
 
@@ -109,11 +109,12 @@ class Grammars:
         self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
         try:
             async with asyncio.timeout(open_request.get().seconds_left):
-                with self._times.time(), blaming(wanted.field):
+                with self._times.time(), blaming(*wanted.fields):
                     made, enforced = await asyncio.wrap_future(making)
                     return {**options, "grammar": made}, enforced
         except TimeoutError:
-            message = f"the time of this request (--timeout) was over before {wanted.field} was read; try again later"
+            what = wanted.fields[0]
+            message = f"the time of this request (--timeout) was over before {what} was read; try again later"
             raise ServerError(503, message, code="timeout", headers=AGAIN) from None
 
     def _make_all(self) -> None:
@@ -183,11 +184,12 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         field, form = OUTPUTS, outputs_form(request.structured_outputs)
     tools = request.callable_tools
 
-    def wanted(form: Format, field: str) -> WantedGrammar:
-        return WantedGrammar(json.dumps(_behind_thinking(form, dialect.thinking, thinks)), field)
+    def wanted(form: Format, *fields: str) -> WantedGrammar:
+        return WantedGrammar(json.dumps(_behind_thinking(form, dialect.thinking, thinks)), fields)
 
     def with_calls(*, enforced: bool) -> WantedGrammar:
-        return wanted(_short(_with_calls(request, form, dialect, enforced), "tools"), "tools")
+        form_and_calls = _short(_with_calls(request, form, dialect, enforced), "tools")
+        return wanted(form_and_calls, "tools", field, *map(request.schema_place, tools))
 
     if not (tools and dialect.calls):
         return wanted(_behind_mark(form, dialect.thinking), field) if form else None
@@ -206,7 +208,7 @@ def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
     Raises:
         ServerError: it is too long.
     """
-    return WantedGrammar(json.dumps(outputs_form(outputs)), OUTPUTS)
+    return WantedGrammar(json.dumps(outputs_form(outputs)), (OUTPUTS,))
 
 
 def outputs_form(outputs: StructuredOutputs) -> Format:
@@ -245,9 +247,13 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
     assert dialect.calls
     form, tools = dialect.calls, request.callable_tools
     single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or dialect.one_call
-    tags = [_tag(form, [name], tool.parameters) for name, tool in tools.items() if enforced or tool.strict]
+    tags = [
+        _tag(form, [name], tool.parameters, request.schema_place(name))
+        for name, tool in tools.items()
+        if enforced or tool.strict
+    ]
     if lenient := [name for name, tool in tools.items() if not (enforced or tool.strict)]:
-        tags.append(_tag(form, lenient, ANY_OBJECT))
+        tags.append(_tag(form, lenient, ANY_OBJECT, "tools"))
     calls = _calls(form, tags, single=single)
     if request.must_call:
         return calls
@@ -268,11 +274,11 @@ def _calls(form: CallForm, tags: list[Format], *, single: bool) -> Format:
     return {"type": "tag", "begin": form.around[0], "content": calls, "end": form.around[1]}
 
 
-def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None) -> Format:
-    """The tag that calls of some tools conform to, whose parameters are alike."""
+def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:
+    """The tag that calls of some tools conform to, whose parameters are alike; errors in them name a place."""
     schema = NO_ARGUMENTS if parameters is None else ANY_OBJECT | parameters
     style: dict[str, Literal["qwen_xml", "glm_xml"]] = {} if form.arguments == "json" else {"style": form.arguments}
-    arguments = {"type": "json_schema", "json_schema": schema, "of": f"tool {names[0]!r}", **style}
+    arguments = {"type": "json_schema", "json_schema": schema, "of": place, **style}
     if len(names) == 1:
         return {"type": "tag", "begin": f"{form.begin}{names[0]}{form.middle}", "content": arguments, "end": form.end}
     name = {"type": "regex", "pattern": "|".join(map(re.escape, names))}

@@ -4,26 +4,24 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from drafttree.constraints.json_schema import CHOICE_KEYWORDS
 from drafttree.constraints.schema_comparison import SchemaComparison
-from drafttree.core.errors import ConfigError
-from drafttree.interfaces.server.errors import refusal_of
+from drafttree.core.errors import ConfigError, unknown
+from drafttree.interfaces.server.errors import LONGEST_NAME, refusal_of
 from drafttree.interfaces.server.fields import (
     NAMES,
     THOUGHT,
@@ -31,6 +29,7 @@ from drafttree.interfaces.server.fields import (
     PlainFormat,
     RequestModel,
     Schema,
+    by_type,
     fields_of,
     mistake,
     or_text,
@@ -44,11 +43,11 @@ ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,04
 class ContentPart(fields_of("chat.messages.content")):
     """A part of a message; only text is served."""
 
-    of_kind = "a content part"
     type: Literal["text"]
     text: str
 
 
+Content = list[Annotated[ContentPart, by_type("a content part", ContentPart)]]
 NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
@@ -94,7 +93,7 @@ class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[ContentPart], or_text(list[ContentPart])] | None = None
+    content: Annotated[Content, or_text(Content)] | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
@@ -103,11 +102,11 @@ class Message(fields_of("chat.messages")):
     @model_validator(mode="after")
     def _check_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise mistake("wrong_role", f"tool_calls belong to messages of the assistant, not of role {self.role!r}")
+            raise mistake("wrong_role", f"these belong to the assistant's messages, not {self.role!r}", "tool_calls")
         if self.tool_call_id is not None and self.role != "tool":
-            raise mistake("wrong_role", f"tool_call_id belongs to messages of role 'tool', not {self.role!r}")
+            raise mistake("wrong_role", f"this belongs to messages of role 'tool', not {self.role!r}", "tool_call_id")
         if self.content is None and self.role != "assistant":
-            raise mistake("missing", "content is missing")
+            raise mistake("missing", f"a message of role {self.role!r} has a content", "content")
         return self
 
     @property
@@ -132,12 +131,34 @@ class PromptEnd(RequestModel):
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
-            raise mistake("two_ends", "add_generation_prompt and continue_final_message cannot both be true")
+            what = "this and add_generation_prompt cannot both be true"
+            raise mistake("two_ends", what, "continue_final_message")
         return self
 
 
-MAX_TOOLS = 512
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,128}$")]
+MAX_TOOLS, MAX_NAME = 512, 128
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_./-]{{1,{MAX_NAME}}}$")]
+
+
+def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
+    """Refuse the schema of a function's arguments that allows other values than objects."""
+    if not schema.keys() & {"type", *CHOICE_KEYWORDS}:
+        return schema
+    what = f"tool {info.data.get('name')!r}"
+    try:
+        types = SchemaComparison(schema).possible_types(schema)
+    except ConfigError as error:
+        if not info.data.get("strict"):
+            return schema  # it is refused where it must be enforced
+        raise mistake("invalid_schema", f"{what}: {error}") from None
+    if types != {"object"}:
+        found = ", ".join(sorted(types)) or "nothing"
+        raise mistake("no_object", f"{what}: the schema allows {found}; the arguments of a function are an object")
+    return schema
+
+
+Parameters = Annotated[Schema, AfterValidator(_check_object)]
+"""The schema of a function's arguments, behind the function's `name` and `strict`."""
 
 
 class FunctionDefinition(RequestModel):
@@ -146,24 +167,7 @@ class FunctionDefinition(RequestModel):
     name: ToolName
     description: str | None = None
     strict: bool | None = None
-    parameters: Schema | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _check_object(cls, schema: Schema | None, info: ValidationInfo) -> Schema | None:
-        if schema is None or not schema.keys() & {"type", *CHOICE_KEYWORDS}:
-            return schema
-        try:
-            types = SchemaComparison(schema).possible_types(schema)
-        except ConfigError as error:
-            if not info.data.get("strict"):
-                return schema  # it is refused where it must be enforced
-            raise mistake("invalid_schema", f"tool {info.data.get('name')!r}: {error}") from None
-        if types != {"object"}:
-            found = ", ".join(sorted(types)) or "nothing"
-            what = f"tool {info.data.get('name')!r}: the schema allows {found}"
-            raise mistake("no_object", f"{what}; the arguments of a function are an object")
-        return schema
+    parameters: Parameters | None = None
 
 
 class Tool(fields_of("chat.tools")):
@@ -178,30 +182,21 @@ class LeftOut(RequestModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: ToolName
-    name: ToolName | None = None
+    type: str
+    name: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Its name as headers and logs may have it."""
+        return ascii((self.name or self.type)[:LONGEST_NAME])[1:-1].replace('"', "'")
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
-        yield f"tool {self.name or self.type}"
-
-
-def kind_of_tool(*served: str) -> Discriminator:
-    """Tells tools of the types that are served from those that are left out; one without a type is to be served."""
-
-    def tag(tool: Any) -> str:
-        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-        if isinstance(tool, LeftOut) or (isinstance(kind, str) and kind not in served):
-            return "other"
-        return kind if kind in served[1:] else "served"
-
-    return Discriminator(tag)
+        yield f"tool {self.shown}"
 
 
 AnyTool = TypeVar("AnyTool")
-SERVED = Tag("served")
-OtherTool = Annotated[LeftOut, Tag("other")]
 ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
-Tools = ToolList[Annotated[Annotated[Tool, SERVED] | OtherTool, kind_of_tool("function")]]
+Tools = ToolList[Annotated[Tool | LeftOut, by_type("a tool", Tool, other=LeftOut)]]
 
 
 class FunctionName(RequestModel):
@@ -231,32 +226,19 @@ class AllowedToolsChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-def _kind_of_choice(choice: Any) -> str | None:
-    if isinstance(choice, str):
-        return "mode"
-    return choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
-
-
-Function = TypeVar("Function")
-Allowed = TypeVar("Allowed")
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("mode")]
-    | Annotated[Function, Tag("function")]
-    | Annotated[Allowed, Tag("allowed_tools")],
-    Discriminator(
-        _kind_of_choice,
-        custom_error_type="not_served",
-        custom_error_message="give none, auto, required, a function, or allowed_tools",
-    ),
-]
+MODES = ("none", "auto", "required")
+Mode = Literal["none", "auto", "required"]
 """Which tools may or must be called, here and in /v1/responses."""
+ToolChoice = Annotated[
+    Mode | NamedTool | AllowedToolsChoice, by_type("a tool_choice", NamedTool, AllowedToolsChoice, words=MODES)
+]
 
 
 class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     """A conversation whose next answer is wanted."""
 
     tools: Tools | None = Field(None, description=TOOLS)
-    tool_choice: Choice[NamedTool, AllowedToolsChoice] | None = Field(
+    tool_choice: ToolChoice | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a reply")
@@ -267,9 +249,9 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="number of most likely tokens to list for each token; needs logprobs"
     )
-    response_format: Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")] | None = Field(
-        None, description="text, json_object or json_schema"
-    )
+    response_format: (
+        Annotated[PlainFormat | JsonSchemaFormat, by_type("a form", PlainFormat, JsonSchemaFormat)] | None
+    ) = Field(None, description="text, json_object or json_schema")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
@@ -277,14 +259,21 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         None, description="how much to reason, or none; only if the model's chat template supports it"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
+    _tool_places: Sequence[str] = PrivateAttr(())
+
+    def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:
+        """Keep what `of` tells."""
+        if context:
+            self._api, self._tool_places = context
 
     @classmethod
-    def of(cls, given: RequestModel, api: str, **own: Any) -> Self:
+    def of(cls, given: RequestModel, api: str, tool_places: Sequence[str], **own: Any) -> Self:
         """The chat that a request of another API asks for.
 
         Args:
             given: the request; the fields that all requests for texts have are the chat's.
             api: the API by its name in `NAMES`.
+            tool_places: where each of the tools stands in that request.
             **own: the other fields of the chat, as clients give them.
 
         Raises:
@@ -292,44 +281,56 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         """
         shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
         try:
-            found = cls.model_validate(shared | own, context=api)
+            return cls.model_validate(shared | own, context=(api, tool_places))
         except ValidationError as error:
             raise refusal_of(error.errors()[0], NAMES[api]) from None
-        found._api = api
-        return found
-
-    @field_validator("tools")
-    @classmethod
-    def _check_names(cls, tools: Tools | None) -> Tools | None:
-        names = Counter(tool.function.name for tool in tools or () if isinstance(tool, Tool))
-        if twice := next((name for name, times in names.items() if times > 1), None):
-            raise mistake("duplicate_tool", f"two tools have the name {twice!r}")
-        return tools
 
     @model_validator(mode="after")
-    def _check_choice(self) -> Self:
-        mode, names = self._chosen
+    def _check_tools(self) -> Self:
+        names = set[str]()
+        for place, function in self._functions:
+            if function.name in names:
+                what = f"two tools have the name {function.name!r}; give one of them another"
+                raise mistake("duplicate_tool", what, f"{place}.name")
+            names.add(function.name)
+        mode, chosen = self._chosen
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise mistake("no_tools", "tool_choice asks for a call, but there are no tools")
-        if missing := next((name for name in names or () if name not in self.callable_tools), None):
-            why = "the server cannot run" if missing in self.left_out else "is not among the tools"
-            raise mistake("unknown_tool", f"tool_choice names {missing!r}, which {why}")
-        if mode == "required" and names is None and self.left_out:
-            what = f"tool_choice asks for a call, but the server cannot run {self.left_out[0]!r}"
-            raise mistake("not_served", f"{what}; leave it out of the tools")
+            raise mistake("no_tools", "this asks for a call, but there are no tools; give tools", "tool_choice")
+        if missing := next((name for name in chosen or () if name not in names), None):
+            what = str(unknown("tool", missing[:LONGEST_NAME], names))
+            if missing in self.left_out:
+                what = (
+                    f"this names {missing!r}, which the server cannot run; leave out the choice, or choose another tool"
+                )
+            raise mistake("unknown_tool", what, "tool_choice")
+        if mode == "required" and chosen is None and self.left_out:
+            what = f"this asks for a call, but the server cannot run {self.left_out[0]!r}; leave it out of the tools"
+            raise mistake("not_served", what, "tool_choice")
         return self
 
     @model_validator(mode="after")
-    def _check_together(self, info: ValidationInfo) -> Self:
+    def _check_together(self) -> Self:
         older, newer = self.max_tokens, self.max_completion_tokens
         if older is not None and newer is not None and older != newer:
-            raise mistake("two_limits", "max_tokens and max_completion_tokens differ; give one of them")
+            raise mistake("two_limits", "this differs from max_tokens; give one of them", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
-            raise mistake("no_logprobs", "top_logprobs needs logprobs to be true")
+            raise mistake("no_logprobs", "this needs logprobs to be true", "top_logprobs")
         if self.structured_outputs and (self.tools or self.response_format):
-            form = NAMES[info.context or "chat"].get("response_format", "response_format")
-            raise mistake("two_forms", f"structured_outputs excludes tools and {form}")
+            what = f"this excludes tools and {self.called('response_format')}; give one of them"
+            raise mistake("two_forms", what, "structured_outputs")
         return self
+
+    @property
+    def _functions(self) -> list[tuple[str, FunctionDefinition]]:
+        """The functions of the tools, each with its place in the client's request."""
+        tools = self.tools or ()
+        places = self._tool_places or [f"tools.{index}.function" for index in range(len(tools))]
+        return [(place, tool.function) for place, tool in zip(places, tools, strict=True) if isinstance(tool, Tool)]
+
+    def schema_place(self, name: str) -> str:
+        """Where the schema of a function stands in the client's request."""
+        place = next(place for place, function in self._functions if function.name == name)
+        return f"{place}.{self.called('parameters')}"
 
     @property
     def _chosen(self) -> tuple[str, list[str] | None]:
@@ -355,7 +356,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     @property
     def left_out(self) -> tuple[str, ...]:
         """The names of the others."""
-        return tuple(tool.name or tool.type for tool in self.tools or () if isinstance(tool, LeftOut))
+        return tuple(tool.shown for tool in self.tools or () if isinstance(tool, LeftOut))
 
     @property
     def callable_tools(self) -> dict[str, FunctionDefinition]:

@@ -121,7 +121,7 @@ class SeveralTexts(SamplingFields):
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise mistake("no_stream", "stream_options needs stream to be true")
+            raise mistake("no_stream", "this needs stream to be true", "stream_options")
         return self
 
     @property

@@ -1,32 +1,33 @@
 """The requests to /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
+from drafttree.engine.chat import as_parts
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
     THOUGHT,
     JsonObject,
     RequestModel,
     Schema,
-    check_kind,
+    by_type,
     fields_of,
     fill_content,
     mistake,
+    not_served,
     or_text,
 )
 from drafttree.interfaces.server.request import (
-    SERVED,
     TOOLS,
     ChatRequest,
-    OtherTool,
+    LeftOut,
+    Parameters,
     ToolList,
     ToolName,
     as_object,
-    kind_of_tool,
 )
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
 
@@ -34,17 +35,11 @@ from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, To
 class TextBlock(fields_of("messages.text")):
     """Text."""
 
-    of_kind = "a block"
     type: Literal["text"]
     text: str
 
 
-TextBlocks = Annotated[list[TextBlock], or_text(list[TextBlock])]
-
-
-def _parts(blocks: Sequence[TextBlock]) -> list[dict[str, str]]:
-    """Texts as messages of chats have them."""
-    return [{"type": "text", "text": block.text} for block in blocks]
+TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block", TextBlock)]], or_text(list[TextBlock])]
 
 
 class ToolUseBlock(fields_of("messages.tool_use")):
@@ -84,7 +79,8 @@ KINDS = {
     "system": ["text"],
 }
 Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    by_type("a block", TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
 ]
 
 
@@ -99,19 +95,30 @@ class Turn(RequestModel):
     def _refuse_other_kinds(cls, turn: Any) -> Any:
         """Name a block that is not served, or not here."""
         if isinstance(turn, dict) and isinstance(turn.get("content"), list) and turn.get("role") in KINDS:
-            for block in turn["content"]:
-                check_kind(block, f"a block of the {turn['role']}", KINDS[turn["role"]])
+            served = KINDS[turn["role"]]
+            for index, block in enumerate(turn["content"]):
+                kind = block.get("type") if isinstance(block, dict) else None
+                if isinstance(kind, str) and kind not in served:
+                    raise not_served(f"a block of the {turn['role']}", kind, served, "content", index)
         return fill_content(turn)
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if not self.content and self.role != "assistant":
+            raise mistake(
+                "no_content", f"a turn of the {self.role} is empty; give it content, or leave it out", "content"
+            )
+        return self
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that it stands for: results of tools are messages of their own."""
-        texts: list[TextBlock] = []
+        texts: list[str] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for block in self.content:
             match block:
                 case TextBlock():
-                    texts.append(block)
+                    texts.append(block.text)
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
@@ -119,30 +126,30 @@ class Turn(RequestModel):
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
                     if texts:
-                        yield {"role": self.role, "content": _parts(texts)}
+                        yield {"role": self.role, "content": as_parts(texts)}
                         texts = []
-                    yield {"role": "tool", "content": _parts(block.content), "tool_call_id": block.tool_use_id}
+                    content = as_parts([part.text for part in block.content])
+                    yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
         if texts or self.role == "assistant":
             more = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
-            yield {"role": self.role, "content": _parts(texts), **more}
+            yield {"role": self.role, "content": as_parts(texts), **more}
+
+
+def _check_type(schema: Schema, info: ValidationInfo) -> Schema:
+    if schema.get("type") != "object":
+        what = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
+        raise mistake("no_object", f"{what}; the input of a tool is an object")
+    return schema
 
 
 class CustomTool(fields_of("messages.tools")):
     """A tool of the client's own, which is the only kind that is served."""
 
-    type: Literal["custom"] | None = None
+    type: Literal["custom", None] = None
     name: ToolName
     description: str | None = None
-    input_schema: Schema
     strict: bool | None = None
-
-    @field_validator("input_schema")
-    @classmethod
-    def _check_type(cls, schema: Schema, info: ValidationInfo) -> Schema:
-        if schema.get("type") != "object":
-            what = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
-            raise mistake("no_object", f"{what}; the input of a tool is an object")
-        return schema
+    input_schema: Annotated[Parameters, AfterValidator(_check_type)]
 
 
 class ToolChoice(RequestModel):
@@ -175,7 +182,6 @@ class OutputConfig(fields_of("messages.output_config")):
 class Thinking(fields_of("messages.thinking")):
     """Whether the model is to think; where that is adaptive, as it does by itself."""
 
-    of_kind = "thinking"
     type: Literal["enabled", "disabled", "adaptive"]
 
 
@@ -187,14 +193,14 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
-    tools: ToolList[Annotated[Annotated[CustomTool, SERVED] | OtherTool, kind_of_tool("custom")]] | None = Field(
-        None, description=TOOLS
-    )
+    tools: (
+        ToolList[Annotated[CustomTool | LeftOut, by_type("a tool", CustomTool, default="custom", other=LeftOut)]] | None
+    ) = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
     output_config: OutputConfig | None = Field(None, description="format: json_schema; effort has no effect")
-    thinking: Thinking | None = Field(
+    thinking: Annotated[Thinking, by_type("thinking", Thinking)] | None = Field(
         None, description="adaptive or disabled; enabled only if the model's chat template supports it"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
@@ -215,7 +221,8 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
             "cannot be continued in the form of output_config.format": form,
         }
         if reason := next((reason for reason, found in wrong.items() if found), None):
-            raise mistake("wrong_prefill", f"the last message is the assistant's and {reason}; change or remove it")
+            what = f"the last message is the assistant's and {reason}; change or remove it"
+            raise mistake("wrong_prefill", what, "messages", len(self.messages) - 1)
         return self
 
     @property
@@ -229,7 +236,8 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         Raises:
             ServerError: as for `ChatRequest.of`.
         """
-        system = [{"role": "system", "content": _parts(self.system)}] if self.system else []
+        told = as_parts([block.text for block in self.system or ()])
+        system = [{"role": "system", "content": told}] if told else []
         tools: list[Any] = []
         for tool in self.tools or ():
             if isinstance(tool, CustomTool):
@@ -245,6 +253,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         return ChatRequest.of(
             self,
             "messages",
+            [f"tools.{index}" for index in range(len(tools))],
             messages=[*system, *(message for turn in self.messages for message in turn.messages())],
             tools=tools or None,
             tool_choice=called,

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
+from drafttree.constraints.refusals import METADATA
+from drafttree.engine.chat import as_parts
 from drafttree.interfaces.server.fields import (
     THOUGHT,
     JsonSchema,
     PlainFormat,
     RequestModel,
-    check_kind,
+    by_type,
     fields_of,
     fill_content,
     mistake,
@@ -18,18 +20,18 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
-    SERVED,
+    MAX_NAME,
+    MAX_TOOLS,
+    MODES,
     TOOLS,
     Arguments,
     ChatRequest,
-    Choice,
     FunctionDefinition,
     FunctionName,
     LeftOut,
-    OtherTool,
+    Mode,
     ToolList,
     ToolName,
-    kind_of_tool,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
@@ -39,13 +41,15 @@ LOGPROBS = "message.output_text.logprobs"
 class TextPart(fields_of("responses.input.message.content")):
     """A part of a message or of a function's output; only text is served."""
 
-    of_kind = "a content part"
     type: Literal["input_text", "output_text"]
     text: str
     logprobs: object = None
 
 
-Parts = Annotated[list[TextPart], or_text(list[TextPart], lambda text: [{"type": "input_text", "text": text}])]
+Parts = Annotated[
+    list[Annotated[TextPart, by_type("a content part", TextPart)]],
+    or_text(list[TextPart], lambda text: [{"type": "input_text", "text": text}]),
+]
 
 
 class StoredFields(RequestModel):
@@ -100,21 +104,9 @@ class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
     content: Annotated[list[ReasoningText] | None, THOUGHT] = None
 
 
-KINDS = ["message", "function_call", "function_call_output", "reasoning"]
-
-
-def _kind(item: Any) -> str | None:
-    """The type of an item; messages need none."""
-    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-
-
 Item = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind, custom_error_type="not_served", custom_error_message=f"give items of type {', '.join(KINDS)}"),
-    BeforeValidator(lambda item: check_kind(item, "an item", KINDS)),
+    InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem,
+    by_type("an item", InputMessage, FunctionCallItem, FunctionOutputItem, ReasoningItem, default="message"),
 ]
 
 
@@ -143,7 +135,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": part.text} for part in parts]
+    return as_parts([part.text for part in parts])
 
 
 class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
@@ -157,14 +149,11 @@ class Namespace(fields_of("responses.tools.namespace")):
 
     type: Literal["namespace"]
     name: ToolName
-    tools: ToolList[Annotated[Annotated[FunctionTool, SERVED] | OtherTool, kind_of_tool("function")]]
+    tools: ToolList[Annotated[FunctionTool | LeftOut, by_type("a tool", FunctionTool, other=LeftOut)]]
 
 
 ResponseTools = ToolList[
-    Annotated[
-        Annotated[FunctionTool, SERVED] | Annotated[Namespace, Tag("namespace")] | OtherTool,
-        kind_of_tool("function", "namespace"),
-    ]
+    Annotated[FunctionTool | Namespace | LeftOut, by_type("a tool", FunctionTool, Namespace, other=LeftOut)]
 ]
 
 
@@ -187,6 +176,11 @@ class AllowedFunctions(RequestModel):
     tools: Annotated[list[NamedFunction], Field(min_length=1)]
 
 
+ResponseToolChoice = Annotated[
+    Mode | NamedFunction | AllowedFunctions, by_type("a tool_choice", NamedFunction, AllowedFunctions, words=MODES)
+]
+
+
 class SchemaFormat(JsonSchema):
     """JSON that conforms to a schema."""
 
@@ -196,7 +190,7 @@ class SchemaFormat(JsonSchema):
 class TextConfig(fields_of("responses.text")):
     """The form of what is said."""
 
-    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | SchemaFormat, by_type("a form", PlainFormat, SchemaFormat)] | None = None
 
 
 class Reasoning(fields_of("responses.reasoning")):
@@ -227,7 +221,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         None, description="format: text, json_object or json_schema; verbosity has no effect"
     )
     tools: ResponseTools | None = Field(None, description=TOOLS)
-    tool_choice: Choice[NamedFunction, AllowedFunctions] | None = Field(
+    tool_choice: ResponseToolChoice | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a response")
@@ -240,7 +234,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     reasoning: Reasoning | None = Field(
         None, description="effort works as `reasoning_effort` of a chat; other keys have no effect"
     )
-    metadata: dict[str, str] | None = Field(None, description="repeated in the response, but not stored")
+    metadata: METADATA | None = Field(None, description="repeated in the response, but not stored")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
@@ -251,7 +245,25 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
         if self.top_logprobs and not self.wanted_logprobs:
-            raise mistake("no_logprobs", f"top_logprobs needs {LOGPROBS!r} in include")
+            raise mistake("no_logprobs", f"this needs {LOGPROBS!r} in include", "top_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        tools = self._all_tools
+        if len(tools) > MAX_TOOLS:
+            what = f"with those in namespaces there are {len(tools)} tools; give at most {MAX_TOOLS}"
+            raise mistake("too_many_tools", what, "tools")
+        for place, namespace, tool in tools:
+            if len(name := _within(namespace, tool.name or "")) > MAX_NAME and isinstance(tool, FunctionTool):
+                what = f"with that of its namespace the name has {len(name)} characters; give at most {MAX_NAME}"
+                raise mistake("long_name", what, f"{place}.name")
+        return self
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if not self.instructions and all(isinstance(item, ReasoningItem) for item in self.input):
+            raise mistake("no_message", "reasoning alone cannot be answered; send a message with it", "input", 0)
         return self
 
     @property
@@ -260,17 +272,21 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         return LOGPROBS in (self.include or ())
 
     @property
-    def _all_tools(self) -> list[tuple[str | None, FunctionTool | LeftOut]]:
-        """The tools, each with its namespace."""
-        found: list[tuple[str | None, FunctionTool | LeftOut]] = []
-        for tool in self.tools or ():
-            found += [(tool.name, each) for each in tool.tools] if isinstance(tool, Namespace) else [(None, tool)]
+    def _all_tools(self) -> list[tuple[str, str | None, FunctionTool | LeftOut]]:
+        """The tools, each with its place in the request and its namespace."""
+        found: list[tuple[str, str | None, FunctionTool | LeftOut]] = []
+        for index, tool in enumerate(self.tools or ()):
+            place = f"tools.{index}"
+            if isinstance(tool, Namespace):
+                found += [(f"{place}.tools.{inner}", tool.name, each) for inner, each in enumerate(tool.tools)]
+            else:
+                found.append((place, None, tool))
         return found
 
     @property
     def namespaces(self) -> dict[str, dict[str, str]]:
         """What a call says of a function in a namespace, by the name that the model knows."""
-        named = [(space, tool.name) for space, tool in self._all_tools if space and tool.name]
+        named = [(space, tool.name) for _, space, tool in self._all_tools if space and tool.name]
         return {_within(space, name): {"name": name, "namespace": space} for space, name in named}
 
     def as_chat(self) -> ChatRequest:
@@ -281,7 +297,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         """
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools: list[Any] = []
-        for namespace, tool in self._all_tools:
+        for _, namespace, tool in self._all_tools:
             if isinstance(tool, FunctionTool):
                 function = tool.model_dump(include={*FunctionDefinition.model_fields})
                 tool = {"type": "function", "function": function | {"name": _within(namespace, tool.name)}}
@@ -298,6 +314,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         return ChatRequest.of(
             self,
             "responses",
+            [place for place, _, _ in self._all_tools],
             messages=[*instructions, *_messages(self.input)],
             max_completion_tokens=self.max_output_tokens,
             tools=tools or None,
