@@ -471,6 +471,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             None,
             "tool_choice: this asks for a call, but the server cannot run 'bash'; leave it out of the tools",
         ),
+        (
+            {"tools": [RESPONSE_CLOCK]},
+            None,
+            "tools.0: a tool of type 'function' is not served; give custom, with an input_schema",
+        ),
         ({"tools": [{"type": "custom", "name": "f"}]}, None, "tools.0.input_schema: Field required"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, None, "context_management: this"),
         (
@@ -815,6 +820,13 @@ def test_what_cannot_be_read_is_refused_with_its_place(client, route, content, c
     assert message in error["message"]
     assert error.get("code") == code
     assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize("name", ["a b", "\u4e16\r\nx", "x" * 300])
+def test_the_names_of_tools_that_are_left_out_may_be_any(client, name):
+    reply = client.post(f"/{RESPONSES}", json={**BASE[RESPONSES], "tools": [{"type": "custom", "name": name}]})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["warning"] == f'299 drafttree "without effect: tool {ascii(name[:200])[1:-1]}"'
 
 
 LATE = {"role": "system", "content": "Be brief."}

@@ -152,6 +152,20 @@ class CustomTool(fields_of("messages.tools")):
     input_schema: Annotated[Parameters, AfterValidator(_check_type)]
 
 
+def _refuse_function(tool: Any) -> Any:
+    """A tool that another API would run is a mistake, not one that this server lacks."""
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        raise not_served("a tool", "function", ["custom, with an input_schema"])
+    return tool
+
+
+AnyTool = Annotated[
+    CustomTool | LeftOut,
+    by_type("a tool", CustomTool, default="custom", other=LeftOut),
+    BeforeValidator(_refuse_function),
+]
+
+
 class ToolChoice(RequestModel):
     """Whether tools may or must be called."""
 
@@ -193,9 +207,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
-    tools: (
-        ToolList[Annotated[CustomTool | LeftOut, by_type("a tool", CustomTool, default="custom", other=LeftOut)]] | None
-    ) = Field(None, description=TOOLS)
+    tools: ToolList[AnyTool] | None = Field(None, description=TOOLS)
     tool_choice: ToolChoice | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )

@@ -1,0 +1,18 @@
+"""Where the answers of a model end whose chat template ends them by plain text."""
+
+import pytest
+
+from drafttree.engine.chat import turn_end
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages"])
+def test_an_answer_that_ignores_its_end_has_all_tokens(post, decoder, route):
+    assert turn_end(decoder.tokenizer)
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200, "temperature": 0}
+
+    def written(**more: object) -> int:
+        usage = post(route, **body, **more).json()["usage"]
+        return usage.get("completion_tokens", usage.get("output_tokens"))
+
+    assert written() < 200
+    assert written(ignore_eos=True) == 200
