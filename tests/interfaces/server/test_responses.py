@@ -158,7 +158,7 @@ def test_a_json_object_is_one(post):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_bookkeeping_changes_no_text_and_is_told_in_a_header(post, stream):
-    told = {"store": True, "background": True, "service_tier": "flex", "prompt_cache_key": "k", "user": "u"}
+    told = {"store": True, "service_tier": "flex", "prompt_cache_key": "k", "user": "u"}
     reply = post(PATH, **GREEDY, **told, metadata={"run": "7"}, text={"verbosity": "low"}, stream=stream)
     assert reply.headers["warning"] == f'299 drafttree "without effect: {", ".join(sorted([*told, "verbosity"]))}"'
     body = named_events(reply.text)[-1]["response"] if stream else reply.json()
