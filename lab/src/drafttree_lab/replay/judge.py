@@ -12,7 +12,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, Spread, holm, total
+from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, Spread, holm
 from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend
 from drafttree_lab.replay.paper_files import measurable_claims
 
@@ -133,10 +133,8 @@ class Evidence:
         if self.draws:
             moved = torch.stack([ratio(each)[0].log() - centre for each in self.draws])
             others[COSTS] = Spread(moved.square().mean().item(), self.draws_freedom)
-        if self.moved:  # without what the prompts alone move, since other drafters draw other trees
-            moved = ratio(self.moved) / values
-            chance = total(self.jackknife.spreads(moved)).variance
-            others[AGREEMENT] = Spread(max(moved[0].log().square().item() - chance, 0.0), self.moved_freedom)
+        if self.moved:
+            others[AGREEMENT] = Spread((ratio(self.moved)[0].log() - centre).square().item(), self.moved_freedom)
         return self.jackknife.estimate(values, {name: each for name, each in others.items() if each.variance > 0})
 
 
