@@ -66,6 +66,24 @@ def test_claims_are_judged_with_a_fitted_drafter_which_is_found_once(tmp_path):
     assert (tmp_path / "out" / RUNS).read_text() == kept
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_target")
+def test_when_the_minutes_are_over_claims_are_judged_by_what_is_kept_of_fitted_drafters(tmp_path):
+    out = ["--out", tmp_path / "out", "--json"]
+    command = ["replay", "dynatree-v1/2", "--limit", 1, "--max-new-tokens", 16, "--counts-only", *out]
+
+    def judged(*options):
+        (result,) = json.loads(run(*command, *options).stdout)["results"]
+        return [each["at_agreement"] for each in result["verdicts"]]
+
+    unfitted = judged("--minutes", 1e-9)
+    assert {each["outcome"] for each in unfitted} == {"not run"}
+    assert {each["said"] for each in unfitted} == {"no drafter was fitted yet to Linear K=6 of dynatree-v1"}
+    whole = judged()  # one prompt of a set is judged, too
+    assert "too few" in {each["outcome"] for each in whole}
+    assert judged("--minutes", 1e-9) == whole
+
+
 class Killed(BaseException):
     """Ends a command where it is, as a signal would."""
 

@@ -164,7 +164,7 @@ def run(
     if agreement and not inflate:
         stand_ins = {role: name for role, name in drafters.items() if role not in given}
         counting = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
-        judging["fit_drafter"] = DrafterFits(load, counting, stand_ins, sizes).find
+        judging["fits"] = DrafterFits(load, counting, stand_ins, sizes)
     with progress(sum(len(each.blocks) for each in planned) * options.limit * options.repeats) as advance:
         found = run_replay(planned, runner, repeats=options.repeats, progress=advance, **judging)
     corrected = correct_claims(found)

@@ -31,7 +31,7 @@ from drafttree_lab.replay.paper import (
     Order,
     Trend,
 )
-from drafttree_lab.replay.plan import Block, Experiment, Task
+from drafttree_lab.replay.plan import Block, Experiment, Task, clauses
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
 SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
@@ -262,8 +262,8 @@ class Measured:
         experiment, result = self.experiment, self.experiment.result
         if isinstance(claim, NotComparable):
             return Judgement("not comparable", claim.reason), None
-        if result.unavailable:
-            return Judgement("not run", result.unavailable), None
+        if reason := result.unavailable or ("" if experiment.blocks else "; ".join(clauses(experiment.missing))):
+            return Judgement("not run", reason), None
         absent = {name.partition("@")[0] for name in claim.names} & experiment.missing.keys()
         if absent:
             return Judgement("not run", experiment.missing[min(absent)]), None

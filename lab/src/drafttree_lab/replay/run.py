@@ -47,7 +47,18 @@ from drafttree_lab.replay.measured import Fitted, Measured
 from drafttree_lab.replay.other_kinds import measure_acceptance, measure_expansion, measure_memory
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, Reference
 from drafttree_lab.replay.paper_files import read_paper
-from drafttree_lab.replay.plan import Experiment, Key, ReplayMethod, Setting, Sizes, Task, groups, short_digest, tasks
+from drafttree_lab.replay.plan import (
+    Experiment,
+    Key,
+    ReplayMethod,
+    Setting,
+    Sizes,
+    Task,
+    clauses,
+    groups,
+    short_digest,
+    tasks,
+)
 from drafttree_lab.replay.results import FORMAT, ResultSummary, summarise
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
@@ -68,7 +79,7 @@ def run_replay(
     repeats: int = 1,
     costs: CostSource = BY_PAPER,
     clusters: Mapping[str, str] = MappingProxyType({}),
-    fit_drafter: Callable[[Experiment], Fitted | None] = lambda _: None,
+    fits: "DrafterFits | None" = None,
     progress: Callable[[str], None] = lambda _: None,
     keep: Callable[[list[ResultSummary]], None] = lambda _: None,
 ) -> list[ResultSummary]:
@@ -80,7 +91,7 @@ def run_replay(
         repeats: turns of every prompt, where it times.
         costs: where the costs come from by which counts are judged.
         clusters: by digest, what prompts have in common with others that resemble them.
-        fit_drafter: finds an experiment with drafters that are fitted to the paper's.
+        fits: fits drafters to the papers', each when its first result is reached; None to judge without them.
         progress: called after every task with its result.
         keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
             takes a twentieth of the time.
@@ -94,6 +105,8 @@ def run_replay(
     def found() -> list[ResultSummary]:
         summaries = []
         for each in planned:
+            if fits and each.id not in fitted:  # it was not reached, but what is kept of it counts
+                fitted[each.id] = fits.find(each, only_kept=True)
             own = tasks_of([each])
             own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
             options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(each.id)}
@@ -105,7 +118,7 @@ def run_replay(
     due = -math.inf
     with runner.store.interruptible():
         for group in groups(planned):
-            fitted |= {each.id: fit_drafter(each) for each in group}
+            fitted |= {each.id: fits.find(each) for each in group} if fits else {}
             for task in tasks_of(group):
                 runner.run(task)
                 progress(task.experiment.id)
@@ -138,15 +151,20 @@ class DrafterFits:
     sizes: Sizes
     fits: dict[Key, Fit | str] = field(default_factory=dict)
 
-    def find(self, experiment: Experiment) -> Fitted | None:
+    def find(self, experiment: Experiment, *, only_kept: bool = False) -> Fitted | None:
         """An experiment with fitted drafters; None where counts judge nothing of it, or the drafter is the paper's own.
+
+        Args:
+            only_kept: whether to fit none, and take what an earlier command has fitted.
 
         Raises:
             InputError: what is found cannot be kept.
         """
         result, paper = experiment.result, read_paper(experiment.paper)
-        if not experiment.blocks or not any(result.is_judged(claim, timed=False) for claim in result.claims):
+        if not any(result.is_judged(claim, timed=False) for claim in result.claims):
             return None
+        if not experiment.blocks:
+            return Fitted(reason="; ".join(clauses(experiment.missing)))
         model, sampled = paper.models[experiment.model], experiment.blocks[0].setting.temperature > 0
         reference = find_reference(paper, model, sampled=sampled)
         if reference is None:
@@ -155,15 +173,16 @@ class DrafterFits:
         if role not in self.drafters:
             return None
         key = (experiment.paper, experiment.model, reference.result)
-        if key not in self.fits:
-            self.fits[key] = self._fit(experiment, reference)
-        found = self.fits[key]
+        found = self.fits.get(key) or self._fit(experiment, reference, only_kept=only_kept)
+        if found is None:
+            return Fitted(reason=f"no drafter was fitted yet to {reference.method} of {experiment.paper}")
+        self.fits[key] = found
         if isinstance(found, str):
             return Fitted(reason=found)
         by_confidence = {each: replace_role(experiment, role, name) for each, name in found.drafters.items()}
         return Fitted(found, by_confidence, replace_role(experiment, role, found.moved) if found.moved else None)
 
-    def _fit(self, experiment: Experiment, reference: Reference) -> Fit | str:
+    def _fit(self, experiment: Experiment, reference: Reference, *, only_kept: bool) -> Fit | str | None:
         runner, paper = self.runner, experiment.paper
         alone = plan_reference(paper, reference, self.drafters, replace(self.sizes, model=experiment.model))
         every = digests_of(runner.prompts)
@@ -191,6 +210,8 @@ class DrafterFits:
 
         settings = [part for block in blocks for part in (*block.setting.key, *digests[block.setting.set])]
         key = ("fit", alone.id, alone.model, reference.method, short_digest(settings))
+        if only_kept:
+            return runner.store.find(key, Fit)
         try:
             return runner.store.run(key, Fit, work)
         except UnwritableError:
