@@ -24,10 +24,10 @@ GRADED = "graded:"
 """What the names of graded drafters begin with; their `Grade` follows."""
 FARTHEST, START, NEAREST = 0.1, 0.85, 0.995
 """Agreements between which a drafter is looked for, and where to begin."""
-TOLERANCE, FINEST = 0.01, 0.002
-"""Of the logarithm of tokens per round, and of the agreement: less than prompts differ by."""
-STEP, LEAST_SLOPE = 0.02, 0.1
-"""Of the agreement, to see how fast the tokens per round rise with it; a flat curve tells nothing of the agreement."""
+TOLERANCE = 0.01
+"""Of the logarithm of tokens per round: less than prompts differ by."""
+STEEP = 5.0
+"""How fast that logarithm rises with the agreement, about, where it rises fast."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,12 @@ class Fit:
         wanted: its published tokens per round.
         prompts: prompts that it was run on.
         agreement: share of positions at which the drafter's best token is the target's; None where no drafter does.
-        error: the standard error of that agreement, from the spread of the prompts.
-        freedom: degrees of freedom of the error.
+        error: how much the agreement of `moved` differs from it.
+        freedom: degrees of freedom of the standard error that `moved` is off by.
         drafters: their names by confidence; confidences at which no drafter does are left out.
-        moved: the name of a drafter whose agreement differs by the error.
+        moved: the name of a drafter with which the reference commits one standard error more, or less where none
+            commits more.
+        without: sets of the reference that have no prompts on which no claim is judged.
     """
 
     method: str
@@ -53,9 +55,12 @@ class Fit:
     freedom: float = 1.0
     drafters: Mapping[float, str] = field(default_factory=dict)
     moved: str = ""
+    without: Sequence[str] = ()
 
     def __str__(self) -> str:
         row = f"{self.method} commits {self.wanted:.2f} tokens a round on {self.prompts} prompts of its own"
+        if self.without:
+            row += f" (claims are judged on all prompts of {', '.join(self.without)}, so none of them)"
         if self.agreement is None:
             return f"no drafter is so near to the target that {row}"
         sure = ", ".join(f"{each:g}" for each in self.drafters)
@@ -151,23 +156,25 @@ def fit(
     agreement = agreements[1.0]
     jackknife, values = tau(found[agreement, 1.0][0])
     spread = total(jackknife.spreads(values))
-    step = STEP if agreement + STEP <= NEAREST else -STEP
-    slope = (distance(agreement + step, 1.0) - distance(agreement, 1.0)) / step
-    error = math.sqrt(spread.variance) / max(slope, LEAST_SLOPE)
-    moved = agreement + error if agreement + error <= NEAREST else max(agreement - error, FARTHEST)
-    distance(moved, 1.0)
+    error, own = math.sqrt(spread.variance), distance(agreement, 1.0)
+    steps = (
+        find_root(lambda each, off=off: distance(each, 1.0) - own - off, agreement, error / 20)
+        for off in (error, -error)
+    )
+    moved = next((place for place in steps if place is not None), FARTHEST)
     drafters = {confidence: found[place, confidence][0] for confidence, place in sorted(agreements.items())}
-    return Fit(method, wanted, len(texts), agreement, error, spread.freedom, drafters, found[moved, 1.0][0])
+    off = abs(moved - agreement)
+    return Fit(method, wanted, len(texts), agreement, off, spread.freedom, drafters, found[moved, 1.0][0])
 
 
-def find_root(rising: Callable[[float], float], start: float) -> float | None:
+def find_root(rising: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float | None:
     """The agreement at which a rising function is nearly 0, None if there is none; it is asked as seldom as will do."""
     value = rising(start)
-    if abs(value) < TOLERANCE:
+    if abs(value) <= tolerance:
         return start
     for step in (0.05, 0.2, 1.0):
         other = max(start - step, FARTHEST) if value > 0 else min(start + step, NEAREST)
         if (rising(other) > 0) != (value > 0):
-            place: Any = brentq(rising, start, other, xtol=FINEST)
+            place: Any = brentq(rising, start, other, xtol=tolerance / STEEP)
             return place
     return None

@@ -1,6 +1,6 @@
 """What the options of a replay choose: results, models, who drafts, and the prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -26,7 +26,7 @@ class PromptTexts:
         texts: the texts.
         missing: why there are none.
         notes: what the texts lack, where not all of the set ships.
-        others: more prompts of each set or, if it has no more, of its file; no claim is judged on them.
+        others: more prompts of each set or, if it has no more, of its file; no claim of the paper is judged on them.
     """
 
     texts: Mapping[Place, Sequence[Example]]
@@ -131,7 +131,7 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
     sets: dict[Place, PromptSet] = {
         (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
     }
-    texts, missing, notes, others = {}, {}, {}, {}
+    texts, missing, notes, sources = {}, {}, {}, {}
     with as_file(files("drafttree_lab.replay") / "data") as shipped:
         for place, each in sets.items():
             outside = outside_file(place[0])
@@ -147,20 +147,24 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
                 missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
             else:
                 texts[place] = spread_examples([path], limit, category=each.category, excerpt=None)
-                others[place] = _others(path, each.category, texts[place])
+                sources[place] = path
                 part = f"only prompts of {each.part} ship; give a folder that has all with --data"
                 lacks = [part] if each.part else []
                 if (found := len(texts[place])) < limit:
                     lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
                 if lacks and ships:
                     notes[place] = "; ".join(lacks)
+        others = {}
+        for place, path in sources.items():
+            taken = {each.prompt for (paper, _), own in texts.items() if paper == place[0] for each in own}
+            others[place] = _others(path, sets[place].category, taken)
     return PromptTexts(texts, missing, notes, others)
 
 
-def _others(path: Path, category: str | None, taken: Sequence[Example]) -> list[Example]:
+def _others(path: Path, category: str | None, taken: Collection[str]) -> list[Example]:
     """Up to `OTHERS` prompts of a category that are not taken, evenly spaced, or of the whole file if it has none."""
     for kind in dict.fromkeys((category, None)):
-        left = [each for each in spread_examples([path], category=kind, excerpt=None) if each not in taken]
+        left = [each for each in spread_examples([path], category=kind, excerpt=None) if each.prompt not in taken]
         if left:
             count = min(OTHERS, len(left))
             return [left[index * len(left) // count] for index in range(count)]

@@ -206,10 +206,11 @@ class DrafterFits:
                 for block in blocks
                 for ids in runner.prompts[paper, block.setting.set]
             ]
-            return fit(reference.method, wanted, tau, texts, runner.seed)
+            without = [block.setting.set for block in alone.blocks if block not in blocks]
+            return replace(fit(reference.method, wanted, tau, texts, runner.seed), without=without)
 
         settings = [part for block in blocks for part in (*block.setting.key, *digests[block.setting.set])]
-        key = ("fit", alone.id, alone.model, reference.method, short_digest(settings))
+        key = ("fitted drafter", alone.id, alone.model, reference.method, short_digest(settings))
         if only_kept:
             return runner.store.find(key, Fit)
         try:
