@@ -178,6 +178,13 @@ def test_a_verdict_that_flips_with_the_drafters_confidence_is_undecided(fitted):
     assert found.said.endswith("by confidence 0.50 at 0.4, 2.00 at 2, where it flips")
 
 
+def test_confidences_at_which_no_drafter_was_found_are_told_beside_the_outcome(fitted):
+    found = fitted(compare("tree", "chain"), right=HIGH, unsure=HIGH).at_agreement
+    assert found.outcome == "reproduced"
+    row = "no drafter of them lets chain commit 2.00 tokens a round"
+    assert found.said.endswith(f"by confidence 2.00 at 2; not checked at confidences of 0.4, as {row}")
+
+
 def test_what_the_error_of_the_agreement_moves_is_undecided(fitted):
     found = fitted(compare("tree", "chain"), moved=LOW, sure=HIGH, right=HIGH, unsure=HIGH).at_agreement
     assert found.outcome == "undecided"

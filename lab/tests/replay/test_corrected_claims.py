@@ -42,12 +42,12 @@ def test_claims_that_can_be_judged_are_counted_of_all_papers():
         for claim in result.claims
         if claim.kind != "not_comparable" and not result.unavailable
     ]
-    counted, timed = measurable_claims(False), measurable_claims(True)
+    counted, timed = measurable_claims(paper_names(), False), measurable_claims(paper_names(), True)
     assert max(counted, timed) < len(claims) < counted + timed  # those on speed are judged in both ways
 
 
 def test_claims_of_all_results_are_corrected_together(summary, monkeypatch):
-    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 4)
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 4)
     results = [summary("one/1", 0.012), summary("two/1", 0.02)]
     # Holm for four: 4 * 0.012 = 0.048, 3 * 0.02 = 0.06
     assert outcomes(correct_claims(results)) == [["reproduced"], ["undecided"]]
@@ -57,16 +57,36 @@ def test_claims_of_all_results_are_corrected_together(summary, monkeypatch):
 
 
 def test_of_claims_on_one_datum_the_first_counts_and_the_others_point_to_it(summary, monkeypatch):
-    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 3)
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 3)
     results = [summary("one/1", (0.02, "same"), 0.024), summary("two/1", (0.02, "same"))]
     # two are counted: 2 * 0.02 and 0.024; three would take 3 * 0.02
     first, second = correct_claims(results)
     assert outcomes([first, second]) == [["reproduced", "reproduced"], ["reproduced"]]
-    assert [each.by_counts.repeats for each in (*first.verdicts, *second.verdicts)] == [None, None, "one/1"]
+    own = [each.by_counts for each in (*first.verdicts, *second.verdicts)]
+    assert [(each.repeats, each.repeated) for each in own] == [(None, ""), (None, ""), ("one/1", "0")]
+    assert {each.claims for each in own} == {2}
+
+
+def test_ratios_of_the_same_texts_that_differ_by_less_than_their_error_shows_are_one_datum():
+    found = Judgement("reproduced", "x", 1.20, 1.10, 1.31, 0.01, 12, datum="these texts")
+    assert found.is_datum_of(replace(found, estimate=1.21))
+    assert found.is_datum_of(replace(found, estimate=1 / 1.2))
+    assert not found.is_datum_of(replace(found, estimate=1.24))
+    assert not found.is_datum_of(replace(found, datum="others"))
+    assert not replace(found, datum=None).is_datum_of(replace(found, datum=None))
+
+
+def test_a_paper_from_outside_is_a_family_of_its_own(summary, monkeypatch):
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 10 * len(papers))
+    monkeypatch.setattr(judge, "outside_file", lambda name: name == "mine" or None)
+    results = [summary("one/1", 0.002), summary("two/1", 0.002), summary("mine/1", 0.004)]
+    found = correct_claims(results)
+    assert [each.verdicts[0].by_counts.claims for each in found] == [20, 20, 10]
+    assert outcomes(found) == [["reproduced"], ["reproduced"], ["reproduced"]]  # 0.004 times 20 would be undecided
 
 
 def test_times_and_counts_are_corrected_apart(summary, monkeypatch):
-    monkeypatch.setattr(judge, "measurable_claims", lambda timed: 2)
+    monkeypatch.setattr(judge, "measurable_claims", lambda papers, timed: 2)
     (one,) = [summary("one/1", 0.02)]
     (first,) = one.verdicts
     timed = replace(one, verdicts=[replace(first, by_time=replace(first.by_counts, p=0.03))])

@@ -60,19 +60,15 @@ def replayed(centre, claim, prompts, generator):
         return np.log(TOKENS * FITTED / counts.sum() / wanted)
 
     seed = int(generator.integers(1 << 30))
-    grid = np.linspace(-6, 6, 121)
+    grid = np.linspace(-6, 6, 241)
     shift = grid[np.argmin([abs(missing(each, seed)) for each in grid])]
     counts = rounds(fitted(shift), REFERENCE, np.random.default_rng(seed))
     jackknife = Jackknife({"fit": FITTED})
     spread = total(jackknife.spreads(jackknife.mean([("fit", [(float(TOKENS), each) for each in counts])])))
-    slope = (missing(shift + 0.5, seed) - missing(shift - 0.5, seed)) / 1.0
-    moved = shift + np.sqrt(spread.variance) / max(slope, 0.1)
+    moved = grid[np.argmin([abs(missing(each, seed) - np.sqrt(spread.variance)) for each in grid])]
 
-    texts = {  # the same prompts and chances for both drafters
-        place: {
-            depth: rounds(1 / (1 + np.exp(-(own_logits[FITTED:] + place))), depth, np.random.default_rng(seed + depth))
-            for depth in DEPTHS
-        }
+    texts = {  # the same prompts for both drafters, but draws of their own, as other drafters draw other trees
+        place: {depth: rounds(1 / (1 + np.exp(-(own_logits[FITTED:] + place))), depth, generator) for depth in DEPTHS}
         for place in (shift, moved)
     }
     rows = [
@@ -97,16 +93,16 @@ def replayed(centre, claim, prompts, generator):
         def mean(name, _metric):
             depth = int(name.removeprefix("chain "))
             price = 1 + costs_draft * depth + costs_round
-            return own.mean([("a", [(float(TOKENS), each * price) for each in texts[place][depth]])])
+            return own.mean([("a", [(float(TOKENS) + 0 * price, each * price) for each in texts[place][depth]])])
 
         return mean
 
+    drawn = draw_published_costs(model, "x")
     evidence = Evidence(
         means(shift, draft, model.round),
         own,
         prompts,
-        draws=[means(shift, each.draft, each.round) for each in draw_published_costs(model, "x")],
-        draws_freedom=model.samples - 1,
+        drawn=means(shift, drawn.draft, drawn.round),
         moved=means(moved, draft, model.round),
         moved_freedom=spread.freedom,
     )

@@ -307,7 +307,8 @@ def _show_verdict(verdict: "Verdict") -> None:
         line = Text(f"    {KINDS[kind]:<23}")
         line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
         needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
-        line.append(f"as {judgement.repeats}" if judgement.repeats else f"{judgement.said}{needed}")
+        repeated = f"as {judgement.repeats}, {judgement.repeated}"
+        line.append(repeated if judgement.repeats else f"{judgement.said}{needed}")
         console.print(line, soft_wrap=True)
         if judgement.reason and not judgement.repeats:
             console.print(Text(f"{'':<43}{judgement.reason}", style="dim"), soft_wrap=True)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,13 @@ PUBLISHED, MEASURED = "published", "measured"
 LAW = "tau (1 + h0) / (v + c delta + h)"
 """The speed-up R. A paper's costs are in rounds of plain decoding, so that h0 = 0 and the denominator decides."""
 GIVEN = re.compile(r"c=(?P<c>\d*\.?\d+),v=(?P<v>\d*\.?\d+)")
-DRAWS = 64
+DRAWS = 500
 """Costs that are drawn of those which a paper's rows allow."""
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """What the passes of a method cost, in passes of the target over one token.
+    """What the passes of a method cost, in passes of the target over one token; arrays where they are drawn.
 
     Attributes:
         draft: c, the cost of a draft pass.
@@ -45,7 +46,7 @@ class PassCosts:
         return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
 
 
-@lru_cache(1 << 16)  # of every text it is asked once per draw
+@lru_cache(1 << 16)  # of every text it is asked for many claims
 def _target_cost(target: Costs, nodes: tuple[int, ...]) -> float:
     return sum(map(target.at, nodes))
 
@@ -58,28 +59,27 @@ def published_costs(model: Model, role: str | None) -> PassCosts | None:
     return PassCosts(model.draft_pass[role], target, model.round) if role in model.draft_pass else None
 
 
-def draw_published_costs(model: Model, role: str | None) -> list[PassCosts]:
-    """Costs that the paper's rows of chains allow, by the errors that they are printed with; none without errors.
+def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
+    """Costs that the paper's rows of chains allow, by the errors that they are printed with; None without errors.
 
     A row of depth d costs v(d + 1) + c d + h a round. What a draw of these costs says of c and h is taken unless one
     of them is negative.
     """
     if not model.rounds:
-        return []
+        return None
     target, generator = Costs.of(model.target_pass), np.random.default_rng(0)
-    depths = np.array([row.nodes - 1 for row in model.rounds])
-    known = np.array([target.at(row.nodes) for row in model.rounds])
-    found: list[PassCosts] = []
-    while len(found) < DRAWS:
-        costs = generator.normal([row.cost for row in model.rounds], [row.error for row in model.rounds]) - known
-        if len(depths) == 2:
-            draft, rest = np.linalg.solve(np.stack((depths, np.ones(2)), 1), costs)
-        else:
-            rest = generator.normal(model.round, model.round_error)
-            draft = (costs[0] - rest) / depths[0]
-        if draft >= 0 and rest >= 0:
-            found.append(PassCosts(float(draft), target, float(rest)) if role else PassCosts(0.0, target))
-    return found
+    off: Any = generator.standard_t(model.samples - 1, (2, 20 * DRAWS))
+    costs = [row.cost + row.error * own - target.at(row.nodes) for row, own in zip(model.rounds, off, strict=False)]
+    depth, *others = (row.nodes - 1 for row in model.rounds)
+    if others:
+        draft = (costs[0] - costs[1]) / (depth - others[0])
+        rest = costs[0] - depth * draft
+    else:
+        rest = model.round + model.round_error * off[1]
+        draft = (costs[0] - rest) / depth
+    allowed = np.flatnonzero((draft >= 0) & (rest >= 0))[:DRAWS]
+    are_paid = float(role is not None)
+    return PassCosts(are_paid * draft[allowed], target, are_paid * rest[allowed]) if allowed.size else None
 
 
 @dataclass(frozen=True)

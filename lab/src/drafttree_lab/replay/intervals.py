@@ -3,15 +3,15 @@
 A percentile bootstrap of three prompts decides between equal methods in a quarter of all cases; the intervals of this
 file cover at least 93 % from ten prompts on, as `lab/tests/replay/test_coverage.py` shows by simulation.
 
-A ratio may depend on numbers that are not known exactly either, such as what passes cost in a paper. The variance that
-these add to its logarithm widens the interval.
+A ratio may depend on numbers that are not known exactly either, such as how near a drafter is to its target. The
+variance that these add to its logarithm widens the interval.
 """
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from scipy.stats import t
 from torch import Tensor
@@ -20,8 +20,10 @@ from drafttree_lab.replay.paper import Average
 
 LEVEL = 0.05
 """The share of intervals that may miss what they are of."""
+ENDS = (LEVEL / 2, 1 - LEVEL / 2)
+"""The quantiles between which all but that share lies."""
 Fraction = tuple[float, float]
-"""What one prompt adds to the numerator and the denominator of a metric."""
+"""What one prompt adds to the numerator and the denominator of a metric; of drawn costs these are arrays."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,14 @@ class Estimate:
         low: the lower end of its interval; None where too few prompts were run to have one.
         high: the upper end.
         p: the probability of a value so far from 1 where it is 1 in truth.
-        causes: variances of the logarithm by what causes them, those between prompts left out.
-        alone: p if there were no variance but that between prompts.
+        floor: p if there were no variance between prompts, which more of them come near to.
     """
 
     value: float
     low: float | None = None
     high: float | None = None
     p: float = 1.0
-    causes: Mapping[str, float] = field(default_factory=dict)
-    alone: float = 1.0
+    floor: float = 0.0
 
 
 class Jackknife:
@@ -86,13 +86,16 @@ class Jackknife:
     def mean(self, samples: Iterable[tuple[str, Sequence[Fraction]]], average: Average = "total") -> Tensor:
         """The mean over groups of a metric, `[1 + clusters]` float64: of all prompts first, then without each cluster.
 
+        Of fractions with arrays, such as drawn costs, it is `[1 + clusters, draws]`.
+
         Args:
             samples: for every group the set of its prompts, and a fraction for each of them.
             average: whether a group's figure is the mean of its texts' or that of all texts together.
         """
         values = []
         for name, fractions in samples:
-            above, below = torch.tensor(fractions, dtype=torch.float64).unbind(1)
+            pairs = np.array([np.broadcast_arrays(*each) for each in fractions], float)
+            above, below = torch.from_numpy(pairs).unbind(1)
             weights = self._weights[name]
             if average == "texts":
                 above, below = above / below, torch.ones_like(below)
@@ -107,24 +110,22 @@ class Jackknife:
             found.append(Spread(variance, len(own) - 1))
         return found
 
-    def estimate(self, values: Tensor, others: Mapping[str, Spread] = MappingProxyType({})) -> Estimate:
+    def estimate(self, values: Tensor, others: Sequence[Spread] = ()) -> Estimate:
         """The estimate that `mean` gives, or that was computed of what it gives; all values are positive.
 
         Args:
             values: `[1 + clusters]`.
-            others: what else the estimate depends on and is not known exactly, by its name.
+            others: what else the estimate depends on and is not known exactly.
         """
         value = values[0].item()
         if min(self._sizes.values()) < 2 or not bool((values > 0).all()) or not bool(values.isfinite().all()):
             return Estimate(value)
-        spreads = self.spreads(values)
         centre = values[0].log().item()
-        causes = {name: each.variance for name, each in others.items()}
-        reach, p = _student(centre, total([*spreads, *others.values()]))
-        _, alone = _student(centre, total(spreads))
+        reach, p = _student(centre, total([*self.spreads(values), *others]))
+        _, floor = _student(centre, total(others))
         if not reach:
-            return Estimate(value, value, value, p, causes, alone)
-        return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p, causes, alone)
+            return Estimate(value, value, value, p, floor)
+        return Estimate(value, math.exp(centre - reach), math.exp(centre + reach), p, floor)
 
 
 def total(spreads: Sequence[Spread]) -> Spread:

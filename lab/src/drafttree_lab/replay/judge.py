@@ -1,20 +1,18 @@
 """The judgement on a paper's claim, from what was measured of its methods; all claims corrected for their number."""
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 from typing import Literal
 
-import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from drafttree_lab.replay.intervals import LEVEL, Estimate, Jackknife, Spread, holm
+from drafttree_lab.replay.intervals import ENDS, LEVEL, Estimate, Jackknife, Spread, holm
 from drafttree_lab.replay.paper import Bound, Comparison, Metric, Order, Trend
-from drafttree_lab.replay.paper_files import measurable_claims
+from drafttree_lab.replay.paper_files import measurable_claims, outside_file
 
 Outcome = Literal["reproduced", "contradicted", "undecided", "left open", "too few", "not comparable", "not run"]
 """`left open`: reproduced and contradicted, as a number is chosen that the paper does not tell."""
@@ -34,10 +32,12 @@ KINDS: Mapping[str, str] = {
 }
 """The judgements on a claim in words: by counts with drafters that are fitted to the paper's, by counts with those that
 are named or ship, and by time."""
-COSTS, AGREEMENT = "what passes cost in the paper", "how near the paper's drafter is to its target"
+AGREEMENT = "how near the paper's drafter is to its target"
+COSTS = "what passes cost in the paper"
+CONFIDENCE = "how sure the paper's drafter is of its tokens"
 """What a ratio depends on besides the prompts."""
-DIGITS = 6
-"""Two claims whose ratios agree in so many digits, of all prompts and without each of them, rest on the same data."""
+SAME = 0.25
+"""Of a standard error, within which two ratios of the same texts are one datum."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,12 @@ class Judgement:
             without an estimate.
         prompts: prompts that it rests on.
         needed: prompts that would decide it, if the estimate stays; None where it is decided or none would.
+        floors: what more prompts do not reduce, and p if there were infinitely many, each with those before it.
         reason: where it is contradicted, which term of the speed-up law or which share does it.
-        datum: what it rests on; the same of two claims that rest on the same data.
+        datum: the texts that it rests on and what is taken of them, as a digest.
         repeats: the result that has the same datum before; None where none has.
+        repeated: the claim of that result.
+        claims: how many claims it is corrected for; 0 where it is not.
         is_order: whether the estimate is Kendall's tau.
     """
 
@@ -68,15 +71,27 @@ class Judgement:
     p: float | None = None
     prompts: int = 0
     needed: int | None = None
+    floors: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None
     datum: str | None = None
     repeats: str | None = None
+    repeated: str = ""
+    claims: int = 0
     is_order: bool = False
 
     @property
     def is_ahead(self) -> bool | None:
         """On which side of no difference the estimate lies; None without one."""
         return None if self.estimate is None else self.estimate > (SAME_ORDER if self.is_order else 1)
+
+    def is_datum_of(self, other: "Judgement") -> bool:
+        """Whether another one rests on the same texts, with the same ratio or its inverse."""
+        if not self.datum or self.datum != other.datum or self.is_order:
+            return bool(self.datum) and self.datum == other.datum and self.estimate == other.estimate
+        if not (self.estimate and other.estimate and self.low and self.high):
+            return False
+        apart = abs(math.log(self.estimate)) - abs(math.log(other.estimate))
+        return abs(apart) <= SAME * math.log(self.high / self.low) / 4
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,8 @@ class Evidence:
         means: means of its methods.
         jackknife: what made them.
         prompts: prompts that they rest on.
-        draws: means at other costs of passes, drawn from those that the paper allows; empty where its costs are exact.
-        draws_freedom: degrees of freedom of the errors that these costs follow from.
+        drawn: means at many costs of passes that the paper allows, `[1 + clusters, draws]`; None where its costs are
+            exact or do not matter.
         moved: means with a drafter whose agreement differs by one standard error; None where it is not fitted.
         moved_freedom: degrees of freedom of that error.
     """
@@ -121,21 +136,61 @@ class Evidence:
     means: Means
     jackknife: Jackknife
     prompts: int
-    draws: Sequence[Means] = ()
-    draws_freedom: float = 1.0
+    drawn: Means | None = None
     moved: Means | None = None
     moved_freedom: float = 1.0
 
-    def estimate(self, ratio: Callable[[Means], Tensor]) -> Estimate:
-        """A ratio of means, with all that it depends on."""
-        values, others = ratio(self.means), dict[str, Spread]()
-        centre = values[0].log()
-        if self.draws:
-            moved = torch.stack([ratio(each)[0].log() - centre for each in self.draws])
-            others[COSTS] = Spread(moved.square().mean().item(), self.draws_freedom)
+    def estimates(self, ratio: Callable[[Means], Tensor]) -> list[Estimate]:
+        """A ratio of means at the costs that the paper says, then at those that allow the least and the most of it.
+
+        The last two hold 95 % of the costs that the paper allows between them.
+        """
+        values, others = ratio(self.means), list[Spread]()
         if self.moved:
-            others[AGREEMENT] = Spread((ratio(self.moved)[0].log() - centre).square().item(), self.moved_freedom)
-        return self.jackknife.estimate(values, {name: each for name, each in others.items() if each.variance > 0})
+            step = (ratio(self.moved)[0] / values[0]).log().nan_to_num(100.0, 100.0, -100.0)
+            others.append(Spread(step.square().item(), self.moved_freedom))
+        columns = [values]
+        if self.drawn:
+            drawn = ratio(self.drawn)
+            order = drawn[0].argsort()
+            columns += [drawn[:, order[round(share * (len(order) - 1))]] for share in ENDS]
+        return [self.jackknife.estimate(each, others) for each in columns]
+
+    def estimate(self, ratio: Callable[[Means], Tensor]) -> "Ratio":
+        """A ratio of means at all costs that the paper allows, of which the worst decides."""
+        found, *ends = every = self.estimates(ratio)
+        if any(each.low is None for each in every):
+            return Ratio(found.value)
+        flips = len({each.value > 1 for each in every}) > 1
+        return Ratio(
+            found.value,
+            min(each.low or 0.0 for each in every),
+            max(each.high or 0.0 for each in every),
+            1.0 if flips else max(each.p for each in every),
+            {AGREEMENT: found.floor, COSTS: 1.0 if flips else max(each.floor for each in every)},
+            [each.value for each in ends],
+        )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with all that it depends on.
+
+    Attributes:
+        value: at the costs that the paper says.
+        low: the lower end of its interval at all costs that the paper allows; None with too few prompts.
+        high: the upper end.
+        p: the probability of such a ratio if it is 1 in truth, at the costs that speak least against it.
+        floors: as of a judgement.
+        allowed: the ratio at the two ends of the costs that the paper allows; empty where these are exact.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p: float = 1.0
+    floors: Mapping[str, float] = field(default_factory=dict)
+    allowed: Sequence[float] = ()
 
 
 def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: Sequence[object]) -> Judgement:
@@ -146,42 +201,36 @@ def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: S
     """
     if isinstance(claim, Order):
         return _judge_order(claim, evidence)
-    ratio, name = _ratio(claim, axis)
-    found = _judge_ratio(evidence, ratio, claim.sign, name)
+    found = _judge_ratios(evidence, _ratios(claim, axis), claim.sign)
     if not isinstance(claim, Comparison) or not claim.hangs_on:
         return found
     # it hangs on a number of which the paper says nothing
-    others = {
-        value: _judge_ratio(
-            evidence, _ratio(claim.model_copy(update={"left": name}), axis)[0], claim.sign, f"at {value}"
-        )
-        for value, name in claim.others.items()
-    }
+    others = {}
+    for value, name in claim.others.items():
+        (ratio,) = _ratios(claim.model_copy(update={"left": name}), axis).values()
+        others[value] = _judge_ratios(evidence, {f"at {value}": ratio}, claim.sign)
     said = f"{found.said}; the paper does not tell {claim.hangs_on}: {', '.join(each.said for each in others.values())}"
     outcomes = {found.outcome, *(each.outcome for each in others.values())}
     is_open = outcomes >= {"reproduced", "contradicted"}
     return replace(found, said=said, outcome="left open" if is_open else found.outcome)
 
 
-def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[Callable[[Means], Tensor], str]:
-    """The ratio that a claim says is above or below 1, and its name."""
+def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mapping[str, Callable[[Means], Tensor]]:
+    """The ratios that a claim says are all above or all below 1, by name."""
     match claim:
         case Comparison():
-            right = claim.right_metric or claim.metric
-            name = f"{claim.left} / {' or '.join(claim.right)}"
+            metric = claim.right_metric or claim.metric
+
+            def over(right: str) -> Callable[[Means], Tensor]:
+                return lambda means: means(claim.left, claim.metric) / means(right, metric)
+
             if claim.right_metric:
-                over, under = (metric.replace("_", " ") for metric in (claim.metric, claim.right_metric))
-                name = f"{claim.left}, {over} / {under}"
-            least = torch.amin if claim.sign == ">" else torch.amax
-
-            def least_ahead(means: Means) -> Tensor:
-                left = means(claim.left, claim.metric)
-                return least(torch.stack([left / means(each, right) for each in claim.right]), 0)
-
-            return least_ahead, name
+                above, below = (each.replace("_", " ") for each in (claim.metric, claim.right_metric))
+                return {f"{claim.left}, {above} / {below}": over(each) for each in claim.right}
+            return {f"{claim.left} / {each}": over(each) for each in claim.right}
         case Bound(method=method, over=over, bound=bound, metric=metric):
             name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
-            return lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound, name
+            return {name: lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound}
         case _:
 
             def ratio(means: Means) -> Tensor:
@@ -192,42 +241,38 @@ def _ratio(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> tuple[C
                 return last / first
 
             method = f"{claim.method} / {claim.over}" if claim.over else claim.method
-            return ratio, f"{method}, {axis[-1]} over {axis[0]}:"
+            return {f"{method}, {axis[-1]} over {axis[0]}:": ratio}
 
 
-def _judge_ratio(evidence: Evidence, ratio: Callable[[Means], Tensor], sign: str, name: str) -> Judgement:
-    estimate, prompts = evidence.estimate(ratio), evidence.prompts
-    value, low, high = estimate.value, estimate.low, estimate.high
+def _judge_ratios(evidence: Evidence, ratios: Mapping[str, Callable[[Means], Tensor]], sign: str) -> Judgement:
+    """The judgement on ratios that are all to be on one side of 1.
+
+    All of them have to be for sure (an intersection-union test, which needs no correction); one that is not contradicts
+    the claim, with Bonferroni's correction for their number.
+    """
+    estimates, prompts = {name: evidence.estimate(each) for name, each in ratios.items()}, evidence.prompts
+    factor = 1 if sign == ">" else -1
+    behind = [name for name, each in estimates.items() if (each.value > 1) != (sign == ">")]
+    if behind:  # the surest, and of equal ones the one that is farthest behind
+        decisive = min(behind, key=lambda name: (estimates[name].p, factor * estimates[name].value))
+    else:  # the least sure, and of equal ones the one that is least ahead
+        decisive = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
+    own, tried = estimates[decisive], len(estimates) if behind else 1
     enough = evidence.jackknife.size >= LEAST_PROMPTS
-    if enough and not 0 < value < math.inf:
-        return Judgement("undecided", f"{name} {value:.2f}: a count of 0 has no ratio", prompts=prompts)
-    if low is None or high is None or not enough:
-        said = f"{name} {value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
-        return Judgement("too few", said, value, prompts=prompts)
-    outcome: Outcome = "reproduced" if (value > 1) == (sign == ">") else "contradicted"
-    said, needed = f"{name} {value:.2f} [{low:.2f}, {high:.2f}]", None
-    if estimate.p > LEVEL:
-        outcome = "undecided"
-        if estimate.alone <= LEVEL:
-            cause = max(estimate.causes, key=lambda each: estimate.causes[each])
-            said += f"; it is not known well enough {cause}: p is {estimate.alone:.3f} without that error"
-        elif (distance := abs(math.log(value))) and low and high and not estimate.causes:
-            # the interval would end at 1: its width falls with the root of the prompts
-            needed = math.ceil(prompts * (math.log(high / low) / 2 / distance) ** 2)
-            needed = max(needed, prompts + 1) if needed <= MOST_PROMPTS else None
-    datum = _datum([ratio(evidence.means)])
-    return Judgement(outcome, said, value, low, high, estimate.p, prompts, needed, datum=datum)
-
-
-def _datum(ratios: Sequence[Tensor]) -> str | None:
-    """A digest of ratios or their inverses; None where all are 1, which data may be for many reasons."""
-    logs = torch.stack([*ratios]).log()
-    if not bool(logs.isfinite().all()) or not bool((logs.abs() > 10.0**-DIGITS).any()):
-        return None
-    logs = logs * logs[0, 0].sign() + 0.0
-    return hashlib.sha256(repr([round(each, DIGITS) + 0.0 for each in logs.flatten().tolist()]).encode()).hexdigest()[
-        :16
-    ]
+    if enough and not 0 < own.value < math.inf:
+        return Judgement("undecided", f"{decisive} {own.value:.2f}: a count of 0 has no ratio", prompts=prompts)
+    if own.low is None or own.high is None or not enough:
+        said = f"{decisive} {own.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
+        return Judgement("too few", said, own.value, prompts=prompts)
+    p, floors = min(1.0, tried * own.p), {name: min(1.0, tried * each) for name, each in own.floors.items()}
+    said = f"{decisive} {own.value:.2f} [{own.low:.2f}, {own.high:.2f}]"
+    if own.allowed:
+        low, high = own.allowed
+        said += f", {low:.2f} to {high:.2f} by what the paper's rows allow its passes to cost"
+    if tried > 1:
+        said += f"; it is the surest of {tried} comparisons, and p is {p:.2f}"
+    outcome: Outcome = "undecided" if p > LEVEL else "contradicted" if behind else "reproduced"
+    return Judgement(outcome, said, own.value, own.low, own.high, p, prompts, floors=floors)
 
 
 def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
@@ -262,57 +307,87 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
     p = next((level for level in sorted(corrected) if decided(level) != "undecided"), 1.0)
     low, high = ends(LEVEL)
     said = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
-    datum = _datum([each(evidence.means) for each in ratios])
-    return Judgement(decided(LEVEL), said, tau, low, high, p, prompts, datum=datum, is_order=True)
+    return Judgement(decided(LEVEL), said, tau, low, high, p, prompts, is_order=True)
 
 
-def correct_verdicts(groups: Sequence[tuple[str, Sequence[Verdict]]]) -> list[list[Verdict]]:
-    """Verdicts by result, decided by p-values with Holm's correction for the number of all claims.
+Groups = Sequence[tuple[str, Sequence[Verdict]]]
+"""The name of each result, and its verdicts."""
+Family = tuple[str, str]
+"""A paper from outside, or all of drafttree's papers, and a kind of judgement."""
 
-    Each kind of judgement is corrected by itself, for as many claims as all papers have that can be judged so; those
-    that were not judged count as if nothing spoke for them. Of claims that rest on the same datum one counts, and the
-    others point to its result.
+
+def _families(groups: Groups) -> dict[Family, list[tuple[int, int, Judgement]]]:
+    """By family its judgements with a p-value, with the places of their results and verdicts."""
+    found: dict[Family, list[tuple[int, int, Judgement]]] = {}
+    for kind, (group, (name, verdicts)) in product(KINDS, enumerate(groups)):
+        paper = name.partition("/")[0]
+        judged = ((group, place, getattr(own, kind)) for place, own in enumerate(verdicts))
+        family = (paper if outside_file(paper) else "", kind)
+        found.setdefault(family, []).extend(each for each in judged if each[2] and each[2].p is not None)
+    return found
+
+
+def _data(judgements: Sequence[Judgement]) -> list[int]:
+    """For each judgement the place of the first that has the same datum."""
+    return [
+        next(place for place, first in enumerate(judgements) if first is own or first.is_datum_of(own))
+        for own in judgements
+    ]
+
+
+def count_claims(groups: Groups) -> dict[Family, int]:
+    """By family the claims that can be judged of its papers in these results; those on one datum count once."""
+    papers, found = dict.fromkeys(name.partition("/")[0] for name, _ in groups), dict[Family, int]()
+    for (outside, kind), judged in _families(groups).items():
+        own = [each for each in papers if (each if outside_file(each) else "") == outside]
+        counted = len(set(_data([each for *_, each in judged])))
+        found[outside, kind] = max(measurable_claims(own, kind == "by_time") - len(judged) + counted, counted)
+    return found
+
+
+def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[Verdict]]:
+    """Verdicts by result, decided by p-values with Holm's correction for the number of all claims of a family.
+
+    Each kind of judgement is corrected by itself; claims that were not judged count as if nothing spoke for them. Of
+    claims that rest on the same datum one counts, and the others point to it.
 
     Args:
         groups: the name of each result, and its verdicts.
+        claims: by family the number of its claims, by `count_claims`.
     """
     found = [list(own) for _, own in groups]
-    for kind in KINDS:
-        places = [(group, place) for group, own in enumerate(found) for place in range(len(own))]
-        judged = [
-            (*each, own) for each in places if (own := getattr(found[each[0]][each[1]], kind)) and own.p is not None
-        ]
-        first: dict[str, int] = {}
-        counted, ranks = [], []
-        for group, _, own in judged:
-            datum = own.datum or f"{len(counted)}"
-            if datum not in first:
-                first[datum] = len(counted)
-                counted.append((group, own))
-            ranks.append(first[datum])
-        claims = max(measurable_claims(kind == "by_time") - (len(judged) - len(counted)), len(counted))
-        values = holm([own.p for _, own in counted], claims)
-        for (group, place, own), rank in zip(judged, ranks, strict=True):
-            corrected = correct(own, values[rank], claims)
-            if counted[rank][1] is not own:
-                corrected = replace(corrected, repeats=groups[counted[rank][0]][0])
-            found[group][place] = replace(found[group][place], **{kind: corrected})
+    for family, judged in _families(groups).items():
+        first = _data([own for *_, own in judged])
+        counted = dict.fromkeys(first)
+        values = dict(zip(counted, holm([judged[each][2].p or 0.0 for each in counted], claims[family]), strict=True))
+        for (group, place, own), before in zip(judged, first, strict=True):
+            corrected = correct(own, values[before], claims[family])
+            if judged[before][2] is not own:
+                there, claim, _ = judged[before]
+                corrected = replace(corrected, repeats=groups[there][0], repeated=groups[there][1][claim].id)
+            found[group][place] = replace(found[group][place], **{family[1]: corrected})
     return found
 
 
 def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
-    """A judgement with a p-value that was corrected for so many claims."""
-    if judgement.outcome not in ("reproduced", "contradicted", "undecided") or p <= LEVEL or not judgement.p:
-        return judgement
+    """A judgement with a p-value that was corrected for so many claims, and what would decide it if it is undecided."""
+    found = replace(judgement, claims=claims)
+    was_decided = judgement.outcome in ("reproduced", "contradicted")
+    if not judgement.p or (was_decided and p <= LEVEL) or not (was_decided or judgement.outcome == "undecided"):
+        return found
+    said, needed = judgement.said, None
+    if was_decided:
+        said += f"; p is {p:.2f} with Holm's correction for {claims} claims"
     level = LEVEL * judgement.p / p if p < 1 else LEVEL / claims
-    share = (norm.isf(level / 2) / norm.isf(judgement.p / 2)) ** 2 if judgement.p < 1 else math.inf
-    needed = None
-    if not judgement.is_order and judgement.prompts * share <= MOST_PROMPTS:
-        needed = math.ceil(judgement.prompts * share)
-    if judgement.outcome == "undecided":
-        return replace(judgement, needed=needed if judgement.needed else None)
-    said = f"{judgement.said}; p is {p:.2f} with Holm's correction for {claims} claims"
-    return replace(judgement, outcome="undecided", said=said, needed=needed, reason=None)
+    if cause := next((name for name, floor in judgement.floors.items() if floor > level), None):
+        said += f"; more prompts alone would not decide it, as it is not known well enough {cause}"
+    elif not judgement.is_order and judgement.p < 1:
+        # the variance of the prompts falls with their number, the rest stays
+        floor = max(judgement.floors.values(), default=0.0)
+        own, rest, wanted = (norm.isf(each / 2) ** -2 if each else 0.0 for each in (judgement.p, floor, level))
+        needed = judgement.prompts * (own - rest) / (wanted - rest)
+        needed = max(math.ceil(needed), judgement.prompts + 1) if needed <= MOST_PROMPTS else None
+    return replace(found, outcome="undecided", said=said, needed=needed, reason=None)
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:

@@ -13,10 +13,11 @@ from torch import Tensor
 from drafttree.core.cost_curve import Costs
 from drafttree.measure.interval import Interval
 from drafttree.measure.run_store import RunStore
+from drafttree_lab.graded import CONFIDENCES
 from drafttree_lab.replay.agreement import Fit
 from drafttree_lab.replay.costs import BY_PAPER, MEASURED, CostSource, PassCosts
 from drafttree_lab.replay.intervals import Fraction, Jackknife
-from drafttree_lab.replay.judge import Evidence, Judgement, Verdict, judge
+from drafttree_lab.replay.judge import CONFIDENCE, Evidence, Judgement, Verdict, judge
 from drafttree_lab.replay.paper import (
     AUTOREGRESSIVE,
     BASES,
@@ -31,12 +32,14 @@ from drafttree_lab.replay.paper import (
     Order,
     Trend,
 )
-from drafttree_lab.replay.plan import Block, Experiment, Task, clauses
+from drafttree_lab.replay.plan import Block, Experiment, Task, clauses, short_digest
 from drafttree_lab.replay.text_cell import Fractions, TextCounts, TextTimes, WayTimes
 
 SPEEDS: frozenset[Metric] = frozenset({"speedup", "tokens_per_second", "tpot"})
 FALLING: frozenset[Metric] = frozenset({"tpot", "rounds"})
 """Metrics that are lower for the method that is ahead."""
+LENGTHS: frozenset[Metric] = frozenset({"tau", "rounds"})
+"""Metrics that are the inverse of one another where all texts are of one length."""
 PROGRESS: frozenset[Metric] = frozenset({"tau", "path", "rounds", "drafted_share"})
 COSTS = ("v(n)", "c delta", "h")
 """The terms of a round's cost: its target pass, its draft passes, and the rest."""
@@ -126,11 +129,11 @@ class Measured:
         turns = (self.store.find(task.turn_key, WayTimes) for task in tasks)
         return [turn[name] for turn in turns if turn]
 
-    def pass_costs(self, block: Block, name: str, draw: int | None = None) -> PassCosts | None:
+    def pass_costs(self, block: Block, name: str, *, drawn: bool = False) -> PassCosts | None:
         """What the passes of a way cost, by which counts judge speeds; None where it is not known.
 
         Args:
-            draw: number of a draw of the costs that the paper's rows allow; None for the costs that they say.
+            drawn: whether it is all costs that the paper's rows allow, instead of those that they say.
         """
         if self.costs.name == MEASURED:  # the mean over all prompts
             pairs = [
@@ -146,7 +149,7 @@ class Measured:
         method = name.partition("@")[0]
         if self.costs.given and method != AUTOREGRESSIVE:
             return self.costs.given
-        return (self.experiment.costs if draw is None else self.experiment.draws[draw]).get(method)
+        return (self.experiment.draws if drawn else self.experiment.costs).get(method)
 
     def value(self, block: Block, name: str, metric: Metric, *, by_counts: bool = False) -> Value | None:
         """A metric of a way, None without a cell of it.
@@ -223,16 +226,16 @@ class Measured:
         *,
         numbers: Sequence[int],
         by_counts: bool,
-        draw: int | None = None,
+        drawn: bool = False,
     ) -> Tensor:
         """A metric of a way in a block, of all prompts and without each of them, as `Jackknife.mean` gives it.
 
         A speed is counted where costs are given, and timed where not.
         """
         if metric == "speedup":
-            speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers, draw=draw)
+            speed = partial(self._values, jackknife, block, metric="tokens_per_second", numbers=numbers, drawn=drawn)
             return speed(name, by_counts=by_counts) / speed(AUTOREGRESSIVE, by_counts=by_counts)
-        costs = self.pass_costs(block, name, draw) if by_counts and metric in COUNTED else None
+        costs = self.pass_costs(block, name, drawn=drawn) if by_counts and metric in COUNTED else None
 
         def fraction(number: int) -> Fraction:
             if found := self._other(block, number):
@@ -301,14 +304,22 @@ class Measured:
             for confidence, each in by_confidence.items()
         }
         told = [f"{each.estimate:.2f} at {confidence:g}" for confidence, each in others.items() if each.estimate]
-        if found.estimate is None or not told:
+        said = f"; by confidence {', '.join(told)}" if told else ""
+        if unchecked := [f"{each:g}" for each in sorted(CONFIDENCES.values()) if each not in fitted.by_confidence]:
+            row = f"no drafter of them lets {fitted.fit.method} commit {fitted.fit.wanted:.2f} tokens a round"
+            said += f"; not checked at confidences of {' and '.join(unchecked)}, as {row}"
+        if found.estimate is None:
             return found
-        found = replace(found, said=f"{found.said}; by confidence {', '.join(told)}")
-        if found.outcome in ("reproduced", "contradicted") and {each.is_ahead for each in others.values()} != {
-            found.is_ahead
-        }:
-            return replace(found, outcome="undecided", said=f"{found.said}, where it flips", reason=None)
-        return found
+        if {each.is_ahead for each in others.values() if each.estimate} <= {found.is_ahead}:
+            return replace(found, said=found.said + said)
+        is_decided = found.outcome in ("reproduced", "contradicted")
+        return replace(
+            found,
+            outcome="undecided" if is_decided else found.outcome,
+            said=f"{found.said}{said}, where it flips",
+            reason=None if is_decided else found.reason,
+            floors={**found.floors, CONFIDENCE: 1.0},
+        )
 
     def _judge(
         self,
@@ -356,17 +367,16 @@ class Measured:
             return Judgement("not run", f"the cost of the draft passes of {unknown} is not known: {reason}")
         jackknife = self._jackknife(shared)
         means = partial(self._mean, claim, jackknife, shared, by_counts=by_counts)
-        are_drawn = needs_costs and self.costs == BY_PAPER
+        are_drawn = needs_costs and self.costs == BY_PAPER and self.experiment.draws
         evidence = Evidence(
             means,
             jackknife,
             sum(map(len, shared.values())),
-            draws=[partial(means, draw=draw) for draw in range(len(self.experiment.draws) if are_drawn else 0)],
-            draws_freedom=self.experiment.samples - 1,
+            drawn=partial(means, drawn=True) if are_drawn else None,
             moved=partial(moved._mean, claim, jackknife, shared, by_counts=True) if moved else None,
             moved_freedom=freedom,
         )
-        found = judge(claim, evidence, axis)
+        found = replace(judge(claim, evidence, axis), datum=self._datum(claim, places, shared))
         if found.outcome not in ("contradicted", "left open") or self.experiment.result.kind != "decoding":
             return found
         judged = {name: own for name, own in places.items() if name not in getattr(claim, "others", {}).values()}
@@ -375,6 +385,22 @@ class Measured:
             ratio = 1 / ratio
         is_ahead = (ratio > 1) != (claim.metric in FALLING)
         return replace(found, reason=self._reason(claim.metric, judged, shared, by_counts, is_ahead))
+
+    def _datum(self, claim: Comparison | Bound | Order | Trend, places: Places, shared: Shared) -> str:
+        """A digest of the texts that a claim rests on and of what is taken of them, whatever stands on which side."""
+
+        def key(block: Block, name: str, number: int) -> object:
+            task = self._task(block, number)
+            is_text = self.experiment.result.kind == "decoding"
+            return task.counts_key(block.ways[name]) if is_text else (*task.other_key, name)
+
+        texts = [
+            [key(block, name, number) for block, name in own for number in shared[block.setting.set]]
+            for own in places.values()
+        ]
+        metrics = {claim.metric, getattr(claim, "right_metric", None) or claim.metric}
+        taken = sorted({next((min(each) for each in (SPEEDS, LENGTHS) if one in each), one) for one in metrics})
+        return short_digest([isinstance(claim, Order), taken, sorted(map(short_digest, texts))])
 
     def _blocks_of(self, claim: Comparison | Bound | Order | Trend) -> list[Block]:
         """The blocks that a claim is on."""
@@ -390,11 +416,11 @@ class Measured:
         metric: Metric,
         *,
         by_counts: bool,
-        draw: int | None = None,
+        drawn: bool = False,
     ) -> Tensor:
         """The mean of a metric of a method over some prompts, as `Jackknife.mean` gives it."""
         blocks = [block for block in self._blocks_of(claim) if block.setting.set in shared]
-        values = partial(self._values, jackknife, metric=metric, by_counts=by_counts, draw=draw)
+        values = partial(self._values, jackknife, metric=metric, by_counts=by_counts, drawn=drawn)
         found = (values(block, way, numbers=shared[block.setting.set]) for block, way in _places(name, blocks))
         return torch.stack(list(found)).mean(0)
 

@@ -96,11 +96,9 @@ def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
     return ConfigError(": ".join(filter(None, [where, _dotted(place), told])))
 
 
-def measurable_claims(timed: bool) -> int:
-    """How many claims of all papers can be judged by counts, or by time."""
-    results = (
-        result for name in paper_names() for result in read_paper(name).results.values() if not result.unavailable
-    )
+def measurable_claims(papers: Sequence[str], timed: bool) -> int:
+    """How many claims of some papers can be judged by counts, or by time."""
+    results = (result for name in papers for result in read_paper(name).results.values())
     return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
 
 

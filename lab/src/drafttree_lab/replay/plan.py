@@ -152,10 +152,9 @@ class Experiment:
         missing: methods that cannot be run, with the reason.
         model: the target of the paper whose published numbers are compared.
         costs: what passes cost by the paper, by method; those of which it tells nothing are left out.
-        draws: other costs that its rows allow, by the errors they are printed with; empty where none are printed.
+        draws: many other costs that its rows allow, by the errors they are printed with; empty where none are printed.
         averages: by metric how the paper averages, where it does otherwise than most.
         notes: what the prompts of its sets lack, a clause each.
-        samples: texts on which the errors of these costs rest.
         is_timed: whether times are wanted, where the run as a whole is timed.
     """
 
@@ -168,8 +167,7 @@ class Experiment:
     costs: Mapping[str, PassCosts] = field(default_factory=dict)
     averages: Mapping[Metric, Average] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    draws: Sequence[Mapping[str, PassCosts]] = ()
-    samples: int = 2
+    draws: Mapping[str, PassCosts] = field(default_factory=dict, compare=False)
     is_timed: bool = True
 
     @property
@@ -317,11 +315,8 @@ def plan(
     model = sizes.model if sizes.model in found.models else only
     own = found.models[model]
     costs = {method: known for method, each in methods.items() if (known := published_costs(own, each.role))}
-    drawn = {method: draw_published_costs(own, methods[method].role) for method in costs}
-    draws = [dict(zip(drawn, each, strict=True)) for each in zip(*drawn.values(), strict=True)]
-    return Experiment(
-        paper, name, result, blocks, missing, model, costs, found.averages, draws=draws, samples=own.samples
-    )
+    draws = {method: drawn for method in costs if (drawn := draw_published_costs(own, methods[method].role))}
+    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages, draws=draws)
 
 
 def _blocks(

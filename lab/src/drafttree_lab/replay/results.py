@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter
 
@@ -21,7 +22,8 @@ from drafttree.core.errors import InputError
 from drafttree.measure.prompts import read_text
 from drafttree.measure.run_store import RUNS, versions
 from drafttree_lab.replay.costs import MEASURED
-from drafttree_lab.replay.judge import Verdict, correct_verdicts
+from drafttree_lab.replay.intervals import ENDS
+from drafttree_lab.replay.judge import Verdict, correct_verdicts, count_claims
 from drafttree_lab.replay.measured import SPEEDS, Measured, Value
 from drafttree_lab.replay.paper import AUTOREGRESSIVE, AVERAGE, BASES, TIMED, UNTOLD, Metric, Published
 from drafttree_lab.replay.paper_files import paper_names, read_paper
@@ -165,8 +167,10 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
 
 def correct_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
     """Results whose claims are corrected for their number; those on texts that do not loop apart."""
-    verdicts = correct_verdicts([(each.id, each.verdicts) for each in results])
-    not_looping = correct_verdicts([(each.id, each.not_looping) for each in results])
+    groups = [(each.id, each.verdicts) for each in results]
+    claims = count_claims(groups)
+    verdicts = correct_verdicts(groups, claims)
+    not_looping = correct_verdicts([(each.id, each.not_looping) for each in results], claims)
     both = zip(results, verdicts, not_looping, strict=True)
     return [replace(each, verdicts=own, not_looping=other) for each, own, other in both]
 
@@ -191,21 +195,21 @@ def _told_costs(measured: Measured) -> str:
         return ""
     if source.given or source.name == MEASURED:
         return f"costs: {source.name}"
-    names: dict[float, list[str]] = {}
+    names: dict[object, list[str]] = {}
     for name, costs in experiment.costs.items():
         if costs.draft:
             names.setdefault(costs.draft, []).append(name)
     drafts = ", ".join(f"c = {cost:g} ({', '.join(own)})" for cost, own in names.items())
     target = next(iter(experiment.costs.values())).target
     curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
-    beyond = ", on in proportion" if len(target.sizes) > 1 else ""
+    beyond = ""
+    if len(target.sizes) > 1:
+        beyond = ", and beyond it the line through the last two, of which nothing tells the error"
     rounds = max(costs.round for costs in experiment.costs.values())
     more = f"; h = {rounds:g} a round" if rounds else ""
-    if drawn := [costs for draw in experiment.draws for costs in draw.values() if costs.draft]:
-        ends = [(min(each), max(each)) for each in zip(*((own.draft, own.round) for own in drawn), strict=True)]
-        allowed = " and ".join(
-            f"{name} from {low:.2f} to {high:.2f}" for name, (low, high) in zip("ch", ends, strict=True)
-        )
+    if drawn := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
+        (least, most), ends = np.quantile(drawn.draft, ENDS), np.quantile(drawn.round, ENDS)
+        allowed = f"c from {least:.2f} to {most:.2f} and h from {ends[0]:.2f} to {ends[1]:.2f}"
         more += f"; the errors of the rows that they follow from allow {allowed}"
     return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}{beyond}{more}"
 

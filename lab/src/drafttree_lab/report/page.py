@@ -10,7 +10,7 @@ import drafttree
 from drafttree_lab.replay.costs import LAW
 from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict, count_outcomes
 from drafttree_lab.replay.paper import UNITS, Paper
-from drafttree_lab.replay.paper_files import measurable_claims, read_paper
+from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
 from drafttree_lab.report.notation import decimals, missing, template, write_text
 
@@ -90,7 +90,10 @@ def render(results: Sequence[KeptResult]) -> str:
         tallies=tally([verdict for _, verdict in claims]),
         kinds=KINDS,
         outcomes=OUTCOMES,
-        corrected_for=[measurable_claims(timed) for timed in (False, True)],
+        corrected_for={
+            name: sorted({own.claims for _, each in claims if (own := getattr(each, kind)) and own.claims})
+            for kind, name in KINDS.items()
+        },
         environment=results[-1].environment,
         units=UNITS,
         law=LAW,
@@ -172,7 +175,7 @@ def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
         for kind, own in found.items():
             number = "" if own is None or own.estimate is None else f" {own.estimate:.2f}"
             ends = "" if own is None or own.low is None or own.high is None else f" [{own.low:.2f}, {own.high:.2f}]"
-            repeated = f", as {own.repeats}" if own and own.repeats else ""
+            repeated = f", as {own.repeats}, {own.repeated}" if own and own.repeats else ""
             outcomes.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
             if own and not own.repeats and own.estimate is not None:
                 whys[kind] = own.reason or own.said.partition("; ")[2]
