@@ -19,7 +19,7 @@ from drafttree_lab.replay.paper import Comparison, Model, RoundCost
 
 REPLAYS, TOKENS, FITTED = 150, 128, 6
 ROUND, ERROR = 0.4, 0.02
-"""h, and the relative standard error with which the cost of a round is printed."""
+"""h, and the relative standard error with which most costs of a round are printed."""
 REFERENCE, DEPTHS = 5, (1, 2, 5, 9)
 SPREAD = 0.4
 """Standard deviation of the logit of the agreement between prompts."""
@@ -34,9 +34,9 @@ def tau(agreement, depth):
     return (1 - agreement ** (depth + 1)) / (1 - agreement)
 
 
-def shares(centre, spread=SPREAD, count=20_000, generator=np.random.default_rng(0)):  # noqa: B008
-    """Agreements of prompts."""
-    return 1 / (1 + np.exp(-(centre + spread * generator.normal(size=count))))
+def shares(centre):
+    """Agreements of many prompts."""
+    return 1 / (1 + np.exp(-(centre + SPREAD * np.random.default_rng(0).normal(size=20_000))))
 
 
 def long_run_tau(centre, depth):
@@ -53,8 +53,13 @@ def rounds(agreements, depth, generator):
     return np.array(found, float)
 
 
-def replayed(centre, cost, claim, prompts, generator):
-    """The judgement of a replay, None where no drafter is so near to the target; a draft pass costs `cost`."""
+def replayed(centre, cost, error, claim, prompts, generator):
+    """The judgement of a replay, None where no drafter is so near to the target.
+
+    Args:
+        cost: of a draft pass.
+        error: the relative standard error with which the costs of rounds are printed.
+    """
     own_logits = generator.normal(generator.normal(0, 1), SPREAD, FITTED + prompts)  # before it is fitted
     wanted = long_run_tau(centre, REFERENCE)
 
@@ -72,8 +77,8 @@ def replayed(centre, cost, claim, prompts, generator):
     counts = rounds(fitted(logit(near)), REFERENCE, np.random.default_rng(seed))
     jackknife = Jackknife({"fit": FITTED})
     spread = total(jackknife.spreads(jackknife.mean([("fit", [(float(TOKENS), each) for each in counts])])))
-    error = np.sqrt(spread.variance)
-    moved = find_root(lambda each: missing(each) - missing(near) - error, near, error / 20) or FARTHEST
+    step = np.sqrt(spread.variance)
+    moved = find_root(lambda each: missing(each) - missing(near) - step, near, step / 20) or FARTHEST
     shift, moved = logit(near), logit(moved)
 
     texts = {  # the same prompts for both drafters, but draws of their own, as other drafters draw other trees
@@ -81,7 +86,7 @@ def replayed(centre, cost, claim, prompts, generator):
         for place in (shift, moved)
     }
     rows = [
-        RoundCost(nodes=depth + 1, cost=price * (1 + ERROR * generator.normal()), error=ERROR * price)
+        RoundCost(nodes=depth + 1, cost=price * (1 + error * generator.normal()), error=error * price)
         for depth in (5, 9)
         for price in [1 + cost * depth + ROUND]
     ]
@@ -118,7 +123,7 @@ def replayed(centre, cost, claim, prompts, generator):
     return judge(claim, evidence, ())
 
 
-def judged(agreement, left, right, cost):
+def judged(agreement, left, right, cost, error=ERROR):
     """How many replays have each outcome, for the claim that is true of the long run."""
     centre = logit(agreement)
     truth = long_run_tau(centre, left) / long_run_tau(centre, right)
@@ -126,7 +131,7 @@ def judged(agreement, left, right, cost):
     about = {"id": "x", "text": "so", "line": 1, "metric": "speedup"}
     claim = Comparison(**about, left=f"chain {left}", right=f"chain {right}", sign=">" if truth > 1 else "<")
     generator = np.random.default_rng([left, right, int(100 * agreement)])
-    judgements = [replayed(centre, cost, claim, 10, generator) for _ in range(REPLAYS)]
+    judgements = [replayed(centre, cost, error, claim, 10, generator) for _ in range(REPLAYS)]
     found = Counter(each.outcome if each else "not run" for each in judgements)
     told = ", ".join(f"{count / REPLAYS:.0%} {outcome}" for outcome, count in found.items())
     print(f"\nagreement {agreement}: chain {left} over chain {right} is {truth:.3f}: {told}")
@@ -144,8 +149,9 @@ def test_claims_that_are_true_are_hardly_ever_contradicted(agreement, left, righ
 @pytest.mark.slow
 @pytest.mark.parametrize("agreement", [0.5, 0.7, 0.9])
 @pytest.mark.parametrize(("left", "right"), [(2, 5), (1, 9)])
-def test_between_equal_methods_hardly_any_claim_is_decided(agreement, left, right):
+@pytest.mark.parametrize("error", [ERROR, 0.0])
+def test_between_equal_methods_hardly_any_claim_is_decided(agreement, left, right, error):
     ours, theirs = (long_run_tau(logit(agreement), each) for each in (left, right))
     equal = (theirs - ours) * (1 + ROUND) / (ours * right - theirs * left)  # the c at which both are as fast
-    found = judged(agreement, left, right, equal)
-    assert (found["reproduced"] + found["contradicted"]) / REPLAYS <= 0.05
+    found = judged(agreement, left, right, equal, error)
+    assert (found["reproduced"] + found["contradicted"]) / REPLAYS <= 0.1  # 5 % within two standard errors of 150
