@@ -221,13 +221,13 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
         case Comparison():
             metric = claim.right_metric or claim.metric
 
-            def over(right: str) -> Callable[[Means], Tensor]:
+            def against(right: str) -> Callable[[Means], Tensor]:
                 return lambda means: means(claim.left, claim.metric) / means(right, metric)
 
             if claim.right_metric:
                 above, below = (each.replace("_", " ") for each in (claim.metric, claim.right_metric))
-                return {f"{claim.left}, {above} / {below}": over(each) for each in claim.right}
-            return {f"{claim.left} / {each}": over(each) for each in claim.right}
+                return {f"{claim.left}, {above} / {below}": against(each) for each in claim.right}
+            return {f"{claim.left} / {each}": against(each) for each in claim.right}
         case Bound(method=method, over=over, bound=bound, metric=metric):
             name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
             return {name: lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound}
