@@ -184,7 +184,9 @@ def test_shapes_that_cannot_be_judged_are_refused(shape, said):
 
 def test_acceptance_needs_a_language_model_as_drafter():
     for engine in (decoder().plain(), Decoder(ToyModel(TARGET), ToyDrafter(DRAFT))):
-        with pytest.raises(ConfigError, match="language model"):
+        with pytest.raises(
+            ConfigError, match="a language model as drafter; name one, such as --drafter embedded-draft"
+        ):
             measure_acceptance(engine, PROMPTS, temperatures=(1.0,))
 
 

@@ -20,7 +20,7 @@ CHAIN = ["--policies", "chain"]
 DRAWN = ["--rounds", 1, "--shapes", "chain", "--verifiers", "coupled", "--temperatures", "1"]
 MICRO = ["--vocab", "30", "--nodes", "2", "--hidden", 8, "--repeats", 1, "--trees", 1]
 BENCHES = {
-    "acceptance": [*SHORT, "--drafter", "embedded-draft", *DRAWN],
+    "acceptance": [*SHORT, *DRAWN],
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
     "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
     "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from drafttree.errors import ConfigError
 from drafttree.measure.run_store import RUNS, RunStore
 from drafttree_lab.replay import run as replay_run
+from drafttree_lab.replay.agreement import Fit
+from drafttree_lab.replay.plan import Setting
 from testing.command_line import complaint, run
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -17,6 +20,34 @@ from drafttree.drafters import PromptLookupDrafter
 
 class Mine(PromptLookupDrafter):
     pass
+"""
+BROKEN = """\
+def start(self, *_, **__):
+        from drafttree.errors import ModelError
+
+        raise ModelError("it is broken")
+"""
+CHAIN = """
+[methods.Chain]
+role = "Draft"
+policy = "chain:depth=4"
+[methods.Tree]
+role = "Draft"
+policy = "widest.Widest:depth=2,width=2"
+[results.1]
+title = "Tokens per round"
+line = 140
+methods = ["Chain", "Tree"]
+sets = ["MT-Bench"]
+metrics = ["tau"]
+[[results.1.claims]]
+id = "ahead"
+text = "A wide tree commits more tokens per round than a chain"
+line = 141
+metric = "tau"
+left = "Tree"
+right = "Chain"
+sign = ">"
 """
 TINY = ["--limit", 1, "--max-new-tokens", 8, "--counts-only", "--no-agreement"]
 
@@ -84,6 +115,12 @@ def test_when_the_minutes_are_over_claims_are_judged_by_what_is_kept_of_fitted_d
     assert judged("--minutes", 1e-9) == whole
 
 
+def test_no_drafter_is_fitted_to_an_inflated_target():
+    target = replay_run.ReplayTarget("embedded", "float32", "cpu", "300m")
+    with pytest.raises(ConfigError, match="leave --inflate out"):
+        target.read_text([1, 2], Setting("a", 0.0, 4, None), 0)
+
+
 class Killed(BaseException):
     """Ends a command where it is, as a signal would."""
 
@@ -129,8 +166,9 @@ def test_when_the_minutes_are_over_the_code_is_3(tmp_path):
 def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
     monkeypatch.setattr(replay_run, "load", lambda *_, **__: pytest.fail("a model is loaded"))
     assert run("replay", "list").stdout.count("\n") > 50
-    shown = run("replay", "list", "talon/1", "traversal/2").stdout.splitlines()
-    assert [line.split()[0] for line in shown] == ["result", "talon/1", "traversal/2"]
+    shown = run("replay", "list", "talon/1", "traversal/2")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["result", "talon/1", "traversal/2"]
+    assert "without fitted drafters: these run each text four times more" in shown.stderr
 
 
 @pytest.mark.usefixtures("quick_target")
@@ -197,9 +235,10 @@ def test_a_paper_of_the_users_own_is_listed_replayed_and_reported(documented, tm
 
 
 @pytest.mark.usefixtures("quick_target")
-@pytest.mark.parametrize("part", ["widest.py", "drafting.py"])
+@pytest.mark.parametrize("part", ["widest.py", "drafting.py", "beside.py"])
 def test_a_policy_or_drafter_of_the_users_own_that_has_changed_runs_again(documented, tmp_path, part):
-    (tmp_path / "drafting.py").write_text(DRAFTER)
+    (tmp_path / "beside.py").write_text("from drafttree.drafters import PromptLookupDrafter\n")
+    (tmp_path / "drafting.py").write_text(DRAFTER.replace("drafttree.drafters", "beside"))
     documented.write_text(documented.read_text().replace("embedded-draft", "drafting.Mine"))
     command = ["replay", "mine/fig2", "--paper", documented, *TINY, "--out", tmp_path / "out"]
     counts = []
@@ -213,10 +252,53 @@ def test_a_policy_or_drafter_of_the_users_own_that_has_changed_runs_again(docume
 
 
 @pytest.mark.usefixtures("quick_target")
+def test_a_drafter_is_fitted_anew_where_the_reference_or_its_number_has_changed(documented, tmp_path, monkeypatch):
+    text = documented.read_text().replace(
+        "line = 90", 'references = [{ method = "Chain", result = "1", tau = 2.2 }]\nline = 90'
+    )
+    text += CHAIN
+    wanted = []
+
+    def fit(method, number, *_):
+        wanted.append(number)
+        return Fit(method, number, 2)
+
+    monkeypatch.setattr(replay_run, "fit", fit)
+    sizes = ["--limit", 1, "--max-new-tokens", 4, "--counts-only"]
+    for changed in (text, text, text.replace("2.2", "3.2"), text.replace("chain:depth=4", "chain:depth=3")):
+        documented.write_text(changed)
+        assert run("replay", "mine/1", "--paper", documented, *sizes, "--out", tmp_path / "out").exit_code == 0
+    assert wanted == [2.2, 3.2, 2.2]
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_other_contexts_are_other_cells_of_the_same_folder(tmp_path):
+    counts = []
+    for contexts in (1, 1, 2):
+        command = ["replay", "traversal/fig3b", "--points", 1, *TINY, "--contexts", contexts, "--out", tmp_path / "out"]
+        assert run(*command).exit_code == 0
+        counts.append((tmp_path / "out" / RUNS).read_text().count("\n"))
+    assert counts[0] == counts[1] < counts[2]
+
+
+@pytest.mark.usefixtures("quick_target")
+def test_a_replay_of_which_every_turn_has_failed_says_so_by_its_code(documented, tmp_path):
+    (tmp_path / "drafting.py").write_text(DRAFTER.replace("pass", BROKEN))
+    documented.write_text(documented.read_text().replace("embedded-draft", "drafting.Mine"))
+    shown = run("replay", "--paper", documented, *TINY, "--out", tmp_path / "out")
+    assert shown.exit_code == 1
+    assert "it is broken" in shown.stdout
+    assert "0 of 1 turns done" in shown.stdout
+
+
+@pytest.mark.usefixtures("quick_target")
 def test_a_drafter_of_the_users_own_paper_that_is_none_is_told_before_anything_runs(documented, tmp_path, capsys):
     documented.write_text(documented.read_text().replace("embedded-draft", "embeded-draft"))
     said = complaint(capsys, "replay", "--paper", documented, *TINY, "--out", tmp_path / "out")
-    assert "unknown drafter 'embeded-draft'; did you mean 'embedded-draft'?" in said
+    assert (
+        f"{documented}, line 9: roles.Draft.stand_in: unknown drafter 'embeded-draft'; did you mean 'embedded-draft'?"
+        in said
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -234,6 +316,7 @@ def test_a_wrong_key_in_a_paper_is_told_with_its_line(documented, capsys):
         (["talon/fig77"], "unknown table or figure of talon 'fig77'; did you mean 'fig7'?"),
         (["list", "talom"], "unknown paper 'talom'"),
         (["talon", "--as", "EAGLE3=x"], "unknown role 'EAGLE3'; did you mean 'EAGLE-3'?"),
+        (["report", "-o", "claims.pdf"], "-o 'claims.pdf' is no .html or .md file"),
         (["talon", "--as", "SD"], "--as 'SD' is not of the form ROLE=DRAFTER"),
         (["talon", "--cost", "free"], "--cost is 'free'"),
         (["talon", "--inflate", "9t"], "unknown shape '9t'"),

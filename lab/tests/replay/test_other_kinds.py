@@ -35,7 +35,7 @@ def task(experiment, ways, value=None, kind="acceptance"):
 
 def test_accepted_tokens_are_those_of_the_bench(experiment):
     prompt = [1, 2, 3]
-    found = measure_acceptance(task(experiment, WAYS), prompt, make_decoder, seed=5, contexts=4)
+    found = measure_acceptance(task(replace(experiment, contexts=4), WAYS), prompt, make_decoder, seed=5)
     decoder, options = make_decoder(WAYS["token"]), {"temperatures": [1.0], "rounds": 4, "seed": 5}
     shapes = {"fixed:depth=3,breadth=2": POLICY, "chain:depth=2": Chain(depth=2)}
     result = bench_acceptance(decoder, [prompt], shapes=[*shapes.values()], verifiers=["rrsw", "traversal"], **options)

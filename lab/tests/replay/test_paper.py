@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from drafttree.errors import ConfigError, InputError
-from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published, Result
+from drafttree_lab.replay.paper import Axis, Paper, PaperMethod, Published
 from drafttree_lab.replay.paper_files import paper_names, read_paper, use_papers
-from drafttree_lab.replay.plan import check_methods
+from drafttree_lab.replay.plan import check_paper
 
 SHOWN = {"title": "a table", "line": 1, "methods": ["AR", "tree"], "sets": ["chat"], "metrics": ["tau"]}
 BLOCK = {"line": 2, "metric": "tau", "model": "large", "columns": ["chat"], "rows": {"tree": [3.0]}}
@@ -62,7 +62,7 @@ def test_a_grid_is_all_combinations_with_the_last_parameter_fastest():
         ({"published": [BLOCK | {"columns": ["code"]}]}, "'code' is none of chat, average, untold"),
         ({"published": [BLOCK | {"rows": {"tree": [3.0, 4.0]}}]}, "has 2 numbers for 1 columns"),
         ({"published": [BLOCK | {"errors": {"AR": [0.1]}}]}, "'AR' is none of tree"),
-        ({"claims": [AHEAD | {"left": "bush"}]}, "'bush' is none of AR, AR, tree"),
+        ({"claims": [AHEAD | {"left": "bush"}]}, "'bush' is none of AR, tree"),
         ({"claims": [AHEAD | {"left": "tree@60"}]}, "'60' is none of chat"),
         ({"claims": [AHEAD | {"kind": "guess"}]}, "guess"),
         ({"depth": 3}, "Extra inputs are not permitted"),
@@ -76,17 +76,38 @@ def test_a_name_that_is_not_in_the_file_is_refused(change, message):
 def test_a_trend_needs_an_axis():
     trend = {"kind": "trend", "id": "a", "text": "rises", "line": 3, "metric": "tau", "method": "tree", "sign": ">"}
     with pytest.raises(ValidationError, match="'a' is a trend, but there is no axis"):
-        Result.model_validate(SHOWN | {"claims": [trend]})
+        Paper.model_validate(paper(results={"1": SHOWN | {"claims": [trend]}}))
 
 
 def test_a_claim_may_name_a_set_or_a_value_of_the_axis():
     claims = [AHEAD | {"left": "tree@chat"}, AHEAD | {"id": "b", "left": "tree@60", "right": "tree@0.5"}]
-    Result.model_validate(SHOWN | {"axis": {"name": "N", "values": [0.5, 60]}, "claims": claims})
+    axis = {"name": "N", "values": [0.5, 60]}
+    Paper.model_validate(paper(results={"1": SHOWN | {"axis": axis, "claims": claims}}))
 
 
 def test_plain_decoding_is_always_among_the_methods():
-    with pytest.raises(ValidationError, match="'AR' is none of tree"):
+    with pytest.raises(ValidationError, match=r"plain decoding, AR, is missing among the methods; add AR = \{\}"):
         Paper.model_validate(paper(methods={"tree": {"role": "small"}}, results={}))
+
+
+def test_a_reference_is_a_row_of_a_table_and_its_tokens_per_round_are_printed_or_given():
+    def read(**changes):
+        tables = {"1": SHOWN | {"published": [BLOCK]}, "2": SHOWN, "3": SHOWN | {"axis": {"name": "N", "values": [5]}}}
+        model = paper()["models"]["large"] | {"references": [{"method": "tree", "result": "1"} | changes]}
+        Paper.model_validate(paper(models={"large": model}, results=tables))
+
+    read()
+    read(result="2", tau=2.0)
+    with pytest.raises(ValidationError, match="'2' prints no tokens per round of tree on large for chat; give them as"):
+        read(result="2")
+    with pytest.raises(ValidationError, match="'3' is varied or cannot be run; a drafter is fitted to a table"):
+        read(result="3", tau=2.0)
+
+
+@pytest.mark.parametrize(("varies", "value"), [("temperature", -0.5), ("max_new_tokens", 0), ("prompt_tokens", 2.5)])
+def test_an_axis_has_values_that_can_be_set(varies, value):
+    with pytest.raises(ValidationError, match=f"{value} is no "):
+        Axis.model_validate({"name": "T", "values": [1, value], "varies": varies})
 
 
 def test_a_role_that_is_not_in_the_file_is_refused():
@@ -148,6 +169,9 @@ sign = ">"
 bound = 1.0
 """
 """A paper from outside, the lines of which are counted in the tests."""
+CLAIM = OWN[OWN.index("[[results.1.claims") :]
+BOUND = CLAIM[CLAIM.index("kind") :]
+ROW = "{ nodes = 5, cost = 2.0, error = 0.1 }"
 
 
 @pytest.fixture
@@ -157,7 +181,7 @@ def outside(tmp_path):
     def read(old="", new=""):
         (tmp_path / "mine.toml").write_text(OWN.replace(old, new) if old else OWN)
         use_papers([tmp_path / "mine.toml"])
-        check_methods("mine")
+        check_paper("mine", {"small": "embedded-drft"})
 
     yield read
     use_papers([])
@@ -185,7 +209,34 @@ def test_a_paper_from_outside_stands_beside_the_others(outside):
         ('"delta",\n', '"delat",\n', "line 20: results.1.metrics: 'delat' is wrong: it should be 'speedup', "),
         ("= [5.0]", "= [5.0, 6.0]", "line 32: results.1.published: the row of my tree has 2 numbers for 1 columns"),
         ('method = "my tree"', 'method = "bush"', "line 39: results.1.claims: 'bush' is none of AR, my tree"),
-        ('methods = ["my', 'methods = ["AR", "your', "line 39: results.1.claims: 'my tree' is none of"),
+        ('methods = ["my', 'methods = ["your', "line 18: results.1.methods: 'your tree' is none of AR, my tree"),
+        ('sets = ["chat"]', 'sets = ["chta"]', "line 19: results.1.sets: 'chta' is none of chat"),
+        ("[methods.AR]", "", "methods: plain decoding, AR, is missing among the methods; add AR = {}"),
+        ("[0.0, 1.0]", "[-1.0]", "line 24: results.1.temperatures: -1.0 is wrong: it should be greater than or equal"),
+        ("bound = 1.0", "bound = 1.0\ntemperature = 2.0", "temperature: 2.0 is none of 0.0, 1.0"),
+        (
+            BOUND,
+            'kind = "order"\nmetric = "tau"\nmethods = ["my tree"]',
+            "line 45: results.1.claims.methods: an order takes two or more",
+        ),
+        (CLAIM, CLAIM * 2, "line 49: results.1.claims.id: 'more' is the id of an earlier claim, too"),
+        (
+            '"a small model"',
+            '"x"\nstand_in = "embedded-drft"',
+            "line 8: roles.small.stand_in: unknown drafter 'embedded-drft'",
+        ),
+        *[
+            ('"a guess"', f'"a guess", {key} = {value}', f"line 5: models.large.{key}{told}")
+            for key, value, told in [
+                ("samples", "1", ": 1 is wrong: it should be greater than or equal to 2"),
+                ("target_pass", "{ 1 = -1.0 }", ".1: -1.0 is wrong: it should be greater than 0"),
+                ("target_pass", "{ 5 = 1.0 }", ": the cost of a pass over one token is missing; add 1 = 1.0"),
+                ("rounds", f"[{ROW}, {ROW}]", ": two rows of 5 nodes do not tell c from h"),
+                ("rounds", "[{ nodes = 5, cost = 0.5, error = 0.01 }]", ": by these rows c or h is negative"),
+                ("references", "[{ method = 'AR', result = '1', tau = 2.0 }]", ": 'AR' is none of my tree"),
+                ("references", "[{ method = 'my tree', result = '1', tau = -1 }]", ".tau: -1 is wrong: it should be"),
+            ]
+        ],
         ('"my tree" = [5.0]', "bush = [5.0]", "line 38: results.1.published.rows.bush: 'bush' is none of AR, my tree"),
         ("small = 0.1", "smal = 0.1", "line 5: models.large.draft_pass.smal: 'smal' is none of small"),
         ('role = "small"', 'role = "large"', "line 12: methods.\"my tree\".role: 'large' is none of small"),

@@ -104,7 +104,7 @@ none = { file = "none" }
     found = read_prompt_texts(["mine"], None, 2)
     assert [each.prompt for each in found.texts["mine", "own"]] == ["a"]
     assert len(found.texts["mine", "chat"]) == 2
-    assert found.missing == {("mine", "none"): f"none is not in {tmp_path / 'mine'}"}
+    assert found.missing == {("mine", "none"): f"none is not in {tmp_path / 'mine'}, nor among the samples that ship"}
     assert not found.notes
     given = read_prompt_texts(["mine"], tmp_path / "data", 2)
     assert [each.prompt for name in ("own", "chat") for each in given.texts["mine", name]] == ["a", "b"]

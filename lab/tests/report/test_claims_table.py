@@ -46,3 +46,21 @@ def test_a_reason_is_told_once_and_another_term_by_time_beside_it(tmp_path):
 def test_prompts_are_told_apart_where_the_judgements_rest_on_different_ones(tmp_path):
     claim = verdict(by_time=judgement(prompts=10))
     assert lines(tmp_path, summary([], verdicts=[claim]))[2].endswith("| 12 / 10 |")
+
+
+def test_where_nothing_is_decided_the_judgements_have_columns_and_the_table_is_whole(tmp_path):
+    few = judgement("too few", low=None, high=None, p=None, prompts=3)
+    found = lines(tmp_path, summary([], verdicts=[verdict(by_counts=few, by_time=None)]))
+    assert found[:3] == [
+        "| result | claim | with our drafters | why | prompts |",
+        "| --- | --- | --- | --- | --- |",
+        "| talon/1 | A tree is faster | too few 1.25 |  | 3 |",
+    ]
+
+
+def test_a_claim_without_anything_in_the_columns_has_no_row(tmp_path):
+    few = judgement("too few", low=None, high=None, p=None, prompts=2)
+    claims = [verdict(by_time=None), verdict(by_counts=None, by_time=few, text="more memory")]
+    found = lines(tmp_path, summary([], verdicts=claims))
+    assert [line.split(" | ")[1] for line in found[2:-2]] == ["A tree is faster"]
+    assert "On this machine: 1 too few." in found[-1]

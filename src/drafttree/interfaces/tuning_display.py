@@ -75,7 +75,8 @@ def _recommendation(tuning: Tuning) -> str:
         advice = "Do not speculate" if tuning.recommends else "Nothing is recommended, and nothing saved"
         return f"{advice}; the best way is {how}. {tuning.doubt}"
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
-    told = "confirmed" if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
+    told = "confirmed" if tuning.apart else "confirmed on the prompts it was chosen on"
+    told = told if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
     told = "not confirmed, measured on one prompt" if tuning.one_prompt else told
     margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"
     figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"

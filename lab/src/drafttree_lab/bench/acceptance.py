@@ -81,7 +81,7 @@ def bench(
     prompts: PromptOptions,
     results: ResultOptions,
     target: Target = "embedded",
-    drafter: Drafter = "auto",
+    drafter: Drafter = "embedded-draft",
     shapes: Annotated[
         list[str] | None,
         typer.Option(
@@ -157,7 +157,9 @@ def measure_acceptance(
     from drafttree_lab.graded import GradedDrafter
 
     if not isinstance(decoder.drafter, LanguageModelDrafter | GradedDrafter):
-        raise ConfigError("acceptance is measured with a language model as drafter; name one")
+        raise ConfigError(
+            "acceptance is measured with a language model as drafter; name one, such as --drafter embedded-draft"
+        )
     judges, decoder = parse_verifiers(verifiers), decoder.with_verifier(Coupled)
     grown: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
     _check(grown, judges)

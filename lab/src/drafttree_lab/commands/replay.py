@@ -20,6 +20,7 @@ from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, make_table, progress
 from drafttree.measure.shapes import SHAPES, find_shape
 from drafttree_lab.commands.replay_map import Roles, map_
+from drafttree_lab.replay.paper import CONTEXTS
 
 if TYPE_CHECKING:
     from drafttree_lab.replay.inputs import PromptTexts
@@ -57,7 +58,7 @@ class PlanOptions:
     data: Annotated[Path | None, typer.Option(help="Folder of prompt sets. Default: the sets in the package.")] = None
 
     def sizes(self, **others: Any) -> "Sizes":
-        """How much is run; `prompt_tokens` and `chat` are as given."""
+        """How much is run; `prompt_tokens`, `chat` and `contexts` are as given."""
         from drafttree_lab.replay.plan import Sizes
 
         return Sizes(self.limit, self.max_new_tokens, points=self.points, model=self.model, **others)
@@ -96,12 +97,15 @@ def run(
     ] = None,
     contexts: Annotated[
         int, typer.Option(min=1, help="Contexts after each prompt on which verifiers of drawn trees are compared.")
-    ] = 16,
+    ] = CONTEXTS,
     counts_only: Annotated[
         bool, typer.Option("--counts-only", help="Count only and time nothing. Any machine will do.")
     ] = False,
     inflate: Annotated[
-        str | None, typer.Option(help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
+        str | None,
+        typer.Option(
+            help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}. No drafter is fitted."
+        ),
     ] = None,
     agreement: Annotated[
         bool,
@@ -123,8 +127,8 @@ def run(
     Published values stand beside measured ones, with a verdict on every claim. R is the speed-up by counted tokens and
     passes, tau (1 + h0) / (v + c delta + h), at the costs of --cost.
 
-    The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 3 if the
-    minutes are over and runs are left.
+    The name of the command may be left out: drafttree replay talon/1. The exit code is 0 if all is done, 1 if every
+    turn failed, 3 if the minutes are over and runs are left.
     """
     if inflate:
         find_shape(inflate)
@@ -138,7 +142,7 @@ def run(
 
     costs = CostSource.parse(cost)
     given, out = parse_roles(options.roles or []), results.out or FOLDER
-    sizes = options.sizes(prompt_tokens=max_prompt_tokens, chat=chat)
+    sizes = options.sizes(prompt_tokens=max_prompt_tokens, chat=chat, contexts=contexts)
     own = use_papers(options.paper or [])
     if not (names := what or own):
         raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
@@ -150,7 +154,8 @@ def run(
     named = [way.drafter for block in blocks for way in block.ways.values()]
     for drafter in dict.fromkeys([*given.values(), *named]):  # one that cannot be used is told before anything is run
         load.load_drafter(drafter)
-    store = load.open_store(out, results.minutes, seed=seed, chat=chat, contexts=contexts)
+    # contexts are in the keys of cells; the usual number stands here since folders of before have it
+    store = load.open_store(out, results.minutes, seed=seed, chat=chat, contexts=CONTEXTS)
     keep_papers(out)
     command = shlex.join(["drafttree", *sys.argv[1:]])
 
@@ -158,10 +163,10 @@ def run(
         with suppress(InputError):  # told at the end, where the results are shown
             write_results(out, found, command)
 
-    measure = partial(load.measure, seed, contexts)
+    measure = partial(load.measure, seed)
     runner = Runner(load.make_decoder, measure, ids, store, seed=seed, timed=not counts_only)
     judging: dict[str, Any] = {"costs": costs, "clusters": texts.clusters(digests_of(ids)), "keep": keep}
-    if agreement and not inflate:
+    if agreement:
         stand_ins = {role: name for role, name in drafters.items() if role not in given}
         counting = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
         judging["fits"] = DrafterFits(load, counting, stand_ins, sizes)
@@ -173,6 +178,8 @@ def run(
     finally:  # a full disk keeps nobody from seeing them
         plain: dict[str, object] = {"results": [asdict(each) for each in corrected]}
         results.finish(store, plain, lambda: show_replay(corrected))
+    if runner.ended and not any(each.done for each in found):
+        raise typer.Exit(1)
 
 
 @replay.command(name="list")
@@ -187,12 +194,15 @@ def list_(
 
     Shows the runs, the guessed minutes, what cannot be replayed and why. Nothing is run.
     """
-    from drafttree_lab.replay.inputs import ALL, parse_roles
+    from drafttree_lab.replay.inputs import ALL, EMBEDDED, parse_roles
     from drafttree_lab.replay.paper_files import use_papers
 
     own, given = use_papers(options.paper or []), parse_roles(options.roles or [])
     planned, *_ = _plan(what or own or [ALL], options, given, options.sizes())
     show_list(planned, options.limit, options.repeats)
+    if options.target == EMBEDDED:
+        told = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
+        print(f"{told}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
 
 
 @replay.command()
@@ -210,6 +220,8 @@ def report(
     from drafttree_lab.replay.results import read_results
     from drafttree_lab.report.page import write_report
 
+    if output.suffix not in (".html", ".md"):
+        raise ConfigError(f"-o {str(output)!r} is no .html or .md file; a report is a page, or a table in Markdown")
     use_papers(sorted((folder / KEPT).glob("*.toml")))
     write_report(read_results(folder), output)
     print(f"written: {output}", file=sys.stderr)
@@ -223,16 +235,16 @@ def _plan(
 ) -> tuple[list["Experiment"], "PromptTexts", dict[str, str]]:
     from drafttree_lab.replay.inputs import check_model, find_results, find_roles, read_prompt_texts
     from drafttree_lab.replay.paper_files import outside_file
-    from drafttree_lab.replay.plan import check_methods, plan_all
+    from drafttree_lab.replay.plan import check_paper, plan_all
 
     results = find_results(what)
     papers = list(dict.fromkeys(paper for paper, _ in results))
+    check_model(papers, sizes.model)
+    drafters, missing = find_roles(papers, options.target, given)
     for paper in papers:
         if file := outside_file(paper):
             sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
-            check_methods(paper)
-    check_model(papers, sizes.model)
-    drafters, missing = find_roles(papers, options.target, given)
+            check_paper(paper, drafters)
     texts = read_prompt_texts(papers, options.data, options.limit)
     return plan_all(results, drafters, missing, texts, sizes), texts, drafters
 
@@ -300,18 +312,17 @@ def _show_result(each: "ResultSummary") -> None:
 def _show_verdict(verdict: "Verdict") -> None:
     """A claim, and below it what counts and times say of it."""
     from drafttree_lab.replay.judge import KINDS
+    from drafttree_lab.report.notation import told
 
     console = make_console()
     console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
     for kind, judgement in verdict.judgements.items():
         line = Text(f"    {KINDS[kind]:<23}")
         line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
-        needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
-        repeated = f"as {judgement.repeats}, {judgement.repeated}"
-        line.append(repeated if judgement.repeats else f"{judgement.said}{needed}")
-        console.print(line, soft_wrap=True)
-        if judgement.reason and not judgement.repeats:
-            console.print(Text(f"{'':<43}{judgement.reason}", style="dim"), soft_wrap=True)
+        said, *reasons = told(judgement) or [f"as {judgement.repeats}, {judgement.repeated}"]
+        console.print(line.append(said), soft_wrap=True)
+        for reason in reasons:
+            console.print(Text(f"{'':<43}{reason}", style="dim"), soft_wrap=True)
 
 
 def cell(entry: "Entry") -> str:

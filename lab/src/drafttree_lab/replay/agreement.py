@@ -93,11 +93,8 @@ def published_tau(experiment: Experiment, reference: Reference, sets: Sequence[s
     """The tokens per round that a paper prints of a reference, in the mean over some sets."""
     if reference.tau is not None:
         return reference.tau
-    for block in experiment.result.published:
-        if block.metric == "tau" and block.model == experiment.model and reference.method in block.rows:
-            row = dict(zip(map(str, block.columns), block.rows[reference.method], strict=True))
-            return fmean(row[name] for name in sets)
-    raise AssertionError(f"{experiment.id} prints no tokens per round of {reference.method}")
+    printed = experiment.result.printed_taus(experiment.model, reference.method)
+    return fmean(printed[name] for name in sets)
 
 
 def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:

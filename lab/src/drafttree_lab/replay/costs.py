@@ -64,6 +64,9 @@ def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
 
     A row of depth d costs v(d + 1) + c d + h a round. What a draw of these costs says of c and h is taken unless one
     of them is negative.
+
+    Raises:
+        ConfigError: they nearly all say so.
     """
     if not model.rounds:
         return None
@@ -78,8 +81,10 @@ def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
         rest = model.round + model.round_error * off[1]
         draft = (costs[0] - rest) / depth
     allowed = np.flatnonzero((draft >= 0) & (rest >= 0))[:DRAWS]
+    if allowed.size < DRAWS:
+        raise ConfigError("by these rows c or h is negative; see to their costs and errors, and to target_pass")
     are_paid = float(role is not None)
-    return PassCosts(are_paid * draft[allowed], target, are_paid * rest[allowed]) if allowed.size else None
+    return PassCosts(are_paid * draft[allowed], target, are_paid * rest[allowed])
 
 
 @dataclass(frozen=True)

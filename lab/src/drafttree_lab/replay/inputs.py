@@ -141,7 +141,8 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
             path = next((path for path in paths if path.is_file()), None)
             ships = path is not None and path.is_relative_to(shipped)
             if own and not path:
-                missing[place] = f"{each.file} is not in {' or '.join(map(str, own))}"
+                samples = "" if folder else ", nor among the samples that ship"
+                missing[place] = f"{each.file} is not in {' or '.join(map(str, own))}{samples}"
             elif not path or (each.withheld and ships):
                 why = f" ({each.withheld})" if each.withheld else ""
                 missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"

@@ -15,9 +15,9 @@ MIB = 2**20
 
 
 def measure_acceptance(
-    task: Task, ids: Sequence[int], make_decoder: Callable[[Method], Decoder], seed: int, contexts: int
+    task: Task, ids: Sequence[int], make_decoder: Callable[[Method], Decoder], seed: int
 ) -> Fractions:
-    """Tokens per round of every way of a block, expected on so many contexts of the target's own text after a prompt.
+    """Tokens per round of every way of a block, expected on contexts of the target's own text after a prompt.
 
     Trees are drawn once for all verifiers that take them, so verifiers are compared on the same ones; plain decoding
     has one token per round.
@@ -34,7 +34,7 @@ def measure_acceptance(
             make_decoder(Method(drafter, first.policy)),
             [list(ids)],
             temperatures=[setting.temperature],
-            rounds=contexts,
+            rounds=task.experiment.contexts,
             shapes=[way.policy for way in own.values()],
             verifiers=list(dict.fromkeys(way.verifier_name for way in own.values())),
             seed=seed,

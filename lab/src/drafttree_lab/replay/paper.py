@@ -3,17 +3,23 @@
 A paper is a TOML file, of the folder `papers` or the user's own; `docs/replay.md` says how to add one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
+from math import isnan
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 AUTOREGRESSIVE = "AR"
 """The method that every paper compares with: plain decoding."""
+CONTEXTS = 16
+"""Contexts after each prompt on which verifiers are compared, where no other number is asked for."""
 AVERAGE, UNTOLD = "average", "untold"
 """Columns of published values that are no set: the mean over sets, and where a paper does not say of which set."""
 AxisValue = float | int | str
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 Place = tuple[str | int, ...]
 """The way to a value of a file: names of keys, and numbers of elements of lists."""
 Metric = Literal[
@@ -77,6 +83,14 @@ OF_TEXTS: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot"})
 """Metrics that papers average over texts unless they say otherwise; of the others they tell the total."""
 
 
+class Mistake(ValueError):
+    """What is wrong in a file, and the way to it from the table that is checked."""
+
+    def __init__(self, told: str, *place: str | int) -> None:
+        super().__init__(told)
+        self.place = place
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -129,7 +143,7 @@ class Reference(Strict):
 
     method: str
     result: str
-    tau: float | None = None
+    tau: float | None = Field(None, gt=1, allow_inf_nan=False)
 
 
 class RoundCost(Strict):
@@ -141,9 +155,9 @@ class RoundCost(Strict):
         error: its standard error, from what the paper prints behind the ± of the row.
     """
 
-    nodes: int
-    cost: float
-    error: float
+    nodes: int = Field(ge=2)
+    cost: Positive
+    error: NotNegative
 
 
 class Model(Strict):
@@ -162,15 +176,23 @@ class Model(Strict):
         references: rows to fit a drafter to, of greedy and of sampled texts.
     """
 
-    draft_pass: dict[str, float]
-    target_pass: dict[int, float] = {1: 1.0}
-    round: float = 0.0
+    draft_pass: dict[str, NotNegative]
+    target_pass: dict[Count, Positive] = {1: 1.0}
+    round: NotNegative = 0.0
     source: str
     line: int
     rounds: list[RoundCost] = Field([], max_length=2)
-    round_error: float = 0.0
-    samples: int = 2
+    round_error: NotNegative = 0.0
+    samples: int = Field(2, ge=2)
     references: list[Reference] = []
+
+    @model_validator(mode="after")
+    def _tells_costs(self) -> "Model":
+        if 1 not in self.target_pass:
+            raise Mistake("the cost of a pass over one token is missing; add 1 = 1.0", "target_pass")
+        if len({row.nodes for row in self.rounds}) < len(self.rounds):
+            raise Mistake(f"two rows of {self.rounds[0].nodes} nodes do not tell c from h; leave one out", "rounds")
+        return self
 
 
 class PromptSet(Strict):
@@ -218,6 +240,15 @@ class Axis(Strict):
         points = product(*([f"{name}={value}" for value in values] for name, values in given["grid"].items()))
         return {**given, "values": [",".join(point) for point in points]}
 
+    @model_validator(mode="after")
+    def _can_be_set(self) -> "Axis":
+        for value in self.values:
+            if self.varies == "temperature" and not (isinstance(value, float | int) and value >= 0):
+                raise Mistake(f"{value!r} is no temperature; give numbers of 0 or more", "values")
+            if self.varies in ("max_new_tokens", "prompt_tokens") and not (isinstance(value, int) and value >= 1):
+                raise Mistake(f"{value!r} is no length in tokens; give whole numbers of 1 or more", "values")
+        return self
+
 
 class Published(Strict):
     """A block of published numbers, as the paper prints it.
@@ -239,7 +270,7 @@ class Published(Strict):
     rows: dict[str, list[float]]
     errors: dict[str, list[float]] = {}
     model: str
-    temperature: float = 0.0
+    temperature: NotNegative = 0.0
     set: str | None = None
 
     @model_validator(mode="after")
@@ -281,7 +312,7 @@ class _Measurable(_Claim):
     """
 
     metric: Metric
-    temperature: float | None = None
+    temperature: NotNegative | None = None
 
 
 class Comparison(_Measurable):
@@ -403,13 +434,13 @@ class Result(Strict):
     figure: Literal["bars", "lines", "scatter", "heatmap", "boxes", "tokens"] | None = None
     methods: list[str] = []
     sets: list[str] = []
-    temperatures: list[float] = [0.0]
+    temperatures: list[NotNegative] = Field([0.0], min_length=1)
     axis: Axis | None = None
     second_axis: Axis | None = None
     metrics: list[Metric] = []
     over: dict[str, str] = {}
-    max_new_tokens: int = 512
-    prompt_tokens: int | dict[str, int] | None = None
+    max_new_tokens: Count = 512
+    prompt_tokens: Count | dict[str, Count] | None = None
     published: list[Published] = []
     claims: list[Claim] = []
     not_comparable: str | None = None
@@ -420,9 +451,22 @@ class Result(Strict):
         return self.prompt_tokens.get(prompt_set) if isinstance(self.prompt_tokens, dict) else self.prompt_tokens
 
     @property
+    def axes(self) -> list[Axis]:
+        """What is varied, by one axis or two."""
+        return [axis for axis in (self.axis, self.second_axis) if axis]
+
+    @property
     def values(self) -> list[AxisValue]:
         """Of both axes."""
-        return [value for axis in (self.axis, self.second_axis) if axis for value in axis.values]
+        return [value for axis in self.axes for value in axis.values]
+
+    def printed_taus(self, model: str, method: str) -> dict[str, float]:
+        """The tokens per round that are printed of a method on a target, by column."""
+        for block in self.published:
+            if block.metric == "tau" and block.model == model and method in block.rows:
+                row = zip(map(str, block.columns), block.rows[method], strict=True)
+                return {column: number for column, number in row if not isnan(number)}
+        return {}
 
     def is_judged(self, claim: Claim, *, timed: bool) -> bool:
         """Whether a claim can be judged by time, or else by counts at given costs; claims on speed can by both."""
@@ -432,26 +476,44 @@ class Result(Strict):
         needs_clock = self.kind in ("memory", "expansion") or (self.kind == "decoding" and base in TIMED)
         return needs_clock if timed else not needs_clock or (self.kind == "decoding" and base in COUNTED)
 
-    @model_validator(mode="after")
-    def _refers_to_itself(self) -> "Result":
-        """Claims and columns name what the result has."""
+    def check_names(self) -> None:
+        """Whether claims and columns name what the result has.
+
+        Raises:
+            Mistake: one does not.
+        """
         for name in (*self.over, *self.over.values()):
-            _among(name, (AUTOREGRESSIVE, *self.methods), "over")
+            _among(name, self._decoded, "over")
         places = [str(each) for each in (*self.sets, *self.values)]
         for number, claim in enumerate(self.claims):
-            for name in claim.names:
-                method, at, place = name.partition("@")
-                _among(method, (AUTOREGRESSIVE, *self.methods), "claims", number)
-                _among(place if at else None, places, "claims", number)
-            if not isinstance(claim, NotComparable) and claim.metric in GAINS:
-                raise ValueError(f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}")
-            if isinstance(claim, Trend) and not self.axis:
-                raise ValueError(f"claim {claim.id!r} is a trend, but there is no axis")
+            self._check_claim(claim, places, number)
         for number, block in enumerate(self.published):
             _among(block.set, self.sets, "published", number, "set")
             for column in block.columns:
                 _among(str(column), (*places, AVERAGE, UNTOLD), "published", number, "columns")
-        return self
+
+    @property
+    def _decoded(self) -> list[str]:
+        return list(dict.fromkeys([AUTOREGRESSIVE, *self.methods]))
+
+    def _check_claim(self, claim: Claim, places: Sequence[str], number: int) -> None:
+        place = ("claims", number)
+        if claim.id in [each.id for each in self.claims[:number]]:
+            raise Mistake(f"{claim.id!r} is the id of an earlier claim, too; rename one", *place, "id")
+        for name in claim.names:
+            method, at, value = name.partition("@")
+            _among(method, self._decoded, *place)
+            _among(value if at else None, places, *place)
+        if isinstance(claim, NotComparable):
+            return
+        varied = [value for axis in self.axes if axis.varies == "temperature" for value in axis.values]
+        _among(claim.temperature, varied or self.temperatures, *place, "temperature")
+        if claim.metric in GAINS:
+            raise Mistake(f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}", *place, "metric")
+        if isinstance(claim, Order) and not 2 <= len(set(claim.methods)) == len(claim.methods):
+            raise Mistake("an order takes two or more different methods", *place, "methods")
+        if isinstance(claim, Trend) and not self.axis:
+            raise Mistake(f"claim {claim.id!r} is a trend, but there is no axis", *place)
 
 
 class Paper(Strict):
@@ -482,14 +544,9 @@ class Paper(Strict):
     @model_validator(mode="after")
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
-        _among(AUTOREGRESSIVE, self.methods, "methods")
-        for name, model in self.models.items():
-            for role in model.draft_pass:
-                _among(role, self.roles, "models", name, "draft_pass", role)
-            for number, reference in enumerate(model.references):
-                _among(reference.result, self.results, "models", name, "references", number)
-                methods = self.results[reference.result].methods
-                _among(reference.method, methods, "models", name, "references", number)
+        if AUTOREGRESSIVE not in self.methods:
+            told = f"plain decoding, {AUTOREGRESSIVE}, is missing among the methods; add {AUTOREGRESSIVE} = {{}}"
+            raise Mistake(told, "methods")
         for name, method in self.methods.items():
             _among(method.role, self.roles, "methods", name, "role")
         for name, result in self.results.items():
@@ -501,17 +558,30 @@ class Paper(Strict):
                 _among(block.model, (*self.models, UNTOLD), "results", name, "published", number, "model")
                 for row in block.rows:
                     _among(row, self.methods, "results", name, "published", number, "rows", row)
+            try:
+                result.check_names()
+            except Mistake as error:
+                raise Mistake(str(error), "results", name, *error.place) from None
+        for name, model in self.models.items():
+            for role in model.draft_pass:
+                _among(role, self.roles, "models", name, "draft_pass", role)
+            for number, reference in enumerate(model.references):
+                self._check_reference(reference, name, number)
         return self
 
+    def _check_reference(self, reference: Reference, model: str, number: int) -> None:
+        place = ("models", model, "references", number)
+        _among(reference.result, self.results, *place)
+        result = self.results[reference.result]
+        _among(reference.method, [name for name in result.methods if self.methods[name].role], *place)
+        if result.axis or result.unavailable:
+            raise Mistake(f"{reference.result!r} is varied or cannot be run; a drafter is fitted to a table", *place)
+        lacking = set(result.sets) - result.printed_taus(model, reference.method).keys()
+        if reference.tau is None and lacking:
+            told = f"{reference.result!r} prints no tokens per round of {reference.method} on {model}"
+            raise Mistake(f"{told} for {', '.join(sorted(lacking))}; give them as tau = 2.5", *place)
 
-class UnknownName(ValueError):
-    """A name that is not in the file, and where it is used, seen from the table that is checked."""
 
-    def __init__(self, name: str, names: Collection[str], place: Place) -> None:
-        super().__init__(f"{name!r} is none of {', '.join(names)}")
-        self.place = place
-
-
-def _among(name: str | None, names: Collection[str], *place: str | int) -> None:
+def _among(name: object, names: Collection[object], *place: str | int) -> None:
     if name is not None and name not in names:
-        raise UnknownName(name, names, place)
+        raise Mistake(f"{name!r} is none of {', '.join(map(str, names))}", *place)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from drafttree.core.errors import ConfigError, unknown
 from drafttree.measure.prompts import read_text
-from drafttree_lab.replay.paper import Paper, Place, Strict, UnknownName
+from drafttree_lab.replay.paper import Mistake, Paper, Place, Strict
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 """A key that TOML takes without quotes."""
@@ -70,7 +70,7 @@ def read_paper(name: str) -> Paper:
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     context = first.get("ctx", {})
     cause = context.get("error")
-    steps = (*first["loc"], *(cause.place if isinstance(cause, UnknownName) else ()))
+    steps = (*first["loc"], *(cause.place if isinstance(cause, Mistake) else ()))
     told = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         known = _keys(Strict)
@@ -97,8 +97,9 @@ def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
 
 
 def measurable_claims(papers: Sequence[str], timed: bool) -> int:
-    """How many claims of some papers can be judged by counts, or by time."""
-    results = (result for name in papers for result in read_paper(name).results.values())
+    """How many claims of some papers can be judged by counts, or by time; of papers whose file is gone, none."""
+    known = [name for name in papers if name in paper_names()]
+    results = (result for name in known for result in read_paper(name).results.values())
     return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
 
 

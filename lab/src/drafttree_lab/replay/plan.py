@@ -1,5 +1,6 @@
 """What is run for tables and figures: the ways that run by turns on the same prompts, and the tasks in their order."""
 
+import ast
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.errors import ConfigError, DraftTreeError
 from drafttree.engine.compatibility import incompatibility
 from drafttree.loading import find_verifier, make_policy
 from drafttree.measure.method import Method
@@ -17,9 +18,9 @@ from drafttree_lab.replay.costs import PassCosts, draw_published_costs, publishe
 from drafttree_lab.replay.inputs import Place, PromptTexts
 from drafttree_lab.replay.paper import (
     AUTOREGRESSIVE,
+    CONTEXTS,
     OF_TEXTS,
     Average,
-    Axis,
     AxisValue,
     Metric,
     Paper,
@@ -47,6 +48,7 @@ class Sizes:
         points: values of an axis at most, the first and the last among them; None for all.
         model: a target of the papers, whose published numbers and costs are compared; None for that
             of each result, or the paper's first where a result has several.
+        contexts: contexts after each prompt on which verifiers are compared.
     """
 
     limit: int = 10
@@ -55,6 +57,7 @@ class Sizes:
     chat: bool = False
     points: int | None = None
     model: str | None = None
+    contexts: int = CONTEXTS
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,28 @@ class ReplayMethod(Method):
 
     @cached_property
     def key(self) -> str:
-        """The specification, with a digest of the code of each part of the user's own, which may change."""
+        """The specification, with a digest of the code of each part of the user's own, which may change.
+
+        The code is the file of the class, with the files of its folder that this one imports, directly or not.
+        """
         from drafttree.loading.drafters import MIXED, named_method
 
         drafter = named_method(self.drafter.removeprefix(MIXED)) if self.drafter else None
         classes = [type(self.policy), self.verifier, drafter and drafter[0]]
         outside = [each for each in classes if each and each.__module__.partition(".")[0] != "drafttree"]
-        return "|".join([self.spec, *(short_digest(Path(inspect.getfile(each)).read_bytes()) for each in outside)])
+        codes = (b"".join(map(Path.read_bytes, _sources(Path(inspect.getfile(each))))) for each in outside)
+        return "|".join([self.spec, *map(short_digest, codes)])
+
+
+def _sources(module: Path) -> list[Path]:
+    found = [module]
+    for each in found:
+        for node in ast.walk(ast.parse(each.read_bytes())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+                paths = [module.with_name(f"{part}.py") for name in names for part in name.split(".")]
+                found += [path for path in dict.fromkeys(paths) if path not in found and path.is_file()]
+    return found
 
 
 @dataclass(frozen=True)
@@ -156,6 +174,7 @@ class Experiment:
         averages: by metric how the paper averages, where it does otherwise than most.
         notes: what the prompts of its sets lack, a clause each.
         is_timed: whether times are wanted, where the run as a whole is timed.
+        contexts: contexts after each prompt on which verifiers are compared.
     """
 
     paper: str
@@ -169,6 +188,7 @@ class Experiment:
     notes: Sequence[str] = ()
     draws: Mapping[str, PassCosts] = field(default_factory=dict, compare=False)
     is_timed: bool = True
+    contexts: int = CONTEXTS
 
     @property
     def id(self) -> str:
@@ -224,8 +244,9 @@ class Task:
     @property
     def other_key(self) -> Key:
         """Of its cell, in a result of another kind than decoding."""
-        kind, block = self.experiment.result.kind, self.block
-        return (kind, block.digest, str(block.value), *block.setting.key, self.digest)
+        kind, block, contexts = self.experiment.result.kind, self.block, self.experiment.contexts
+        other = [contexts] if kind == "acceptance" and contexts != CONTEXTS else []
+        return (kind, block.digest, str(block.value), *block.setting.key, self.digest, *other)
 
     def counts_key(self, way: ReplayMethod) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
@@ -238,15 +259,30 @@ def short_digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def check_methods(paper: str) -> None:
-    """Whether every policy and verifier that a paper names exists, and is lossless or lossy by name with the other.
+def check_paper(paper: str, drafters: Mapping[str, str]) -> None:
+    """Whether all that a paper names can be used: costs, drafters, policies, and verifiers with these.
+
+    Args:
+        drafters: the drafters, by role; stand-ins that are not among them are not looked for.
 
     Raises:
-        ConfigError: one is not; the message has the line of the paper's file.
+        ConfigError: something cannot; the message has the line of the paper's file.
     """
+    from drafttree.loading.drafters import check_drafter_exists
+
     found = read_paper(paper)
+    for name, model in found.models.items():
+        try:
+            draw_published_costs(model, None)
+        except ConfigError as error:
+            raise mistake(paper, ("models", name, "rounds"), str(error)) from None
+    for name, role in found.roles.items():
+        try:
+            check_drafter_exists(role.stand_in if drafters.get(name) == role.stand_in else None)
+        except DraftTreeError as error:
+            raise mistake(paper, ("roles", name, "stand_in"), str(error)) from None
     for result in found.results.values():
-        values = [value for axis in _axes(result) for value in axis.values] or [None]
+        values = result.values or [None]
         drafting = [name for name in result.methods if found.methods[name].role and not found.methods[name].assisted]
         for name, each, value in product(drafting, result.sets or [NO_PROMPTS], values):
             method = found.methods[name]
@@ -306,7 +342,7 @@ def plan(
     }
     methods = {method: each for method, each in chosen.items() if method not in missing}
     blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
-    lengths = [axis for axis in _axes(result) if axis.varies == "max_new_tokens"]
+    lengths = [axis for axis in result.axes if axis.varies == "max_new_tokens"]
     points = [value for axis in lengths for value in _thinned(axis.values, sizes.points)]
     if long := [str(value) for value in points if int(value) > sizes.max_new_tokens]:
         missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
@@ -316,14 +352,15 @@ def plan(
     own = found.models[model]
     costs = {method: known for method, each in methods.items() if (known := published_costs(own, each.role))}
     draws = {method: drawn for method in costs if (drawn := draw_published_costs(own, methods[method].role))}
-    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages, draws=draws)
+    options: dict[str, Any] = {"draws": draws, "contexts": sizes.contexts}
+    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages, **options)
 
 
 def _blocks(
     paper: Paper, result: Result, methods: Mapping[str, PaperMethod], drafters: Mapping[str, str], sizes: Sizes
 ) -> Iterator[Block]:
     """A block for every set of prompts, temperature and value of the axes that vary a setting."""
-    axes = [axis for axis in _axes(result) if axis.varies != "policy"]
+    axes = [axis for axis in result.axes if axis.varies != "policy"]
     points = product(*(_thinned(axis.values, sizes.points) for axis in axes))
     for values, temperature, name in product(points, result.temperatures, result.sets or [NO_PROMPTS]):
         options: dict[str, Any] = {
@@ -348,7 +385,7 @@ def _ways(
     sizes: Sizes,
 ) -> dict[str, ReplayMethod]:
     """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
-    axes = [axis for axis in _axes(result) if axis.varies == "policy"]
+    axes = [axis for axis in result.axes if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
     found = {}
     for name, method in methods.items():
@@ -363,10 +400,6 @@ def _ways(
             )
             found[f"{name}@{point}" if varies else name] = way
     return found
-
-
-def _axes(result: Result) -> list[Axis]:
-    return [axis for axis in (result.axis, result.second_axis) if axis]
 
 
 def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisValue]:

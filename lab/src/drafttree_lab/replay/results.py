@@ -31,7 +31,10 @@ from drafttree_lab.replay.plan import Block, Experiment
 
 FOLDER = "results"
 FORMAT = 3
-"""Of results and cells: 3 has verdicts with drafters that are fitted to the paper's."""
+"""Of results and cells: 3 has verdicts with drafters that are fitted to the paper's.
+
+A fit that was kept without what it is wanted for in its key is found anew, by texts that are kept.
+"""
 PLAIN_TOO: frozenset[Metric] = frozenset({"tokens_per_second", "ttft", "tpot", "rounds", "peak_memory"})
 """Metrics that say something of plain decoding too."""
 BY_TOKENS = "Speeds are of all texts together, so that a text which ends early weighs by its tokens"

@@ -209,8 +209,9 @@ class DrafterFits:
             without = [block.setting.set for block in alone.blocks if block not in blocks]
             return replace(fit(reference.method, wanted, tau, texts, runner.seed), without=without)
 
+        ways = [block.ways[reference.method].key for block in blocks]
         settings = [part for block in blocks for part in (*block.setting.key, *digests[block.setting.set])]
-        key = ("fitted drafter", alone.id, alone.model, reference.method, short_digest(settings))
+        key = ("fitted drafter", alone.id, alone.model, reference.method, short_digest([wanted, *ways, *settings]))
         if only_kept:
             return runner.store.find(key, Fit)
         try:
@@ -362,8 +363,8 @@ class ReplayTarget:
             return AssistedGeneration(self.load_drafter(method.drafter))
         return self._make_decoder(method, method.lossy_window)
 
-    def measure(self, seed: int, contexts: int, task: Task, ids: Sequence[int]) -> Fractions:
-        """What a task of another kind than decoding measures after a prompt, verifiers on so many contexts.
+    def measure(self, seed: int, task: Task, ids: Sequence[int]) -> Fractions:
+        """What a task of another kind than decoding measures after a prompt.
 
         Raises:
             ConfigError: it cannot be measured on an inflated target.
@@ -372,7 +373,7 @@ class ReplayTarget:
         if kind == "expansion":
             return measure_expansion(task)
         if kind == "acceptance":
-            return measure_acceptance(task, ids, self._make_decoder, seed, contexts)
+            return measure_acceptance(task, ids, self._make_decoder, seed)
         if self._shape:
             raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
         return measure_memory(task, ids, self._name, self._dtype, self._device, seed)
@@ -414,7 +415,13 @@ class ReplayTarget:
         return make_decoders(base, [method], drafters)[method.spec]
 
     def read_text(self, prompt: list[int], setting: Setting, seed: int) -> KnownText:
-        """What the embedded draft model and the target expect along a text of the target's own."""
+        """What the embedded draft model and the target expect along a text of the target's own.
+
+        Raises:
+            ConfigError: the target is inflated.
+        """
+        if self._shape:
+            raise ConfigError("it would be fitted to the target itself; leave --inflate out")
         written = self.plain.generate(prompt, seed=seed, **setting.options).tokens
         draft: Any = self.load_drafter(DRAFT_MODEL).drafter
         return KnownText.read(draft.model, self.plain.target, prompt, written, setting.temperature)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafttree.core.errors import ConfigError, InputError
+from drafttree_lab.replay.judge import Judgement
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
 
@@ -46,6 +47,14 @@ def model_name(model: str) -> str:
     return "model not told" if model == UNTOLD else model
 
 
+def told(judgement: Judgement) -> list[str]:
+    """What a judgement says and why, a line each; nothing where another result says it."""
+    if judgement.repeats:
+        return []
+    needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
+    return [judgement.said + needed, *([judgement.reason] if judgement.reason else [])]
+
+
 def anchor(name: str) -> str:
     """The name of a paper or result as an id of the page."""
     return re.sub(r"[^\w-]", "-", name)
@@ -72,7 +81,7 @@ def template(name: str, **filters: Callable[..., Any]) -> "Template":
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("drafttree_lab.report", ""), autoescape=True, **options
     )
-    own = (anchor, number, interval, result_name, decimals, printed, model_name)
+    own = (anchor, number, interval, result_name, decimals, printed, model_name, told)
     environment.filters |= {each.__name__: each for each in own} | filters
     environment.globals |= {"product": product, "zip": zip}
     return environment.get_template(name)

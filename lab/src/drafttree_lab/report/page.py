@@ -160,29 +160,40 @@ def _prompts(verdict: Verdict) -> list[int]:
 
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
-    """The rows of claims that were judged; kinds of judgement that nowhere had prompts enough have no column."""
-    said = ("not comparable", "not run")
-    judged = [
-        (result, each) for result, each in rows if any(own.outcome not in said for own in each.judgements.values())
-    ]
-    decided = [own for _, each in judged for own in each.judgements.items() if own[1].p is not None]
-    kinds = [kind for kind in KINDS if kind in dict(decided)]
-    yield f"| result | claim | {' | '.join(KINDS[kind] for kind in kinds)} | why | prompts |"
+    """The rows of claims that were judged, in the kinds of judgement that decide anything, or all if none does."""
+    every = [own for _, each in rows for own in each.judgements.items()]
+    deciding = {kind for kind, own in every if own.p is not None} or {kind for kind, own in every if _is_judged(own)}
+    kinds = [kind for kind in KINDS if kind in deciding]
+    yield f"| {' | '.join(['result', 'claim', *(KINDS[kind] for kind in kinds), 'why', 'prompts'])} |"
     yield f"|{' --- |' * (4 + len(kinds))}"
-    for result, verdict in judged:
+    for result, verdict in rows:
         found = {kind: verdict.judgements.get(kind) for kind in kinds}
-        outcomes, whys = [], {}
-        for kind, own in found.items():
-            number = "" if own is None or own.estimate is None else f" {own.estimate:.2f}"
-            ends = "" if own is None or own.low is None or own.high is None else f" [{own.low:.2f}, {own.high:.2f}]"
-            repeated = f", as {own.repeats}, {own.repeated}" if own and own.repeats else ""
-            outcomes.append(f"{own.outcome}{number}{ends}{repeated}" if own else "")
-            if own and not own.repeats and own.estimate is not None:
-                whys[kind] = own.reason or own.said.partition("; ")[2]
+        if not any(own and _is_judged(own) for own in found.values()):
+            continue
         # the reason of the first kind in full; of the others the term, where they name another
-        first = next((kind for kind, why in whys.items() if why), None)
-        terms = {why.partition(" (")[0]: kind for kind, why in reversed(whys.items()) if why}
+        whys = {kind: why for kind, own in found.items() if own and (why := _why(own))}
+        first = next(iter(whys), None)
+        terms = {why.partition(" (")[0]: kind for kind, why in reversed(whys.items())}
         others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != first]
         why = "; ".join([whys[first], *others]) if first else ""
+        outcomes = [_outcome(own) if own else "" for own in found.values()]
         cells = result, verdict.text, *outcomes, why, " / ".join(map(str, _prompts(verdict)))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _is_judged(judgement: Judgement) -> bool:
+    return judgement.outcome not in ("not comparable", "not run")
+
+
+def _why(judgement: Judgement) -> str:
+    """Its reason, or what it says beside the number."""
+    if judgement.repeats or judgement.estimate is None:
+        return ""
+    return judgement.reason or judgement.said.partition("; ")[2]
+
+
+def _outcome(judgement: Judgement) -> str:
+    number = "" if judgement.estimate is None else f" {judgement.estimate:.2f}"
+    ends = "" if judgement.low is None or judgement.high is None else f" [{judgement.low:.2f}, {judgement.high:.2f}]"
+    repeated = f", as {judgement.repeats}, {judgement.repeated}" if judgement.repeats else ""
+    return f"{judgement.outcome}{number}{ends}{repeated}"
