@@ -42,7 +42,7 @@ class Scheduler:
         self._most = self._room = max_batch
         self._calm = 0
         self._newest = 0
-        self._round_seconds = 0.0
+        self._share = 0.0
         self._settled = False
         self._unread: set[Request] = set()
         self._memory = memory
@@ -55,7 +55,7 @@ class Scheduler:
     @property
     def in_round(self) -> list[Request]:
         """The running requests that take part in the next round; one does if any runs."""
-        return [request for request in self.running if request.overtime <= self._round_seconds] or self.running
+        return [request for request in self.running if request.overtime <= self._share] or self.running
 
     @property
     def paused(self) -> list[Request]:
@@ -112,9 +112,9 @@ class Scheduler:
 
     def charge(self, seconds: float) -> None:
         """Note how long a round was, which all that run share, and what the constraints of each took."""
-        self._round_seconds = seconds
+        self._share = seconds / max(len(self.running), 1)
         for request in self.running:
-            over = request.constraints.seconds - seconds / len(self.running)
+            over = request.constraints.seconds - self._share
             request.overtime, request.constraints.seconds = max(request.overtime + over, 0.0), 0.0
 
     def remove(self, request: Request) -> None:
