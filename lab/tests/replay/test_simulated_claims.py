@@ -91,10 +91,10 @@ def replayed(centre, cost, error, claim, prompts, generator):
         for price in [1 + cost * depth + ROUND]
     ]
     (four, eight) = (row.cost - 1 for row in rows)
-    draft = (eight - four) / 4
+    draft = max((eight - four) / 4, 0.0)
     model = Model(
         draft_pass={"x": draft},
-        round=four - 5 * draft,
+        round=max(four - 5 * draft, 0.0),  # no file may have costs below 0
         source="",
         line=1,
         rounds=rows,
