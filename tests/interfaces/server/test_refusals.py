@@ -520,6 +520,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({}, None, "give either prompt or messages"),
         ({"prompt": "x", "messages": [ASK]}, None, "give either prompt or messages"),
         ({"prompt": "x", "tools": [CLOCK]}, None, "tools and chat_template_kwargs belong to messages"),
+        ({"messages": [ASK], "tools": [CLOCK] * 2}, "tools.1.function.name", "two tools have the name 'clock'"),
         ({"prompt": "x", "continue_final_message": True}, None, "continue_final_message belongs to messages"),
         (
             {"messages": [ASK], "add_special_tokens": True},

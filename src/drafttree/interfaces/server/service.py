@@ -100,13 +100,16 @@ class TokenizeRequest(PromptEnd, fields_of("tokenize")):
             raise mistake("not_served", "a conversation has the special tokens of its template and no others")
         return self
 
-    @property
-    def chat(self) -> ChatRequest | None:
-        """The conversation, None for a text."""
+    def as_chat(self) -> ChatRequest | None:
+        """The conversation, None for a text.
+
+        Raises:
+            ServerError: as for `ChatRequest.of`.
+        """
         if self.messages is None:
             return None
         names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
-        return ChatRequest.model_validate({name: getattr(self, name) for name in names})
+        return ChatRequest.of(self, "chat", (), **{name: getattr(self, name) for name in names})
 
 
 class TokenizeReply(BaseModel):
@@ -151,8 +154,8 @@ async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> Deto
 
 
 def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
-    if request.chat:
-        return read_prompt(request.chat, tokenizer, dialect, context)
+    if chat := request.as_chat():
+        return read_prompt(chat, tokenizer, dialect, context)
     text = request.prompt or ""
     check_characters(text, tokenizer, context)
     return list(tokenizer(text, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
