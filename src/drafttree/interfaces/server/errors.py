@@ -1,5 +1,6 @@
 """Errors as OpenAI's API words them, `{"error": {message, type, param, code}}`, or Anthropic's on its routes."""
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +33,25 @@ PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
     "too_short": "give at least {min_length} item",
     "too_long": "give at most {max_length} items, not {actual_length}",
+    "missing": "this is required",
+    "list_type": "give a list",
+    "bool_type": "give true or false",
+    "int_type": "give an integer",
+    "float_type": "give a number",
+    "finite_number": "give a finite number",
+    "string_type": "give a text",
+    "string_too_short": "give at least {min_length} character",
+    "string_too_long": "give at most {max_length} characters",
+    "string_pattern_mismatch": "give a name that matches {pattern}",
+    "literal_error": "give {expected}",
+    "greater_than": "give more than {gt}",
+    "greater_than_equal": "give {ge} or more",
+    "less_than": "give less than {lt}",
+    "less_than_equal": "give {le} or less",
 }
-"""What errors of pydantic say, by their type, where its own words speak of Python."""
+"""What errors of pydantic say, by their type; the value follows where it is short."""
+LONGEST_VALUE = 40
+"""Characters of a value, as JSON, that an error tells."""
 ANTHROPIC = "/v1/messages"
 """The path, with those below it, whose errors have Anthropic's form."""
 
@@ -194,8 +212,21 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
     steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
     shown = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps if step != "[key]"]
     place, what = ".".join(shown), str(first["msg"]).removeprefix("Value error, ")
-    if kind in PLAIN:
-        what = PLAIN[kind].format(**context)
+    if kind in PLAIN and not context.get("message"):  # a mistake of ours has words of its own
+        value, last = first.get("input"), steps[-1:]
+        what = PLAIN[kind].format(**{name: _as_json(bound) for name, bound in context.items()})
+        shown_value = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
+        if value is None and not "".join(last).isdecimal():
+            what = f"this is required; {what}"
+        if not kind.startswith("too_") and 0 < len(shown_value) <= LONGEST_VALUE:
+            what += f", not {shown_value}"
     if not place and kind in ("missing", "model_attributes_type"):
         what = NO_OBJECT
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=kind)
+
+
+def _as_json(bound: object) -> object:
+    """A bound, or the values there may be, as JSON writes them."""
+    if isinstance(bound, float) and bound.is_integer():
+        return int(bound)
+    return "true" if bound == "True" else bound

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from keyword import iskeyword
-from typing import Annotated, Any, Literal, Self, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -39,8 +40,8 @@ NAMES: dict[str, dict[str, str]] = {
     "completions": {"messages": "prompt"},
     "responses": {
         "messages": "input",
-        "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
     },
@@ -48,6 +49,7 @@ NAMES: dict[str, dict[str, str]] = {
         "max_completion_tokens": "max_tokens",
         "response_format": "output_config.format",
         "parameters": "input_schema",
+        "stop": "stop_sequences",
     },
 }
 """By API, the fields of a chat that have another name there."""
@@ -83,11 +85,7 @@ class RequestModel(BaseModel):
             return part
         known = _known_fields(cls)
         if (unknown := next((name for name in part if name not in known), None)) is not None:
-            own = (names.get(unknown, "") for names in NAMES.values())
-            nearest = [name for name in own if name.partition(".")[0] in known]
-            nearest = nearest or difflib.get_close_matches(unknown[:LONGEST_NAME], known, n=1)
-            advice = f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
-            raise mistake("extra_forbidden", f"there is no such field; {advice}", unknown)
+            raise mistake("extra_forbidden", f"there is no such field; {_advice(cls, unknown, part[unknown])}", unknown)
         return part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
@@ -111,6 +109,37 @@ def _known_fields(kind: type[RequestModel]) -> set[str]:
     """The names that the fields of a part may have in requests."""
     names = {info.alias or name for name, info in kind.model_fields.items()}
     return names.union(kind.model_fields) if kind.model_config.get("validate_by_name") else names
+
+
+def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
+    """What to do about a field that a part does not have."""
+    refused = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
+    served = _known_fields(kind) - refused
+    renamed = [(name, own, own.partition(".")[0]) for names in NAMES.values() for name, own in names.items()]
+    in_chats = [unknown, *(name for name, _, first in renamed if first == unknown)]
+    for name in in_chats:
+        for own in (name, *(own for chat_name, own, _ in renamed if chat_name == name)):
+            if own.partition(".")[0] in served:
+                return f"did you mean {own!r}?"
+    around = [
+        name
+        for name, info in kind.model_fields.items()
+        if name in served and any(unknown in _known_fields(inner) for inner in _models_of(info.annotation))
+    ]
+    if len(around) == 1:
+        return f"it belongs in {around[0]!r}"
+    if isinstance(value, dict) and value and value.keys() <= served:
+        return f"give {', '.join(value)} in its place"
+    nearest = difflib.get_close_matches(unknown[:LONGEST_NAME], served, n=1, cutoff=0.75)
+    return f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
+
+
+def _models_of(annotation: Any) -> list[type[RequestModel]]:
+    """The parts that may stand in a field, those of lists left out."""
+    if isinstance(annotation, type):
+        return [annotation] if issubclass(annotation, RequestModel) else []
+    inner = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
+    return [model for each in inner for model in _models_of(each)]
 
 
 def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
@@ -154,8 +183,12 @@ def by_type(
         if isinstance(part, RequestModel) or part in words:
             return part
         if not isinstance(part, dict):
+            if isinstance(part, str) and part in served:
+                raise mistake("model_type", f'give {{"type": "{part}"}}')
             raise mistake("literal_error", f"give {_listed(choices)}") if words else mistake("model_type", "")
         kind = default if part.get("type") is None else part["type"]
+        if kind in words:
+            raise mistake("literal_error", f'give "{kind}" as a text, not as an object')
         if not isinstance(kind, str):
             raise mistake("missing", f"give the type of {what}: {_listed([*served])}", "type")
         model = served.get(kind, other)
@@ -170,9 +203,13 @@ def or_text(
     listed: Any, as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]
 ) -> BeforeValidator:
     """Let text stand for a list, by default for one with a part of text."""
-    return BeforeValidator(
-        lambda given: as_list(given) if isinstance(given, str) else given, json_schema_input_type=str | listed
-    )
+
+    def read(given: Any) -> Any:
+        if isinstance(given, str | list):
+            return as_list(given) if isinstance(given, str) else given
+        raise mistake("list_type", "give a text or a list")
+
+    return BeforeValidator(read, json_schema_input_type=str | listed)
 
 
 def fill_content(message: Any) -> Any:

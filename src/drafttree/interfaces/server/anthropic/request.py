@@ -190,7 +190,7 @@ class JsonOutput(RequestModel):
 class OutputConfig(fields_of("messages.output_config")):
     """The form of what is said."""
 
-    format: JsonOutput | None = None
+    format: Annotated[JsonOutput, by_type("a form", JsonOutput)] | None = None
 
 
 class Thinking(fields_of("messages.thinking")):
@@ -208,7 +208,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
     tools: ToolList[AnyTool] | None = Field(None, description=TOOLS)
-    tool_choice: ToolChoice | None = Field(
+    tool_choice: Annotated[ToolChoice, by_type("a tool_choice", ToolChoice)] | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
     output_config: OutputConfig | None = Field(None, description="format: json_schema; effort has no effect")
