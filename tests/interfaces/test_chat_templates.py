@@ -271,7 +271,7 @@ LATE = [ASKED, text("assistant", "Noon."), text("system", "Be kind."), ASKED]
 def test_the_server_names_the_client_s_message_that_is_left_out_or_refused(chat_template, messages, complaint):
     with serving(create_app(decoder(chat_template), ServerSettings("toy"))) as address:
         reply = httpx.post(f"{address}/v1/chat/completions", json={"messages": messages, "tools": [TOOL]})
-    assert (reply.status_code, reply.json()["error"]["message"]) == (400, complaint)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, f"messages: {complaint}")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ SCHEMAS = [
 ]
 SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": -1}, "temperature", "temperature: give 0 or more, not -1"),
+    ({"repetition_penalty": 1e300}, "repetition_penalty", "repetition_penalty: give 1000000 or less, not 1e+300"),
     ({"seed": 2**63}, "seed", f"seed: give less than {2**63}, not {2**63}"),
     ({"logit_bias": {"the": 1}}, "logit_bias", "'the' is not a token id"),
     ({"logit_bias": {"": 1}}, "logit_bias", "'' is not a token id"),
@@ -109,7 +110,7 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"unheard_of": 1}, "unheard_of", "unheard_of: there is no such field; leave it out"),
     ({"u" * 100_000: 1}, f"{'u' * 200}...", "u...: there is no such field; leave it out"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
-    (outputs(regex="("), "structured_outputs", "unclosed group"),
+    (outputs(regex="("), "structured_outputs", "structured_outputs: invalid regex '('"),
     (outputs(regex="a{2147483648}"), "structured_outputs", "repeats more than 2147483647 times; lower its bounds"),
     (outputs(json=[1]), "structured_outputs.json", "structured_outputs.json: give an object"),
     (outputs(json={"enum": ["x" * 40000]}), "structured_outputs", "give at most 32768"),
@@ -158,6 +159,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             f"and 3000 tokens of text exceed the model's context of {CONTEXT}; shorten it or",
         ),
         (say("word " * 300), "messages", f"leaves no room for a text in the model's context of {CONTEXT}"),
+        (
+            {"tools": [function(description="word " * 300)]},
+            "messages",
+            f" tokens, tools included, leaves no room for a text in the model's context of {CONTEXT}",
+        ),
         (say(LONG), "messages", f"the model's context of {CONTEXT} tokens has room for"),
         (
             say([{"type": "image_url"}]),
@@ -217,7 +223,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "this is required",
         ),
         (form(enum=["x" * 40000]), "response_format", "give at most 32768"),
-        (form(enum=[1], **{"if": {}}), "response_format", "'if' at"),
+        (form(enum=[1], **{"if": {}}), "response_format", "response_format: invalid JSON schema: 'if' at"),
         (
             {"tools": [CLOCK], **outputs(regex="x")},
             "structured_outputs",
@@ -562,15 +568,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
     ],
     TOKENIZE: [
-        ({}, None, "give either prompt or messages"),
-        ({"prompt": "x", "messages": [ASK]}, None, "give either prompt or messages"),
-        ({"prompt": "x", "tools": [CLOCK]}, None, "tools and chat_template_kwargs belong to messages"),
+        ({}, "prompt", "prompt: give either prompt or messages"),
+        ({"prompt": "x", "messages": [ASK]}, "prompt", "prompt: give either prompt or messages"),
+        ({"prompt": "x", "tools": [CLOCK]}, "tools", "tools: this belongs to messages, not to a prompt"),
         ({"messages": [ASK], "tools": [CLOCK] * 2}, "tools.1.function.name", "two tools have the name 'clock'"),
-        ({"prompt": "x", "continue_final_message": True}, None, "continue_final_message belongs to messages"),
+        (
+            {"prompt": "x", "continue_final_message": True},
+            "continue_final_message",
+            "continue_final_message: this belongs to messages, not to a prompt",
+        ),
         (
             {"messages": [ASK], "add_special_tokens": True},
-            None,
-            "a conversation has the special tokens of its template",
+            "add_special_tokens",
+            "add_special_tokens: a conversation has those of its template; leave it out",
         ),
         (
             {"messages": [ASK], "add_generation_prompt": True, "continue_final_message": True},
@@ -591,8 +601,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     ],
     EMBEDDINGS: [({"input": "x"}, None, "embeddings are not served: the model writes text")],
     PLAYGROUND: [
-        ({}, None, "give either prompt or messages"),
-        ({"prompt": "x", **say("Hi")}, None, "give either prompt or messages"),
+        ({}, "prompt", "prompt: give either prompt or messages"),
+        ({"prompt": "x", **say("Hi")}, "prompt", "prompt: give either prompt or messages"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: give 1 or more, not 0"),
         ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", f"max_tokens: give less than {2**63}"),
         ({"prompt": "x", "max_tokens": 4096}, None, f"context of {CONTEXT}"),
@@ -907,5 +917,5 @@ def test_what_a_chat_template_refuses_is_told_as_its_own(route, template, messag
     body = {"input": messages} if route == RESPONSES else {"messages": messages}
     with app(template) as client:
         reply = client.post(f"/{route}", json={**BASE[route], **body, "chat_template_kwargs": variables})
-    place = {CHAT: "", RESPONSES: "", MESSAGES: "messages: "}[route]
+    place = {CHAT: "messages: ", RESPONSES: "input: ", MESSAGES: "messages: "}[route]
     assert refusal(reply, 400)["message"] == place + message

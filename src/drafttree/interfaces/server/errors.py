@@ -173,7 +173,7 @@ def as_server_error(error: Exception, asked: str = "") -> ServerError:
 
 @contextmanager
 def blaming(*fields: str) -> Iterator[None]:
-    """Let errors name the field of the request that they are about: that which they begin with, or else the first.
+    """Let errors begin with the field of the request that they are about: the first one unless they name another.
 
     Raises:
         ServerError: for what is raised within.
@@ -182,7 +182,9 @@ def blaming(*fields: str) -> Iterator[None]:
         yield
     except DraftTreeError as error:
         found = as_server_error(error)
-        found.param = next((field for field in fields if found.message.startswith(f"{field}: ")), fields[0])
+        found.param = next((field for field in fields if found.message.startswith(f"{field}: ")), None)
+        if found.param is None:
+            found.param, found.message = fields[0], f"{fields[0]}: {found.message}"
         raise found from None
 
 

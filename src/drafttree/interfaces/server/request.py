@@ -354,6 +354,10 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         return [] if self.tool_choice == "none" else [tool for tool in self.tools or () if isinstance(tool, Tool)]
 
     @property
+    def has_tools(self) -> bool:
+        return bool(self.told_tools)
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The names of the others."""
         return tuple(tool.shown for tool in self.tools or () if isinstance(tool, LeftOut))

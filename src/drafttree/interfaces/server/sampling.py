@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from drafttree.constraints.options import MAX_FACTOR
 from drafttree.constraints.refusals import FIELDS, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
@@ -74,7 +75,7 @@ class SamplingFields(fields_of("server")):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         None, description="vLLM: minimum probability of a token, relative to that of the most likely one"
     )
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=1 / MAX_FACTOR, le=MAX_FACTOR)] | None = Field(
         None, description="vLLM: divides the logits of tokens that occur in the prompt or the text"
     )
     min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
@@ -98,6 +99,11 @@ class SamplingFields(fields_of("server")):
         return bias
 
     _api: str = PrivateAttr("chat")
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the prompt tells of tools."""
+        return False
 
     def called(self, field: str) -> str:
         """A field of a chat by its name in the API that was called."""
@@ -189,7 +195,10 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
     if room is not None and room < max(wanted or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
         asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
         advice = f" or ask for at most {room} tokens" if room > 0 else ""
-        message = f"the prompt of {prompt_length} tokens {asked} the model's context of {context}; shorten it{advice}"
+        told = ", tools included," if request.has_tools else ""
+        message = (
+            f"the prompt of {prompt_length} tokens{told} {asked} the model's context of {context}; shorten it{advice}"
+        )
         param = request.called("max_tokens" if room > 0 else "messages")
         raise ServerError(400, message, param=param, code="context_length_exceeded")
     asked_for = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT

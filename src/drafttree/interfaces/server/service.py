@@ -91,13 +91,12 @@ class TokenizeRequest(PromptEnd, fields_of("tokenize")):
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise mistake("one_form", "give either prompt or messages")
-        if self.messages is None and (self.tools or self.chat_template_kwargs):
-            raise mistake("no_messages", "tools and chat_template_kwargs belong to messages")
-        if self.messages is None and self.continue_final_message:
-            raise mistake("no_messages", "continue_final_message belongs to messages")
+            raise mistake("one_form", "give either prompt or messages", "prompt")
+        for name in ("tools", "chat_template_kwargs", "continue_final_message"):
+            if self.messages is None and getattr(self, name):
+                raise mistake("no_messages", "this belongs to messages, not to a prompt", name)
         if self.messages is not None and self.add_special_tokens:
-            raise mistake("not_served", "a conversation has the special tokens of its template and no others")
+            raise mistake("not_served", "a conversation has those of its template; leave it out", "add_special_tokens")
         return self
 
     def as_chat(self) -> ChatRequest | None:

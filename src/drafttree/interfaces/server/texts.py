@@ -99,7 +99,11 @@ class Texts:
         group = object()  # however many they are, they take turns with other requests' texts
         texts = len(prompts) * len(seeds)
         if texts > (most := serving.admission.most_texts):
-            raise ServerError(400, f"{texts} texts are more than the server takes at once, {most}", param="n")
+            raise ServerError(
+                400,
+                f"{texts} texts are more than the server takes at once, {most}",
+                param="n" if len(seeds) > 1 else "prompt",
+            )
         async with serving.admission.preparing():
             made = [await serving.grammars.made(each) for each in options]
         names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None

@@ -16,7 +16,7 @@ from drafttree.evaluation.trace import TokenTexts, TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import as_server_error
-from drafttree.interfaces.server.fields import RequestModel
+from drafttree.interfaces.server.fields import RequestModel, mistake
 from drafttree.interfaces.server.playground.page import facts_of, make_page
 from drafttree.interfaces.server.sampling import TokenCount
 from drafttree.interfaces.server.serving import Serving
@@ -64,7 +64,7 @@ class Asked(RequestModel):
     @model_validator(mode="after")
     def _check_one_prompt(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise mistake("one_form", "give either prompt or messages", "prompt")
         return self
 
     def options(self, tokenizer: Any) -> dict[str, Any]:
