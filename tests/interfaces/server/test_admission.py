@@ -66,7 +66,7 @@ def test_a_key_has_no_more_than_its_limit_and_others_go_on():
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "key_limit")
         assert post("a", n=2).status_code == 200
         for prompt, n, field in [("a", 3, "n"), (["a"] * 3, 1, "prompt")]:
-            error = post(prompt, n=n).json()["error"]
+            error = post("a", prompt=prompt, n=n).json()["error"]
             assert "3 texts are more than the server takes at once, 2" in error["message"]
             assert error["param"] == field
         assert post("a").status_code == 200

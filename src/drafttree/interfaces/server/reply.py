@@ -20,6 +20,7 @@ from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.answer import Json
 from drafttree.interfaces.server.errors import ServerError, as_server_error
+from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.texts import Texts
@@ -134,16 +135,26 @@ class Completions:
         return {**self._head, "object": self._kinds[1], "choices": [choice], **costs}
 
 
-async def reply(
-    request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer, **headers: str
-) -> Response:
-    """The response to a request, which may want a stream; a header names the fields that have no effect."""
+async def warning(request: RequestModel, serving: ServingContext, *, enforced: bool = True) -> dict[str, str]:
+    """The header that names the fields and tools without effect, if there are any.
+
+    Args:
+        request: what the client asks for.
+        serving: what the server runs.
+        enforced: whether calls conform to the schemas of all tools, which the header says otherwise.
+    """
     reads_thoughts = serving.dialect.thought_name is not None
     idle = await read_request(lambda: sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
     told = [f"without effect: {', '.join(idle)}"] * bool(idle)
-    told += ["not enforced: schemas of tools"] * (not texts.enforced)
-    if told:
-        headers["Warning"] = ", ".join(f'299 drafttree "{each}"' for each in told)
+    told += ["not enforced: schemas of tools"] * (not enforced)
+    return {"Warning": ", ".join(f'299 drafttree "{each}"' for each in told)} if told else {}
+
+
+async def reply(
+    request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer, **headers: str
+) -> Response:
+    """The response to a request, which may want a stream."""
+    headers |= await warning(request, serving, enforced=texts.enforced)
     if request.stream:
         return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
     async with aclosing(texts.read()) as chunks:

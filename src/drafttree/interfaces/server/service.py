@@ -16,6 +16,7 @@ from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
+from drafttree.interfaces.server.reply import warning
 from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
 from drafttree.interfaces.server.serving import Serving, ServingContext
@@ -134,13 +135,14 @@ class DetokenizeReply(BaseModel):
 
 
 @router.post("/tokenize", tags=["tokens"])
-async def tokenize(request: Body[TokenizeRequest], serving: Serving) -> TokenizeReply:
+async def tokenize(request: Body[TokenizeRequest], serving: Serving, response: Response) -> TokenizeReply:
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
     context = serving.decoder.target.context
     tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
     names = await asyncio.to_thread(tokenizer.convert_ids_to_tokens, tokens) if request.return_token_strs else None
+    response.headers.update(await warning(request, serving))
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
 
 

@@ -17,7 +17,7 @@ from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError
-from drafttree.interfaces.server.reply import STREAMED, Described, reply
+from drafttree.interfaces.server.reply import STREAMED, Described, reply, warning
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Texts
 
@@ -41,12 +41,13 @@ async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
 
 
 @router.post("/count_tokens")
-async def count_tokens(request: Body[CountTokensRequest], serving: Serving) -> dict[str, int]:
+async def count_tokens(request: Body[CountTokensRequest], serving: Serving, response: Response) -> dict[str, int]:
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
     decoder, chat = serving.decoder, await read_request(request.as_chat)
     prompt = await asyncio.to_thread(read_prompt, chat, decoder.tokenizer, serving.dialect, decoder.target.context)
+    response.headers.update(await warning(request, serving))
     return {"input_tokens": len(prompt)}
 
 
