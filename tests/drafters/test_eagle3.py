@@ -284,6 +284,21 @@ def _levels(backend: Head, head: Eagle3Head, seed: int):
             cache.commit(kept)
 
 
+@needs_native
+@torch.inference_mode()
+def test_hidden_states_of_many_rows_are_fused_by_few_numbers_of_them(monkeypatch):
+    head = loaded().modules[0]
+    found, fused = NativeEagle(head), set[int]()
+    states = [torch.randn(1, 100, HIDDEN, generator=torch.Generator().manual_seed(number)) for number in range(3)]
+    expected = head.fuse(tuple(states))
+    forward = head.fc.forward
+    monkeypatch.setattr(head.fc, "forward", lambda rows: (fused.add(rows.shape[1]), forward(rows))[1])
+    for rows in range(1, 101):
+        fewer = found.fuse(tuple(state[:, :rows] for state in states))
+        torch.testing.assert_close(fewer, expected[:, :rows], atol=TOLERANCE, rtol=TOLERANCE)
+    assert fused == {*range(1, 17), 32, 48, 64, 80, 96, 112}
+
+
 @torch.inference_mode()
 def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
     head = loaded().modules[0]
