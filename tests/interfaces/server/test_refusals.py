@@ -480,6 +480,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (say([{"text": "x"}]), None, "messages.0.content.0.type: give the type of a block: text"),
         (say(["x"]), None, "messages.0.content.0: give an object"),
         (say("x", "tool"), None, "'user', 'assistant' or 'system'"),
+        ({"messages": [{"role": ["user"], "content": ["x"]}]}, None, "messages.0.role: give 'user', 'assistant' or"),
         (
             say([{"type": "image"}]),
             None,

@@ -50,7 +50,7 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
     texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     tools, dialect = request.callable_tools, serving.dialect
-    calls, schemas = dialect.calls if tools else None, {name: tool.parameters for name, tool in tools.items()}
+    calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
     for text in texts.all:
         reader = AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
         texts.answers.append(Answer(text, reader))

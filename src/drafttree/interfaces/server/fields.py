@@ -19,8 +19,8 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetPydanticSchema,
     TypeAdapter,
-    ValidationInfo,
     WithJsonSchema,
     WrapValidator,
     create_model,
@@ -160,43 +160,45 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def by_type(
-    what: str,
-    *models: type[RequestModel],
-    default: str | None = None,
-    words: Sequence[str] = (),
-    other: type[RequestModel] | None = None,
-) -> WrapValidator:
-    """Read a part as the model of its `type`. Pydantic's own unions would add steps that no request has to places.
+def by_type(what: str) -> GetPydanticSchema:
+    """Read a part by its `type` as one of the models of its annotation, whose texts may stand in its place.
+
+    The model whose `type` may be left out is that of parts without one. A model of any `type` is that of all types that
+    no other has; without it they are refused. Pydantic's own unions would add steps that no request has to places.
 
     Args:
         what: what errors call the part.
-        *models: the models of the types that are served.
-        default: the type of a part that has none.
-        words: texts that may stand in place of a part.
-        other: the model of all other types; without one they are refused.
     """
-    served = {kind: model for model in models for kind in get_args(model.model_fields["type"].annotation) if kind}
-    choices = [*words, *served]
 
-    def read(part: Any, _: Any, info: ValidationInfo) -> Any:
-        if isinstance(part, RequestModel) or part in words:
-            return part
-        if not isinstance(part, dict):
-            if isinstance(part, str) and part in served:
-                raise mistake("model_type", f'give {{"type": "{part}"}}')
-            raise mistake("literal_error", f"give {_listed(choices)}") if words else mistake("model_type", "")
-        kind = default if part.get("type") is None else part["type"]
-        if kind in words:
-            raise mistake("literal_error", f'give "{kind}" as a text, not as an object')
-        if not isinstance(kind, str):
-            raise mistake("missing", f"give the type of {what}: {_listed([*served])}", "type")
-        model = served.get(kind, other)
-        if model is None:
-            raise not_served(what, kind, choices)
-        return model.model_validate(part, context=info.context)
+    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        types = {model: model.model_fields["type"] for model in _models_of(annotation)}
+        served = {kind: model for model, field in types.items() for kind in get_args(field.annotation) if kind}
+        default = next((model for model, field in types.items() if not field.is_required()), None)
+        other = next((model for model, field in types.items() if field.annotation is str), None)
+        words = [word for each in get_args(annotation) if get_origin(each) is Literal for word in get_args(each)]
+        choices = [*words, *served]
 
-    return WrapValidator(read)
+        def read(part: Any, _: Any) -> Any:
+            if isinstance(part, RequestModel) or part in words:
+                return part
+            if not isinstance(part, dict):
+                if isinstance(part, str) and part in served:
+                    raise mistake("model_type", f'give {{"type": "{part}"}}')
+                raise mistake("literal_error", f"give {_listed(choices)}") if words else mistake("model_type", "")
+            kind = part.get("type")
+            if kind in words:
+                raise mistake("literal_error", f'give "{kind}" as a text, not as an object')
+            if kind is None and default:
+                return default.model_validate(part)
+            if not isinstance(kind, str):
+                raise mistake("missing", f"give the type of {what}: {_listed([*served])}", "type")
+            if (model := served.get(kind, other)) is None:
+                raise not_served(what, kind, choices)
+            return model.model_validate(part)
+
+        return core_schema.no_info_wrap_validator_function(read, handler(annotation))
+
+    return GetPydanticSchema(schema_of)
 
 
 def or_text(
@@ -212,11 +214,15 @@ def or_text(
     return BeforeValidator(read, json_schema_input_type=str | listed)
 
 
-def fill_content(message: Any) -> Any:
-    """A message as it is, unless it is one of the assistant's without content, as beside calls: that has no parts."""
-    if isinstance(message, dict) and message.get("role") == "assistant" and message.get("content") is None:
-        return {**message, "content": []}
-    return message
+class ConversationTurn(RequestModel):
+    """A turn of a conversation; the assistant's may have no content, as beside calls."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, turn: Any) -> Any:
+        if isinstance(turn, dict) and turn.get("role") == "assistant" and turn.get("content") is None:
+            return {**turn, "content": []}
+        return turn
 
 
 def fields_of(part: str) -> type[RequestModel]:

@@ -28,7 +28,7 @@ from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.dialect.reader import Thinks
 from drafttree.interfaces.server.errors import AGAIN, ServerError, blaming
 from drafttree.interfaces.server.fields import StructuredOutputs
-from drafttree.interfaces.server.request import ChatRequest, NamedTool
+from drafttree.interfaces.server.request import ChatRequest, FunctionName, NamedTool
 
 logger = logging.getLogger("drafttree")
 Made = tuple[Grammar, bool]
@@ -179,7 +179,7 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         raise ServerError(400, message, param="tool_choice", code="not_served")
     field, form = request.called("response_format"), None
     if request.said_schema is not None:
-        form = {"type": "json_schema", "json_schema": _short(request.said_schema, field)}
+        form = {"type": "json_schema", "json_schema": _short(request.said_schema, field), "of": field}
     if request.structured_outputs:
         field, form = OUTPUTS, outputs_form(request.structured_outputs)
     tools = request.callable_tools
@@ -189,7 +189,7 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
 
     def with_calls(*, enforced: bool) -> WantedGrammar:
         form_and_calls = _short(_with_calls(request, form, dialect, enforced), "tools")
-        return wanted(form_and_calls, "tools", field, *map(request.schema_place, tools))
+        return wanted(form_and_calls, "tools", field, *tools)
 
     if not (tools and dialect.calls):
         return wanted(_behind_mark(form, dialect.thinking), field) if form else None
@@ -246,20 +246,16 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
     """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
     assert dialect.calls
     form, tools = dialect.calls, request.callable_tools
-    single = request.parallel_tool_calls is False or isinstance(request.tool_choice, NamedTool) or dialect.one_call
-    tags = [
-        _tag(form, [name], tool.parameters, request.schema_place(name))
-        for name, tool in tools.items()
-        if enforced or tool.strict
-    ]
-    if lenient := [name for name, tool in tools.items() if not (enforced or tool.strict)]:
+    named = isinstance(request.tool_choice, NamedTool | FunctionName)
+    single = named or request.parallel_tool_calls is False or dialect.one_call
+    tags = [_tag(form, [tool.name], tool.parameters, place) for place, tool in tools.items() if enforced or tool.strict]
+    if lenient := [tool.name for tool in tools.values() if not (enforced or tool.strict)]:
         tags.append(_tag(form, lenient, ANY_OBJECT, "tools"))
     calls = _calls(form, tags, single=single)
     if request.must_call:
         return calls
     if said:
-        named = {**said, "of": request.called("response_format")}
-        return {"type": "or", "elements": [_behind_mark(named, dialect.thinking), calls]}
+        return {"type": "or", "elements": [_behind_mark(said, dialect.thinking), calls]}
     triggered = [calls] if form.around[0] else tags
     single = single or bool(form.around[0])
     return {"type": "triggered_tags", "triggers": [form.trigger], "tags": triggered, "stop_after_first": single}

@@ -5,7 +5,7 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -47,7 +47,7 @@ class ContentPart(fields_of("chat.messages.content")):
     text: str
 
 
-Content = list[Annotated[ContentPart, by_type("a content part", ContentPart)]]
+Content = list[Annotated[ContentPart, by_type("a content part")]]
 NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
@@ -194,13 +194,15 @@ class LeftOut(RequestModel):
         yield f"tool {self.shown}"
 
 
+Placed = tuple[str, FunctionDefinition | LeftOut]
+"""A tool behind its place in the client's request."""
 AnyTool = TypeVar("AnyTool")
 ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
-Tools = ToolList[Annotated[Tool | LeftOut, by_type("a tool", Tool, other=LeftOut)]]
+Tools = ToolList[Annotated[Tool | LeftOut, by_type("a tool")]]
 
 
 class FunctionName(RequestModel):
-    """The name of a function."""
+    """A function by its name."""
 
     name: str
 
@@ -211,34 +213,35 @@ class NamedTool(RequestModel):
     type: Literal["function"]
     function: FunctionName
 
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function.name
 
-class AllowedTools(RequestModel):
-    """Some of the tools."""
+
+class AllowedTools(RequestModel, Generic[AnyTool]):
+    """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[AnyTool], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):
     """Which of the tools may be called in this turn; the model is told of all."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
+    allowed_tools: AllowedTools[NamedTool]
 
 
-MODES = ("none", "auto", "required")
 Mode = Literal["none", "auto", "required"]
 """Which tools may or must be called, here and in /v1/responses."""
-ToolChoice = Annotated[
-    Mode | NamedTool | AllowedToolsChoice, by_type("a tool_choice", NamedTool, AllowedToolsChoice, words=MODES)
-]
 
 
 class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     """A conversation whose next answer is wanted."""
 
     tools: Tools | None = Field(None, description=TOOLS)
-    tool_choice: ToolChoice | None = Field(
+    tool_choice: Annotated[Mode | NamedTool | AllowedToolsChoice, by_type("a tool_choice")] | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a reply")
@@ -249,9 +252,9 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="number of most likely tokens to list for each token; needs logprobs"
     )
-    response_format: (
-        Annotated[PlainFormat | JsonSchemaFormat, by_type("a form", PlainFormat, JsonSchemaFormat)] | None
-    ) = Field(None, description="text, json_object or json_schema")
+    response_format: Annotated[PlainFormat | JsonSchemaFormat, by_type("a form")] | None = Field(
+        None, description="text, json_object or json_schema"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
@@ -267,21 +270,23 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
             self._api, self._tool_places = context
 
     @classmethod
-    def of(cls, given: RequestModel, api: str, tool_places: Sequence[str], **own: Any) -> Self:
+    def of(cls, given: RequestModel, api: str, functions: Sequence[Placed], **own: Any) -> Self:
         """The chat that a request of another API asks for.
 
         Args:
             given: the request; the fields that all requests for texts have are the chat's.
             api: the API by its name in `NAMES`.
-            tool_places: where each of the tools stands in that request.
-            **own: the other fields of the chat, as clients give them.
+            functions: its tools.
+            **own: the other fields of the chat, as clients give them or as that API has read them.
 
         Raises:
             ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
         """
         shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
+        tools = [each if isinstance(each, LeftOut) else Tool(type="function", function=each) for _, each in functions]
+        places = [place for place, _ in functions]
         try:
-            return cls.model_validate(shared | own, context=(api, tool_places))
+            return cls.model_validate({"tools": tools or None, **shared, **own}, context=(api, places))
         except ValidationError as error:
             raise refusal_of(error.errors()[0], NAMES[api]) from None
 
@@ -327,19 +332,14 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         places = self._tool_places or [f"tools.{index}.function" for index in range(len(tools))]
         return [(place, tool.function) for place, tool in zip(places, tools, strict=True) if isinstance(tool, Tool)]
 
-    def schema_place(self, name: str) -> str:
-        """Where the schema of a function stands in the client's request."""
-        place = next(place for place, function in self._functions if function.name == name)
-        return f"{place}.{self.called('parameters')}"
-
     @property
     def _chosen(self) -> tuple[str, list[str] | None]:
         """Whether tools may or must be called, and the names of those, None for all."""
         match self.tool_choice:
-            case NamedTool(function=function):
-                return "required", [function.name]
-            case AllowedToolsChoice(allowed_tools=allowed):
-                return allowed.mode, [tool.function.name for tool in allowed.tools]
+            case NamedTool(name=name) | FunctionName(name=name):
+                return "required", [name]
+            case AllowedToolsChoice(allowed_tools=allowed) | (AllowedTools() as allowed):
+                return allowed.mode, [tool.name for tool in allowed.tools]
             case mode:
                 return mode or "auto", None
 
@@ -354,30 +354,30 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         return [] if self.tool_choice == "none" else [tool for tool in self.tools or () if isinstance(tool, Tool)]
 
     @property
-    def has_tools(self) -> bool:
-        return bool(self.told_tools)
-
-    @property
     def left_out(self) -> tuple[str, ...]:
         """The names of the others."""
         return tuple(tool.shown for tool in self.tools or () if isinstance(tool, LeftOut))
 
     @property
     def callable_tools(self) -> dict[str, FunctionDefinition]:
-        """The tools that may be called in this reply."""
-        _, names = self._chosen
-        told = [tool.function for tool in self.told_tools]
-        return {tool.name: tool for tool in told if names is None or tool.name in names}
+        """The tools that may be called in this reply, by the places of their schemas in the client's request."""
+        mode, names = self._chosen
+        return {
+            f"{place}.{self.called('parameters')}": function
+            for place, function in self._functions
+            if mode != "none" and (names is None or function.name in names)
+        }
 
     @property
     def said_schema(self) -> dict[str, Any] | None:
         """The schema of what is said, None for any text."""
         match self.response_format:
-            case JsonSchemaFormat(json_schema=named):
-                return named.body
-            case PlainFormat(type="json_object"):
+            case None | PlainFormat(type="text"):
+                return None
+            case PlainFormat():
                 return {"type": "object"}
-        return None
+            case JsonSchemaFormat(json_schema=form) | form:
+                return form.body
 
     @property
     def has_form(self) -> bool:

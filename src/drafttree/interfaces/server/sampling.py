@@ -1,7 +1,7 @@
 """How tokens are chosen, and where a text ends: the fields of all requests for texts, and the engine's options."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -10,7 +10,7 @@ from drafttree.constraints.options import MAX_FACTOR
 from drafttree.constraints.refusals import FIELDS, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.fields import NAMES, StructuredOutputs, fields_of, mistake, or_text
+from drafttree.interfaces.server.fields import NAMES, RequestModel, StructuredOutputs, fields_of, mistake, or_text
 
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
@@ -101,9 +101,9 @@ class SamplingFields(fields_of("server")):
     _api: str = PrivateAttr("chat")
 
     @property
-    def has_tools(self) -> bool:
-        """Whether the prompt tells of tools."""
-        return False
+    def told_tools(self) -> Sequence[RequestModel]:
+        """The tools that the model is told of."""
+        return ()
 
     def called(self, field: str) -> str:
         """A field of a chat by its name in the API that was called."""
@@ -149,32 +149,25 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
         ServerError: a token id is outside the vocabulary, or prompt and text do not fit into the model's context.
     """
     limit = _limit(request, wanted, prompt_length, decoder)
-    options = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
-    options["max_new_tokens"] = limit
+    options: dict[str, Any] = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
     adopted = decoder.defaults.get("temperature", 1.0)
-    options["temperature"] = adopted if request.temperature is None else request.temperature
+    options |= {"max_new_tokens": limit, "temperature": adopted if request.temperature is None else request.temperature}
     if request.top_k is not None:
         options["top_k"] = max(request.top_k, 0)
-    return options | _token_options(request, decoder, limit)
-
-
-def _token_options(request: SamplingFields, decoder: Decoder, limit: int) -> dict[str, Any]:
-    """The options that are about single tokens."""
-    found: dict[str, Any] = {}
     if request.min_tokens:
         if request.min_tokens > limit:
             message = f"min_tokens is {request.min_tokens}, but the text may have {limit} tokens"
             raise ServerError(400, message, param="min_tokens")
-        found["min_new_tokens"] = request.min_tokens
+        options["min_new_tokens"] = request.min_tokens
     if request.logit_bias:
         bias = {int(token): added for token, added in request.logit_bias.items()}
         check_tokens("logit_bias", bias, decoder)
-        found["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
+        options["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
     if request.stop_token_ids:
         check_tokens("stop_token_ids", request.stop_token_ids, decoder)
-        found["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
-        found["ignore_eos"] = False
-    return found
+        options["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
+        options["ignore_eos"] = False
+    return options
 
 
 def seeds(request: SeveralTexts) -> list[int | None]:
@@ -195,7 +188,7 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
     if room is not None and room < max(wanted or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
         asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
         advice = f" or ask for at most {room} tokens" if room > 0 else ""
-        told = ", tools included," if request.has_tools else ""
+        told = ", tools included," if request.told_tools else ""
         message = (
             f"the prompt of {prompt_length} tokens{told} {asked} the model's context of {context}; shorten it{advice}"
         )

@@ -6,16 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from drafttree.engine.chat import as_parts
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
     THOUGHT,
+    ConversationTurn,
     JsonObject,
     RequestModel,
     Schema,
     by_type,
     fields_of,
-    fill_content,
     mistake,
     not_served,
     or_text,
@@ -23,10 +22,11 @@ from drafttree.interfaces.server.fields import (
 from drafttree.interfaces.server.request import (
     TOOLS,
     ChatRequest,
+    FunctionDefinition,
+    FunctionName,
     LeftOut,
     Parameters,
     ToolList,
-    ToolName,
     as_object,
 )
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
@@ -39,7 +39,7 @@ class TextBlock(fields_of("messages.text")):
     text: str
 
 
-TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block", TextBlock)]], or_text(list[TextBlock])]
+TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text(list[TextBlock])]
 
 
 class ToolUseBlock(fields_of("messages.tool_use")):
@@ -78,29 +78,29 @@ KINDS = {
     "assistant": ["text", "tool_use", "thinking", "redacted_thinking"],
     "system": ["text"],
 }
+
+
+def _check_kind(block: Any, info: ValidationInfo) -> Any:
+    """Refuse a block that is not served, or not in a turn of its role."""
+    role = info.data.get("role")
+    kind = block.get("type") if isinstance(block, dict) else None
+    if role in KINDS and isinstance(kind, str) and kind not in KINDS[role]:
+        raise not_served(f"a block of the {role}", kind, KINDS[role])
+    return block
+
+
 Block = Annotated[
     TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
-    by_type("a block", TextBlock, ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
+    by_type("a block"),
+    BeforeValidator(_check_kind),
 ]
 
 
-class Turn(RequestModel):
+class Turn(ConversationTurn):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[list[Block], or_text(list[Block])]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, turn: Any) -> Any:
-        """Name a block that is not served, or not here."""
-        if isinstance(turn, dict) and isinstance(turn.get("content"), list) and turn.get("role") in KINDS:
-            served = KINDS[turn["role"]]
-            for index, block in enumerate(turn["content"]):
-                kind = block.get("type") if isinstance(block, dict) else None
-                if isinstance(kind, str) and kind not in served:
-                    raise not_served(f"a block of the {turn['role']}", kind, served, "content", index)
-        return fill_content(turn)
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -112,13 +112,13 @@ class Turn(RequestModel):
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that it stands for: results of tools are messages of their own."""
-        texts: list[str] = []
+        texts: list[TextBlock] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for block in self.content:
             match block:
                 case TextBlock():
-                    texts.append(block.text)
+                    texts.append(block)
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
@@ -126,13 +126,12 @@ class Turn(RequestModel):
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
                     if texts:
-                        yield {"role": self.role, "content": as_parts(texts)}
+                        yield {"role": self.role, "content": texts}
                         texts = []
-                    content = as_parts([part.text for part in block.content])
-                    yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+                    yield {"role": "tool", "content": block.content, "tool_call_id": block.tool_use_id}
         if texts or self.role == "assistant":
             more = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
-            yield {"role": self.role, "content": as_parts(texts), **more}
+            yield {"role": self.role, "content": texts, **more}
 
 
 def _check_type(schema: Schema, info: ValidationInfo) -> Schema:
@@ -142,14 +141,11 @@ def _check_type(schema: Schema, info: ValidationInfo) -> Schema:
     return schema
 
 
-class CustomTool(fields_of("messages.tools")):
+class CustomTool(FunctionDefinition, fields_of("messages.tools")):
     """A tool of the client's own, which is the only kind that is served."""
 
     type: Literal["custom", None] = None
-    name: ToolName
-    description: str | None = None
-    strict: bool | None = None
-    input_schema: Annotated[Parameters, AfterValidator(_check_type)]
+    parameters: Annotated[Parameters, AfterValidator(_check_type)] = Field(alias="input_schema")  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def _refuse_function(tool: Any) -> Any:
@@ -159,11 +155,7 @@ def _refuse_function(tool: Any) -> Any:
     return tool
 
 
-AnyTool = Annotated[
-    CustomTool | LeftOut,
-    by_type("a tool", CustomTool, default="custom", other=LeftOut),
-    BeforeValidator(_refuse_function),
-]
+AnyTool = Annotated[CustomTool | LeftOut, by_type("a tool"), BeforeValidator(_refuse_function)]
 
 
 class ToolChoice(RequestModel):
@@ -190,7 +182,7 @@ class JsonOutput(RequestModel):
 class OutputConfig(fields_of("messages.output_config")):
     """The form of what is said."""
 
-    format: Annotated[JsonOutput, by_type("a form", JsonOutput)] | None = None
+    format: Annotated[JsonOutput, by_type("a form")] | None = None
 
 
 class Thinking(fields_of("messages.thinking")):
@@ -208,11 +200,11 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
     tools: ToolList[AnyTool] | None = Field(None, description=TOOLS)
-    tool_choice: Annotated[ToolChoice, by_type("a tool_choice", ToolChoice)] | None = Field(
+    tool_choice: Annotated[ToolChoice, by_type("a tool_choice")] | None = Field(
         None, description="auto (the default), any, one tool by name, or none; disable_parallel_tool_use for one call"
     )
     output_config: OutputConfig | None = Field(None, description="format: json_schema; effort has no effect")
-    thinking: Annotated[Thinking, by_type("thinking", Thinking)] | None = Field(
+    thinking: Annotated[Thinking, by_type("thinking")] | None = Field(
         None, description="adaptive or disabled; enabled only if the model's chat template supports it"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
@@ -248,39 +240,25 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         Raises:
             ServerError: as for `ChatRequest.of`.
         """
-        told = as_parts([block.text for block in self.system or ()])
-        system = [{"role": "system", "content": told}] if told else []
-        tools: list[Any] = []
-        for tool in self.tools or ():
-            if isinstance(tool, CustomTool):
-                own = {"name": tool.name, "description": tool.description, "strict": tool.strict}
-                tools.append({"type": "function", "function": own | {"parameters": tool.input_schema}})
-            else:
-                tools.append(tool)
-        choice, form = self.tool_choice, self.output_config and self.output_config.format
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        thinks = self.thinking and self.thinking.type
+        switched = {} if thinks in (None, "adaptive") else dict.fromkeys(SWITCHES, thinks == "enabled")
+        choice = self.tool_choice
         called = choice and ("required" if choice.type == "any" else choice.type)
         if choice and choice.name is not None:
-            called = {"type": "function", "function": {"name": choice.name}}
-        schema = form and {"type": "json_schema", "json_schema": {"name": "message", "schema": form.body}}
+            called = FunctionName(name=choice.name)
         return ChatRequest.of(
             self,
             "messages",
-            [f"tools.{index}" for index in range(len(tools))],
+            [(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())],
             messages=[*system, *(message for turn in self.messages for message in turn.messages())],
-            tools=tools or None,
             tool_choice=called,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
-            response_format=schema,
-            chat_template_kwargs=self._template_variables(),
+            response_format=self.output_config and self.output_config.format,
+            chat_template_kwargs=switched | (self.chat_template_kwargs or {}),
             continue_final_message=self._goes_on,
             **more,
         )
-
-    def _template_variables(self) -> dict[str, Any]:
-        """The variables of the chat template; those that turn thinking on and off go by other names in each family."""
-        wanted = None if self.thinking is None or self.thinking.type == "adaptive" else self.thinking.type == "enabled"
-        switched = {} if wanted is None else dict.fromkeys(SWITCHES, wanted)
-        return switched | (self.chat_template_kwargs or {})
 
 
 class MessagesRequest(SamplingFields, CountTokensRequest, fields_of("messages")):

@@ -6,15 +6,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from drafttree.constraints.refusals import METADATA
-from drafttree.engine.chat import as_parts
 from drafttree.interfaces.server.fields import (
     THOUGHT,
+    ConversationTurn,
     JsonSchema,
     PlainFormat,
     RequestModel,
     by_type,
     fields_of,
-    fill_content,
     mistake,
     or_text,
 )
@@ -22,8 +21,8 @@ from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
     MAX_NAME,
     MAX_TOOLS,
-    MODES,
     TOOLS,
+    AllowedTools,
     Arguments,
     ChatRequest,
     FunctionDefinition,
@@ -47,7 +46,7 @@ class TextPart(fields_of("responses.input.message.content")):
 
 
 Parts = Annotated[
-    list[Annotated[TextPart, by_type("a content part", TextPart)]],
+    list[Annotated[TextPart, by_type("a content part")]],
     or_text(list[TextPart], lambda text: [{"type": "input_text", "text": text}]),
 ]
 
@@ -59,17 +58,12 @@ class StoredFields(RequestModel):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-class InputMessage(StoredFields, fields_of("responses.input.message")):
+class InputMessage(ConversationTurn, StoredFields, fields_of("responses.input.message")):
     """A message, of an earlier response or the client's own."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_content(cls, message: Any) -> Any:
-        return fill_content(message)
 
 
 class FunctionCallItem(StoredFields, fields_of("responses.input.function_call")):
@@ -104,10 +98,7 @@ class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
     content: Annotated[list[ReasoningText] | None, THOUGHT] = None
 
 
-Item = Annotated[
-    InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem,
-    by_type("an item", InputMessage, FunctionCallItem, FunctionOutputItem, ReasoningItem, default="message"),
-]
+Item = Annotated[InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem, by_type("an item")]
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -120,7 +111,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 thought = {"reasoning_content": "".join(part.text for part in content)} if content else thought
                 continue
             case InputMessage(role=role):
-                messages.append({"role": role, "content": _content(item.content)})
+                messages.append({"role": role, "content": item.content})
                 messages[-1] |= thought if role == "assistant" else {}
             case FunctionCallItem():
                 if thought or not messages or messages[-1]["role"] != "assistant":
@@ -129,13 +120,9 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 call = {"id": item.call_id, "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
             case FunctionOutputItem():
-                messages.append({"role": "tool", "content": _content(item.output), "tool_call_id": item.call_id})
+                messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         thought = {}
     return messages
-
-
-def _content(parts: Sequence[TextPart]) -> list[dict[str, str]]:
-    return as_parts([part.text for part in parts])
 
 
 class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
@@ -149,12 +136,7 @@ class Namespace(fields_of("responses.tools.namespace")):
 
     type: Literal["namespace"]
     name: ToolName
-    tools: ToolList[Annotated[FunctionTool | LeftOut, by_type("a tool", FunctionTool, other=LeftOut)]]
-
-
-ResponseTools = ToolList[
-    Annotated[FunctionTool | Namespace | LeftOut, by_type("a tool", FunctionTool, Namespace, other=LeftOut)]
-]
+    tools: ToolList[Annotated[FunctionTool | LeftOut, by_type("a tool")]]
 
 
 def _within(namespace: str | None, name: str) -> str:
@@ -168,17 +150,10 @@ class NamedFunction(FunctionName):
     type: Literal["function"]
 
 
-class AllowedFunctions(RequestModel):
+class AllowedFunctions(AllowedTools[NamedFunction]):
     """Which of the functions may be called in this turn; the model is told of all."""
 
     type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1)]
-
-
-ResponseToolChoice = Annotated[
-    Mode | NamedFunction | AllowedFunctions, by_type("a tool_choice", NamedFunction, AllowedFunctions, words=MODES)
-]
 
 
 class SchemaFormat(JsonSchema):
@@ -190,7 +165,7 @@ class SchemaFormat(JsonSchema):
 class TextConfig(fields_of("responses.text")):
     """The form of what is said."""
 
-    format: Annotated[PlainFormat | SchemaFormat, by_type("a form", PlainFormat, SchemaFormat)] | None = None
+    format: Annotated[PlainFormat | SchemaFormat, by_type("a form")] | None = None
 
 
 class Reasoning(fields_of("responses.reasoning")):
@@ -201,11 +176,6 @@ class Reasoning(fields_of("responses.reasoning")):
 
 class ResponseStreamOptions(fields_of("responses.stream_options")):
     """What a stream has besides its events."""
-
-
-def _nested(part: NamedFunction | SchemaFormat) -> dict[str, Any]:
-    """A part as a chat has it, where it stands under the name of its type."""
-    return {"type": part.type, part.type: part}
 
 
 class ResponseRequest(SamplingFields, fields_of("responses")):
@@ -220,8 +190,10 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     text: TextConfig | None = Field(
         None, description="format: text, json_object or json_schema; verbosity has no effect"
     )
-    tools: ResponseTools | None = Field(None, description=TOOLS)
-    tool_choice: ResponseToolChoice | None = Field(
+    tools: ToolList[Annotated[FunctionTool | Namespace | LeftOut, by_type("a tool")]] | None = Field(
+        None, description=TOOLS
+    )
+    tool_choice: Annotated[Mode | NamedFunction | AllowedFunctions, by_type("a tool_choice")] | None = Field(
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a response")
@@ -296,31 +268,19 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
             ServerError: as for `ChatRequest.of`.
         """
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        tools: list[Any] = []
-        for _, namespace, tool in self._all_tools:
-            if isinstance(tool, FunctionTool):
-                function = tool.model_dump(include={*FunctionDefinition.model_fields})
-                tool = {"type": "function", "function": function | {"name": _within(namespace, tool.name)}}
-            tools.append(tool)
-        match self.tool_choice:
-            case NamedFunction() as named:
-                choice = _nested(named)
-            case AllowedFunctions(mode=mode, tools=allowed):
-                some = {"mode": mode, "tools": [_nested(each) for each in allowed]}
-                choice = {"type": "allowed_tools", "allowed_tools": some}
-            case choice:
-                pass
-        form = self.text and self.text.format
+        tools = [
+            (place, tool if isinstance(tool, LeftOut) else tool.model_copy(update={"name": _within(space, tool.name)}))
+            for place, space, tool in self._all_tools
+        ]
         return ChatRequest.of(
             self,
             "responses",
-            [place for place, _, _ in self._all_tools],
+            tools,
             messages=[*instructions, *_messages(self.input)],
             max_completion_tokens=self.max_output_tokens,
-            tools=tools or None,
-            tool_choice=choice,
+            tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            response_format=_nested(form) if isinstance(form, SchemaFormat) else form,
+            response_format=self.text and self.text.format,
             logprobs=self.wanted_logprobs,
             top_logprobs=self.top_logprobs,
             reasoning_effort=self.reasoning and self.reasoning.effort,
