@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from queue import PriorityQueue
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import Histogram
 
@@ -177,12 +177,8 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
     if request.must_call and dialect.calls is None:
         message = "tool_choice asks for a call, but this server reads none (--tool-parser none)"
         raise ServerError(400, message, param="tool_choice", code="not_served")
-    field, form = request.called("response_format"), None
-    if request.said_schema is not None:
-        form = {"type": "json_schema", "json_schema": _short(request.said_schema, field), "of": field}
-    if request.structured_outputs:
-        field, form = OUTPUTS, outputs_form(request.structured_outputs)
-    tools = request.callable_tools
+    field = OUTPUTS if request.structured_outputs else request.called("response_format")
+    form, tools = request.said_form and _outputs_form(request.said_form, field), request.callable_tools
 
     def wanted(form: Format, *fields: str) -> WantedGrammar:
         return WantedGrammar(json.dumps(_behind_thinking(form, dialect.thinking, thinks)), fields)
@@ -208,20 +204,20 @@ def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
     Raises:
         ServerError: it is too long.
     """
-    return WantedGrammar(json.dumps(outputs_form(outputs)), (OUTPUTS,))
+    return WantedGrammar(json.dumps(_outputs_form(outputs, OUTPUTS)), (OUTPUTS,))
 
 
-def outputs_form(outputs: StructuredOutputs) -> Format:
-    """The same as a part of a structural tag."""
+def _outputs_form(outputs: StructuredOutputs, field: str) -> Format:
+    """The same as a part of a structural tag; errors name a field."""
     if outputs.regex is not None:
-        return {"type": "regex", "pattern": _short(outputs.regex, OUTPUTS)}
+        return {"type": "regex", "pattern": _short(outputs.regex, field)}
     if outputs.grammar is not None:
-        return {"type": "grammar", "grammar": _short(outputs.grammar, OUTPUTS)}
+        return {"type": "grammar", "grammar": _short(outputs.grammar, field)}
     if outputs.choice is not None:
-        texts = [{"type": "const_string", "value": each} for each in _short(outputs.choice, OUTPUTS)]
+        texts = [{"type": "const_string", "value": each} for each in _short(outputs.choice, field)]
         return {"type": "or", "elements": texts}
     schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
-    return {"type": "json_schema", "json_schema": _short(schema, OUTPUTS)}
+    return {"type": "json_schema", "json_schema": _short(schema, field), "of": field}
 
 
 def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) -> Format:
@@ -251,29 +247,23 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
     tags = [_tag(form, [tool.name], tool.parameters, place) for place, tool in tools.items() if enforced or tool.strict]
     if lenient := [tool.name for tool in tools.values() if not (enforced or tool.strict)]:
         tags.append(_tag(form, lenient, ANY_OBJECT, "tools"))
-    calls = _calls(form, tags, single=single)
+    counts = {"at_least_one": True, "stop_after_first": single}
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.between or "", **counts}
+    begin, end = form.around
+    if begin:
+        calls = {"type": "tag", "begin": begin, "content": calls, "end": end}
+        tags, single = [calls], True
     if request.must_call:
         return calls
     if said:
         return {"type": "or", "elements": [_behind_mark(said, dialect.thinking), calls]}
-    triggered = [calls] if form.around[0] else tags
-    single = single or bool(form.around[0])
-    return {"type": "triggered_tags", "triggers": [form.trigger], "tags": triggered, "stop_after_first": single}
-
-
-def _calls(form: CallForm, tags: list[Format], *, single: bool) -> Format:
-    """One call or more, with what stands around all of them."""
-    counts = {"at_least_one": True, "stop_after_first": single}
-    calls = {"type": "tags_with_separator", "tags": tags, "separator": form.between or "", **counts}
-    if not form.around[0]:
-        return calls
-    return {"type": "tag", "begin": form.around[0], "content": calls, "end": form.around[1]}
+    return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "stop_after_first": single}
 
 
 def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:
     """The tag that calls of some tools conform to, whose parameters are alike; errors in them name a place."""
     schema = NO_ARGUMENTS if parameters is None else ANY_OBJECT | parameters
-    style: dict[str, Literal["qwen_xml", "glm_xml"]] = {} if form.arguments == "json" else {"style": form.arguments}
+    style = {} if form.arguments == "json" else {"style": form.arguments}
     arguments = {"type": "json_schema", "json_schema": schema, "of": place, **style}
     if len(names) == 1:
         return {"type": "tag", "begin": f"{form.begin}{names[0]}{form.middle}", "content": arguments, "end": form.end}

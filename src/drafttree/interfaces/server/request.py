@@ -29,6 +29,7 @@ from drafttree.interfaces.server.fields import (
     PlainFormat,
     RequestModel,
     Schema,
+    StructuredOutputs,
     by_type,
     fields_of,
     mistake,
@@ -47,7 +48,6 @@ class ContentPart(fields_of("chat.messages.content")):
     text: str
 
 
-Content = list[Annotated[ContentPart, by_type("a content part")]]
 NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
@@ -93,7 +93,9 @@ class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Content, or_text(Content)] | None = None
+    content: Annotated[list[Annotated[ContentPart, by_type("a content part")]], or_text(list[ContentPart])] | None = (
+        None
+    )
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
@@ -369,20 +371,20 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         }
 
     @property
-    def said_schema(self) -> dict[str, Any] | None:
-        """The schema of what is said, None for any text."""
+    def said_form(self) -> StructuredOutputs | None:
+        """The form of what is said, None for any text."""
         match self.response_format:
             case None | PlainFormat(type="text"):
-                return None
+                return self.structured_outputs
             case PlainFormat():
-                return {"type": "object"}
+                return StructuredOutputs(json_object=True)
             case JsonSchemaFormat(json_schema=form) | form:
-                return form.body
+                return StructuredOutputs.model_construct(json_schema=form.body)
 
     @property
     def has_form(self) -> bool:
         """Whether a whole answer must have a form: a schema, a grammar, or a call."""
-        return self.must_call or self.structured_outputs is not None or self.said_schema is not None
+        return self.must_call or self.said_form is not None
 
     @property
     def limit(self) -> int | None:

@@ -215,13 +215,9 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     )
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> Self:
+    def _check_together(self) -> Self:
         if self.top_logprobs and not self.wanted_logprobs:
             raise mistake("no_logprobs", f"this needs {LOGPROBS!r} in include", "top_logprobs")
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> Self:
         tools = self._all_tools
         if len(tools) > MAX_TOOLS:
             what = f"with those in namespaces there are {len(tools)} tools; give at most {MAX_TOOLS}"
@@ -230,10 +226,6 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
             if len(name := _within(namespace, tool.name or "")) > MAX_NAME and isinstance(tool, FunctionTool):
                 what = f"with that of its namespace the name has {len(name)} characters; give at most {MAX_NAME}"
                 raise mistake("long_name", what, f"{place}.name")
-        return self
-
-    @model_validator(mode="after")
-    def _check_input(self) -> Self:
         if not self.instructions and all(isinstance(item, ReasoningItem) for item in self.input):
             raise mistake("no_message", "reasoning alone cannot be answered; send a message with it", "input", 0)
         return self
