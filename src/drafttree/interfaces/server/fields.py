@@ -36,23 +36,15 @@ from drafttree.interfaces.server.errors import LONGEST_NAME
 THOUGHT = "thought"
 """Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
 NAMES: dict[str, dict[str, str]] = {
-    "chat": {},
-    "completions": {"messages": "prompt"},
-    "responses": {
-        "messages": "input",
-        "max_completion_tokens": "max_output_tokens",
-        "max_tokens": "max_output_tokens",
-        "response_format": "text.format",
-        "reasoning_effort": "reasoning.effort",
-    },
-    "messages": {
-        "max_completion_tokens": "max_tokens",
-        "response_format": "output_config.format",
-        "parameters": "input_schema",
-        "stop": "stop_sequences",
-    },
+    "messages": {"completions": "prompt", "responses": "input"},
+    "max_completion_tokens": {"responses": "max_output_tokens", "messages": "max_tokens"},
+    "max_tokens": {"responses": "max_output_tokens"},
+    "response_format": {"responses": "text.format", "messages": "output_config.format"},
+    "reasoning_effort": {"responses": "reasoning.effort"},
+    "parameters": {"messages": "input_schema"},
+    "stop": {"messages": "stop_sequences"},
 }
-"""By API, the fields of a chat that have another name there."""
+"""The fields of a chat that have other names in other APIs, and those by API."""
 FAIL_FAST = ["list", "dict"] if "fail_fast" in inspect.signature(core_schema.dict_schema).parameters else ["list"]
 """What pydantic can check up to its first mistake; objects since 2.13."""
 
@@ -115,12 +107,10 @@ def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
     """What to do about a field that a part does not have."""
     refused = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
     served = _known_fields(kind) - refused
-    renamed = [(name, own, own.partition(".")[0]) for names in NAMES.values() for name, own in names.items()]
-    in_chats = [unknown, *(name for name, _, first in renamed if first == unknown)]
-    for name in in_chats:
-        for own in (name, *(own for chat_name, own, _ in renamed if chat_name == name)):
-            if own.partition(".")[0] in served:
-                return f"did you mean {own!r}?"
+    for name, others in NAMES.items():
+        fields = {own.partition(".")[0]: own for own in (name, *others.values())}
+        if unknown in fields and (known := next((own for first, own in fields.items() if first in served), None)):
+            return f"did you mean {known!r}?"
     around = [
         name
         for name, info in kind.model_fields.items()

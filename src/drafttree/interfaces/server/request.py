@@ -48,6 +48,7 @@ class ContentPart(fields_of("chat.messages.content")):
     text: str
 
 
+Content = list[Annotated[ContentPart, by_type("a content part")]]
 NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
@@ -93,9 +94,7 @@ class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[Annotated[ContentPart, by_type("a content part")]], or_text(list[ContentPart])] | None = (
-        None
-    )
+    content: Annotated[Content, or_text(Content)] | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None
@@ -196,7 +195,7 @@ class LeftOut(RequestModel):
         yield f"tool {self.shown}"
 
 
-Placed = tuple[str, FunctionDefinition | LeftOut]
+PlacedTool = tuple[str, FunctionDefinition | LeftOut]
 """A tool behind its place in the client's request."""
 AnyTool = TypeVar("AnyTool")
 ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
@@ -272,25 +271,26 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
             self._api, self._tool_places = context
 
     @classmethod
-    def of(cls, given: RequestModel, api: str, functions: Sequence[Placed], **own: Any) -> Self:
+    def of(cls, given: RequestModel, api: str, placed: Sequence[PlacedTool], **own: Any) -> Self:
         """The chat that a request of another API asks for.
 
         Args:
             given: the request; the fields that all requests for texts have are the chat's.
-            api: the API by its name in `NAMES`.
-            functions: its tools.
+            api: the API by its name in `FIELDS` and `NAMES`.
+            placed: its tools.
             **own: the other fields of the chat, as clients give them or as that API has read them.
 
         Raises:
             ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
         """
         shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
-        tools = [each if isinstance(each, LeftOut) else Tool(type="function", function=each) for _, each in functions]
-        places = [place for place, _ in functions]
+        tools = [each if isinstance(each, LeftOut) else Tool(type="function", function=each) for _, each in placed]
+        places = [place for place, _ in placed]
         try:
             return cls.model_validate({"tools": tools or None, **shared, **own}, context=(api, places))
         except ValidationError as error:
-            raise refusal_of(error.errors()[0], NAMES[api]) from None
+            names = {field: others[api] for field, others in NAMES.items() if api in others}
+            raise refusal_of(error.errors()[0], names) from None
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:

@@ -107,7 +107,7 @@ class SamplingFields(fields_of("server")):
 
     def called(self, field: str) -> str:
         """A field of a chat by its name in the API that was called."""
-        return NAMES[self._api].get(field, field)
+        return NAMES.get(field, {}).get(self._api, field)
 
     def clamps(self, field: str) -> bool:
         """Whether an upper bound of that API may be above what there is."""
