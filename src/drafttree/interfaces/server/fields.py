@@ -138,11 +138,9 @@ def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
     return PydanticCustomError(kind, "{message}", context)  # pyright: ignore[reportArgumentType]
 
 
-def not_served(what: str, kind: str, served: Sequence[str], *place: str | int) -> PydanticCustomError:
+def not_served(what: str, kind: str, served: Sequence[str]) -> PydanticCustomError:
     """The error for a part whose `type` is one that is not served."""
-    return mistake(
-        "not_served", f"{what} of type {kind[:LONGEST_NAME]!r} is not served; give {_listed(served)}", *place
-    )
+    return mistake("not_served", f"{what} of type {kind[:LONGEST_NAME]!r} is not served; give {_listed(served)}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -304,11 +304,9 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise mistake("no_tools", "this asks for a call, but there are no tools; give tools", "tool_choice")
         if missing := next((name for name in chosen or () if name not in names), None):
-            what = str(unknown("tool", missing[:LONGEST_NAME], names))
-            if missing in self.left_out:
-                what = (
-                    f"this names {missing!r}, which the server cannot run; leave out the choice, or choose another tool"
-                )
+            what = f"this names {missing!r}, which the server cannot run; leave out the choice, or choose another tool"
+            if missing not in self.left_out:
+                what = str(unknown("tool", missing[:LONGEST_NAME], names))
             raise mistake("unknown_tool", what, "tool_choice")
         if mode == "required" and chosen is None and self.left_out:
             what = f"this asks for a call, but the server cannot run {self.left_out[0]!r}; leave it out of the tools"
@@ -338,7 +336,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     def _chosen(self) -> tuple[str, list[str] | None]:
         """Whether tools may or must be called, and the names of those, None for all."""
         match self.tool_choice:
-            case NamedTool(name=name) | FunctionName(name=name):
+            case NamedTool(name=name) | FunctionName(name=name):  # of a chat, and of another API
                 return "required", [name]
             case AllowedToolsChoice(allowed_tools=allowed) | (AllowedTools() as allowed):
                 return allowed.mode, [tool.name for tool in allowed.tools]
@@ -378,7 +376,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
                 return self.structured_outputs
             case PlainFormat():
                 return StructuredOutputs(json_object=True)
-            case JsonSchemaFormat(json_schema=form) | form:
+            case JsonSchemaFormat(json_schema=form) | form:  # of a chat, and of another API
                 return StructuredOutputs.model_construct(json_schema=form.body)
 
     @property

@@ -240,11 +240,10 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         """The tools, each with its place in the request and its namespace."""
         found: list[tuple[str, str | None, FunctionTool | LeftOut]] = []
         for index, tool in enumerate(self.tools or ()):
-            place = f"tools.{index}"
             if isinstance(tool, Namespace):
-                found += [(f"{place}.tools.{inner}", tool.name, each) for inner, each in enumerate(tool.tools)]
+                found += [(f"tools.{index}.tools.{inner}", tool.name, each) for inner, each in enumerate(tool.tools)]
             else:
-                found.append((place, None, tool))
+                found.append((f"tools.{index}", None, tool))
         return found
 
     @property
