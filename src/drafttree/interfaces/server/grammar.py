@@ -179,6 +179,8 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         raise ServerError(400, message, param="tool_choice", code="not_served")
     field = OUTPUTS if request.structured_outputs else request.called("response_format")
     form, tools = request.said_form and _outputs_form(request.said_form, field), request.callable_tools
+    if form and dialect.thinking and dialect.thinking.say:
+        form = {"type": "sequence", "elements": [{"type": "const_string", "value": dialect.thinking.say}, form]}
 
     def wanted(form: Format, *fields: str) -> WantedGrammar:
         return WantedGrammar(json.dumps(_behind_thinking(form, dialect.thinking, thinks)), fields)
@@ -188,7 +190,7 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         return wanted(form_and_calls, "tools", field, *tools)
 
     if not (tools and dialect.calls):
-        return wanted(_behind_mark(form, dialect.thinking), field) if form else None
+        return wanted(form, field) if form else None
     if request.must_call or all(tool.strict for tool in tools.values()):
         return with_calls(enforced=True)
     lenient = with_calls(enforced=False)
@@ -231,13 +233,6 @@ def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) ->
     return {"type": "sequence", "elements": [first, form]}
 
 
-def _behind_mark(form: Format, thinking: Thinking | None) -> Format:
-    """What is said, behind the mark that a family has for it."""
-    if not thinking or not thinking.say:
-        return form
-    return {"type": "sequence", "elements": [{"type": "const_string", "value": thinking.say}, form]}
-
-
 def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enforced: bool) -> Format:
     """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
     assert dialect.calls
@@ -256,7 +251,7 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
     if request.must_call:
         return calls
     if said:
-        return {"type": "or", "elements": [_behind_mark(said, dialect.thinking), calls]}
+        return {"type": "or", "elements": [said, calls]}
     return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "stop_after_first": single}
 
 
