@@ -241,6 +241,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "defer_loading": NoEffect(_ALL_TOOLS, bool),
         "output_schema": Refused("give it in the description"),
         "async": Refused(_ANSWERED),
+        "async_": Refused(_ANSWERED),  # as clients in Python, which has the word, send it back
     },
     "responses.tools.namespace": {"description": NoEffect("functions have descriptions of their own", str)},
     "responses.input.message": {"phase": NoEffect("no effect", str)},
@@ -251,6 +252,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     "responses.input.function_call": {
         "caller": _FUNCTION_CALLER,
         "async": Refused(_ANSWERED),
+        "async_": Refused(_ANSWERED),
     },
     "responses.input.function_call_output": {
         "name": NoEffect("the call has it", str),

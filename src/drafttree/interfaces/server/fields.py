@@ -8,7 +8,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from keyword import iskeyword
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
@@ -99,8 +98,7 @@ class RequestModel(BaseModel):
 @cache
 def _known_fields(kind: type[RequestModel]) -> set[str]:
     """The names that the fields of a part may have in requests."""
-    names = {info.alias or name for name, info in kind.model_fields.items()}
-    return names.union(kind.model_fields) if kind.model_config.get("validate_by_name") else names
+    return {info.alias or name for name, info in kind.model_fields.items()}
 
 
 def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
@@ -226,15 +224,8 @@ def fields_of(part: str) -> type[RequestModel]:
         elif isinstance(entry, Refused):
             schema = {"enum": [None, False, *entry.neutral], "description": f"Not served: {entry.advice}."}
             check = AfterValidator(partial(_check_refused, entry))
-            field = Annotated[object, check, WithJsonSchema(schema), entry]
-            found[f"{name}_" if iskeyword(name) else name] = field, Field(None, alias=name if iskeyword(name) else None)
-    return create_model(part, __base__=_Dumped if any(map(iskeyword, FIELDS[part])) else RequestModel, **found)
-
-
-class _Dumped(RequestModel):
-    """A part that clients send back as their types name its fields: `async_`, since Python has the word."""
-
-    model_config = ConfigDict(validate_by_name=True)
+            found[name] = Annotated[object, check, WithJsonSchema(schema), entry], None
+    return create_model(part, __base__=RequestModel, **found)
 
 
 def _check_refused(entry: Refused, value: object) -> object:
