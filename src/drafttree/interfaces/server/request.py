@@ -4,7 +4,7 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
@@ -263,12 +263,14 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         None, description="how much to reason, or none; only if the model's chat template supports it"
     )
     modalities: list[Literal["text"]] | None = Field(None, description="only text")
-    _tool_places: Sequence[str] = PrivateAttr(())
+    _functions: Mapping[str, FunctionDefinition] = PrivateAttr()
 
     def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:
-        """Keep what `of` tells."""
-        if context:
-            self._api, self._tool_places = context
+        """Keep the API that was called, and the functions of the tools by their places in its request."""
+        tools = self.tools or ()
+        self._api, places = context or ("chat", ())
+        placed = zip(places or (f"tools.{index}.function" for index in range(len(tools))), tools, strict=True)
+        self._functions = {place: tool.function for place, tool in placed if isinstance(tool, Tool)}
 
     @classmethod
     def of(cls, given: RequestModel, api: str, placed: Sequence[PlacedTool], **own: Any) -> Self:
@@ -295,7 +297,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         names = set[str]()
-        for place, function in self._functions:
+        for place, function in self._functions.items():
             if function.name in names:
                 what = f"two tools have the name {function.name!r}; give one of them another"
                 raise mistake("duplicate_tool", what, f"{place}.name")
@@ -324,13 +326,6 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
             what = f"this excludes tools and {self.called('response_format')}; give one of them"
             raise mistake("two_forms", what, "structured_outputs")
         return self
-
-    @property
-    def _functions(self) -> list[tuple[str, FunctionDefinition]]:
-        """The functions of the tools, each with its place in the client's request."""
-        tools = self.tools or ()
-        places = self._tool_places or [f"tools.{index}.function" for index in range(len(tools))]
-        return [(place, tool.function) for place, tool in zip(places, tools, strict=True) if isinstance(tool, Tool)]
 
     @property
     def _chosen(self) -> tuple[str, list[str] | None]:
@@ -364,7 +359,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         mode, names = self._chosen
         return {
             f"{place}.{self.called('parameters')}": function
-            for place, function in self._functions
+            for place, function in self._functions.items()
             if mode != "none" and (names is None or function.name in names)
         }
 
