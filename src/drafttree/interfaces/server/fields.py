@@ -187,9 +187,7 @@ def by_type(what: str) -> GetPydanticSchema:
     return GetPydanticSchema(schema_of)
 
 
-def or_text(
-    listed: Any, as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]
-) -> BeforeValidator:
+def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]) -> GetPydanticSchema:
     """Let text stand for a list, by default for one with a part of text."""
 
     def read(given: Any) -> Any:
@@ -197,7 +195,11 @@ def or_text(
             return as_list(given) if isinstance(given, str) else given
         raise mistake("list_type", "give a text or a list")
 
-    return BeforeValidator(read, json_schema_input_type=str | listed)
+    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        reading = BeforeValidator(read, json_schema_input_type=str | annotation)
+        return reading.__get_pydantic_core_schema__(annotation, handler)
+
+    return GetPydanticSchema(schema_of)
 
 
 class ConversationTurn(RequestModel):

@@ -48,7 +48,6 @@ class ContentPart(fields_of("chat.messages.content")):
     text: str
 
 
-Content = list[Annotated[ContentPart, by_type("a content part")]]
 NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
@@ -94,7 +93,7 @@ class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Content, or_text(Content)] | None = None
+    content: Annotated[list[Annotated[ContentPart, by_type("a content part")]], or_text()] | None = None
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     tool_call_id: str | None = None

@@ -22,9 +22,7 @@ INT64 = 2**63
 TOKEN_ID = re.compile("[0-9]{1,10}")
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-StopStrings = Annotated[
-    list[StopString], Field(max_length=MAX_STOPS), or_text(list[StopString], lambda text: [text] if text else [])
-]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS), or_text(lambda text: [text] if text else [])]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]

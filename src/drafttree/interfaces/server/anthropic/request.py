@@ -39,7 +39,7 @@ class TextBlock(fields_of("messages.text")):
     text: str
 
 
-TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text(list[TextBlock])]
+TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text()]
 
 
 class ToolUseBlock(fields_of("messages.tool_use")):
@@ -100,7 +100,7 @@ class Turn(ConversationTurn):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], or_text(list[Block])]
+    content: Annotated[list[Block], or_text()]
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:

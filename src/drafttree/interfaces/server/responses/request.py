@@ -47,7 +47,7 @@ class TextPart(fields_of("responses.input.message.content")):
 
 Parts = Annotated[
     list[Annotated[TextPart, by_type("a content part")]],
-    or_text(list[TextPart], lambda text: [{"type": "input_text", "text": text}]),
+    or_text(lambda text: [{"type": "input_text", "text": text}]),
 ]
 
 
@@ -181,10 +181,9 @@ class ResponseStreamOptions(fields_of("responses.stream_options")):
 class ResponseRequest(SamplingFields, fields_of("responses")):
     """A conversation whose next response is wanted."""
 
-    input: Annotated[
-        Annotated[list[Item], Field(min_length=1)],
-        or_text(list[Item], lambda text: [{"role": "user", "content": text}]),
-    ] = Field(description="a text, or a list of messages, reasoning, function calls and their outputs; content is text")
+    input: Annotated[list[Item], Field(min_length=1), or_text(lambda text: [{"role": "user", "content": text}])] = (
+        Field(description="a text, or a list of messages, reasoning, function calls and their outputs; content is text")
+    )
     instructions: str | None = Field(None, description="system message before the input")
     max_output_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
     text: TextConfig | None = Field(
