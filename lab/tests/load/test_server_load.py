@@ -56,7 +56,7 @@ def check(app, load: ServerLoad) -> None:
     assert set(load.statuses) <= {200, 400, 404, 413}
     assert metrics.failed == 0
     assert engine.memory.reserved == 0
-    assert not admission._handles
+    assert not admission.open
     assert metrics.drafter_failures == 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import socket
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from drafttree.interfaces.server import lifecycle
+from drafttree.interfaces.server import body_reading, lifecycle
 from drafttree.interfaces.server.lifecycle import Connection
 from testing.held_server import COMPLETIONS, LONG, ask, held_server, wait_until
 
@@ -42,6 +43,24 @@ def test_a_request_that_does_not_arrive_ends_its_connection(monkeypatch, logged,
         assert client.recv(1000) == b""
         wait_until(lambda: not held.admission.busy)
         assert not log.text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"Content-Length: 501\r\n\r\n",
+        b"Content-Length: 501\r\n\r\n{",
+        b"Transfer-Encoding: chunked\r\n\r\n1f5\r\n" + b" " * 501 + b"\r\n",
+    ],
+    ids=["nothing", "a byte", "too many bytes"],
+)
+def test_a_body_that_is_too_large_is_refused_before_it_is_there(monkeypatch, sent):
+    monkeypatch.setattr(body_reading, "DISCARDING", 0.2)
+    with held_server(max_body_bytes=500) as held, connect(held.address) as client:
+        client.sendall(HEAD + b"Content-Type: application/json\r\n" + sent)
+        reply = b"".join(iter(lambda: client.recv(1000), b""))
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert b"the body has more than 500 bytes" in reply
 
 
 def test_the_second_request_of_a_connection_must_arrive_too(monkeypatch):
@@ -91,8 +110,8 @@ def test_who_reads_by_and_by_stays():
             get_write_buffer_size=lambda: next(left), abort=lambda: aborted.append(True)
         )
         waiting = []
-        watched._watch_reading(1000)
-        for looks in range(4):
+        watched._watch_reading(math.inf)
+        for looks in range(3):
             assert not aborted, looks
             seconds, look, before = waiting.pop()
             assert seconds == lifecycle.UNREAD

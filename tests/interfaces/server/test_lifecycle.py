@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import drafttree
+from drafttree.engine.batching import Handle
 from drafttree.errors import ConfigError
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.admission import MAX_UNREAD
@@ -61,9 +62,14 @@ def logged(running, caplog):
     logger.removeHandler(caplog.handler)
 
 
+def handles(held: HeldServer) -> list[Handle]:
+    """The texts that have been submitted and have not ended."""
+    return [text.result() for text in tuple(held.admission._texts) if text.done()]
+
+
 def waits(held: HeldServer) -> bool:
     """Whether a text waits for its client to read."""
-    return any(handle.full for handle in tuple(held.admission._handles))
+    return any(handle.full for handle in handles(held))
 
 
 def test_running_texts_finish_while_new_ones_are_refused(running):
@@ -123,8 +129,8 @@ def test_a_stream_that_nobody_reads_waits_with_a_few_rounds_by_every_route(monke
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
     held = running[0]
     with ask(held.address, path, **STREAMS[path], stream=True):
-        wait_until(lambda: held.admission._handles)
-        (handle,) = held.admission._handles
+        wait_until(lambda: handles(held))
+        (handle,) = handles(held)
         wait_until(lambda: handle.full)
         assert len(handle._chunks) <= MAX_UNREAD
         assert not handle.done

@@ -641,7 +641,9 @@ UNREADABLE = [
     (COMPLETIONS, f'{{"prompt": "a", "temperature": -{NINES}}}', "int_parsing_size", f"temperature: {DIGITS}"),
     (COMPLETIONS, f'{{"seed": 1, "prompt": [[1, 2], [{NINES}]]}}', "int_parsing_size", f"prompt.1.0: {DIGITS}"),
     (COMPLETIONS, NINES, "int_parsing_size", f"the body: {DIGITS}"),
-    (COMPLETIONS, f'{{"prompt": {NINES}', "int_parsing_size", f"the body: {DIGITS}"),
+    (COMPLETIONS, f'{{"prompt": {NINES}', "invalid_json", "the body is not JSON: Expecting ',' delimiter"),
+    (COMPLETIONS, '{"prompt": ["a", "\\ud800", "\\ud800"], "\\udfff": "\\ud800"}', "string_unicode", "prompt.1: this"),
+    (COMPLETIONS, f'{{"seed": {NINES}, "stop": "\\ud800", "top_k": {NINES}}}', "int_parsing_size", f"seed: {DIGITS}"),
     (CHAT, f'{{"messages": [], "max_tokens": {NINES}}}', "int_parsing_size", f"max_tokens: {DIGITS}"),
     (
         RESPONSES,

@@ -2,7 +2,9 @@
 
 import logging
 import re
+import socket
 import threading
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -96,6 +98,16 @@ def test_a_client_that_goes_away_has_a_line(lines):
         ask(held.address, **ASKED).close()
         wait_until(lines)
     assert " 499 " in lines()[0]
+
+
+def test_a_client_that_goes_away_while_it_sends_has_a_line(caplog, lines):
+    with held_server(access_log=True) as held:
+        url = urlsplit(held.address)
+        with socket.create_connection((url.hostname, url.port)) as client:
+            client.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+        wait_until(lines)
+    assert " 499 " in lines()[0]
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_clients_find_the_ids():

@@ -4,16 +4,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.prompt import Prompt
-from drafttree.interfaces.server.errors import AGAIN, ServerError
+from drafttree.interfaces.server.errors import AGAIN, SHUTTING_DOWN, ServerError, shutting_down
 from drafttree.interfaces.server.metrics import ServerMetrics
 
 Found = TypeVar("Found")
@@ -48,11 +49,8 @@ class OpenRequest:
     def answering(self) -> Iterator[None]:
         """Make this the request that is being answered."""
         with self.ends, self.reading:
-            token = open_request.set(self)
-            try:
-                yield
-            finally:
-                open_request.reset(token)
+            self.ends.callback(open_request.reset, open_request.set(self))
+            yield
 
 
 async def read_request(read: Callable[[], Found]) -> Found:
@@ -62,13 +60,6 @@ async def read_request(read: Callable[[], Found]) -> Found:
 
 MAX_UNREAD = 16
 """Rounds of a text that wait for its client; then the text waits."""
-SHUTTING_DOWN = "shutting_down"
-"""The finish reason of a text that the end of the server has ended, and the code of the error that tells of it."""
-
-
-def shutting_down() -> ServerError:
-    """The error for what a server does no more that shuts down."""
-    return ServerError(503, "the server is shutting down", code=SHUTTING_DOWN, headers=AGAIN)
 
 
 class Admission:
@@ -96,15 +87,15 @@ class Admission:
         self._shares_prefixes, self._max_per_key = shares_prefixes, max_texts_per_key
         self._of_key = Counter[str]()
         self._engine, self._metrics, self._max_texts = engine, metrics, max_texts
-        self._handles, self._answering = set[Handle](), set[Handle]()
-        self._preparing, self._submitting = set[asyncio.Timeout](), 0
-        self.draining = self._ending = False
+        self._texts, self._answering = set[asyncio.Future[Handle]](), set[Handle]()
+        self._preparing = set[asyncio.Timeout]()
+        self.draining = False
 
     @property
     def open(self) -> int:
         """Texts that were let in and have not ended; any thread may ask."""
-        self._handles.difference_update([handle for handle in tuple(self._handles) if handle.done])
-        return len(self._handles) + self._submitting
+        self._texts.difference_update([*filter(_has_ended, tuple(self._texts))])
+        return len(self._texts)
 
     @property
     def most_texts(self) -> int:
@@ -170,7 +161,6 @@ class Admission:
             self._of_key[asking.key] += 1
             asking.ends.callback(self._of_key.subtract, [asking.key])
         begun = time.perf_counter()
-        self._submitting += 1
         group = object() if group is None else group
         owner = (asking.key, cache_salt)
         salt = owner if self._shares_prefixes or any(owner) else group
@@ -178,7 +168,7 @@ class Admission:
             to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
         )
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
-        submitting.add_done_callback(self._count)
+        self._texts.add(submitting)
         try:
             handle = await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -211,23 +201,18 @@ class Admission:
 
     def cancel_all(self) -> None:
         """End all texts where they are, those that are being submitted too."""
-        self._ending = True
-        for handle in self._handles:
-            handle.cancel(SHUTTING_DOWN)
-
-    def _count(self, submitting: "asyncio.Future[Handle]") -> None:
-        self._submitting -= 1
-        if submitting.cancelled() or submitting.exception():
-            return
-        self._handles.add(submitting.result())
-        if self._ending:
-            submitting.result().cancel(SHUTTING_DOWN)
+        for text in self._texts:
+            text.add_done_callback(partial(_cancel, reason=SHUTTING_DOWN))
 
 
-def _cancel(submitting: "asyncio.Future[Handle]") -> None:
-    """Cancel a text that nobody waited for."""
-    if not submitting.cancelled() and not submitting.exception():
-        submitting.result().cancel()
+def _has_ended(text: asyncio.Future[Handle]) -> bool:
+    return text.done() and (text.cancelled() or text.exception() is not None or text.result().done)
+
+
+def _cancel(text: asyncio.Future[Handle], reason: str = "cancelled") -> None:
+    """Cancel a text that has been submitted, unless that has failed."""
+    if not _has_ended(text):
+        text.result().cancel(reason)
 
 
 class ClientPresence:
@@ -277,8 +262,9 @@ class ClientPresence:
             answering, watching = asyncio.ensure_future(self._app(scope, take, give)), asyncio.ensure_future(watch())
             try:
                 await asyncio.wait([answering])
-                if not answering.cancelled():
-                    answering.result()
+                with suppress(ClientDisconnect):  # it was reading the body
+                    if not answering.cancelled():
+                        answering.result()
             finally:
                 answering.cancel()
                 watching.cancel()

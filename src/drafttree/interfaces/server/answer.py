@@ -9,9 +9,8 @@ from drafttree.constraints.grammar import token_bytes
 from drafttree.engine.batching import Handle
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk
-from drafttree.interfaces.server.admission import SHUTTING_DOWN, shutting_down
 from drafttree.interfaces.server.dialect.reader import AnswerReader, Part, Said
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import SHUTTING_DOWN, ServerError, shutting_down
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0

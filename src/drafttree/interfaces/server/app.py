@@ -6,17 +6,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 import drafttree
+from drafttree.core.errors import DraftTreeError
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server import chat, completions, service
 from drafttree.interfaces.server.access import AllowedHosts, ApiKeys, refuse
 from drafttree.interfaces.server.admission import ClientPresence
 from drafttree.interfaces.server.anthropic import reply as anthropic
-from drafttree.interfaces.server.errors import ErrorReply, add_error_handlers
+from drafttree.interfaces.server.errors import ErrorReply, ServerError, answer_error
 from drafttree.interfaces.server.playground import routes as playground
 from drafttree.interfaces.server.request_log import RequestLog
 from drafttree.interfaces.server.responses import reply as responses
@@ -56,9 +58,9 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         lifespan=lifespan,
         middleware=passed,
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
-    )
+        exception_handlers=dict.fromkeys((HTTPException, ServerError, DraftTreeError), answer_error),
+    )  # what else is raised, `RequestLog` answers
     app.state.serving = serving
     for routes in (chat, completions, responses, anthropic, service, playground):
         app.include_router(routes.router)
-    add_error_handlers(app)
     return app

@@ -4,19 +4,19 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError, WrapValidator
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request, read_request
-from drafttree.interfaces.server.errors import AGAIN, ServerError, refusal_of
+from drafttree.interfaces.server.errors import AGAIN, NO_OBJECT, ServerError, refusal_of
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
@@ -26,8 +26,9 @@ ANY_CONTEXT = 1 << 17
 """Stands for the context of a model that has no end."""
 BODIES_AT_ONCE = 64
 """Bodies of the largest size whose bytes may be held together."""
-DISCARDED = 16 << 20
-"""Bytes of a refused body that are read all the same: who still writes when the connection is closed sees no reply."""
+DISCARDED, DISCARDING = 16 << 20, 3.0
+"""Bytes of a refused body that are read all the same, and seconds in which they are: who still writes when the
+connection is closed sees no reply."""
 SMALL = 16 << 10
 """Bytes of a body that is read without a thread of its own."""
 LARGE_BODIES = 2
@@ -35,10 +36,13 @@ LARGE_BODIES = 2
 UNCOUNTED = bytes({*range(256)} - {*b'",[{'})
 CONVERSATIONS = ("messages", "input")
 """The fields that have the messages of a conversation, each of which takes a token or more of the context."""
+JSON_TYPE = re.compile(r"application/([^/;]+\+)?json\s*(;.*)?", re.IGNORECASE)
 SURROGATE = re.compile("[\ud800-\udfff]")
+TOO_LONG = object()
+"""Stands for an integer of more digits than Python reads."""
 Model = TypeVar("Model")
-Body = Annotated[Model, WrapValidator(lambda given, check: given.value if isinstance(given, _Read) else check(given))]
-"""The type of a parameter that is a body, which the route has read."""
+Body = Annotated[Model, WrapValidator(lambda found, _: found)]
+"""The type of a parameter that is a body: `BodyRoute` has checked it, and FastAPI describes it."""
 
 
 class ItemCount:
@@ -74,33 +78,72 @@ class ItemCount:
         return b"".join(outside)
 
 
-class BodyLimits:
-    """How large a body may be, and how much of all bodies there may be at a time.
+class BodyReader:
+    """Reads the bodies of requests, each of which is bounded, and all of which are while they are read.
 
     Args:
         context: tokens of the model's context, None for no limit.
         most_bytes: the largest body in bytes; None for what the context needs.
-
-    Attributes:
-        context: as given.
-        held: bytes of all bodies that are being read.
-        turns: has a place for each large body that is being made into prompts.
     """
 
     def __init__(self, context: int | None, most_bytes: int | None = None) -> None:
         tokens = ANY_CONTEXT if context is None else context
         self._most_bytes = BYTES + BYTES_PER_TOKEN * tokens if most_bytes is None else most_bytes
         self._most_items = ITEMS + ITEMS_PER_TOKEN * tokens
-        self.context, self.held, self.turns = context, 0, asyncio.Semaphore(LARGE_BODIES)
+        self._context, self._held, self._turns = context, 0, asyncio.Semaphore(LARGE_BODIES)
 
-    def refusal(self, size: int, items: int) -> ServerError | None:
+    async def read(self, request: Request, kind: TypeAdapter[Any]) -> Any:
+        """The body of a request as a value of a kind.
+
+        Raises:
+            ServerError: it is too large, there is no room for it, or it is compressed, not JSON or not of the kind.
+        """
+        opened, headers = open_request.get(), request.headers
+        body = await self._receive(request, opened.reading)
+        if not body or not JSON_TYPE.fullmatch(headers.get("content-type", "")):
+            raise ServerError(400, f"the body: {NO_OBJECT}", code="model_attributes_type" if body else "missing")
+        if (coding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
+            message = f"the body has the Content-Encoding {coding!r}, which is not read; send it as it is"
+            raise ServerError(415, message, code="content_encoding")
+        if len(body) > SMALL:
+            await self._turns.acquire()
+            opened.reading.callback(self._turns.release)
+            opened.large = True
+        return await read_request(partial(_read, body, kind, self._context))
+
+    async def _receive(self, request: Request, reading: ExitStack) -> bytearray:
+        """The bytes of a body, which count until its request has been read; a refused one is read on for a while."""
+        parts, body, count = request.stream(), bytearray(), ItemCount()
+
+        def release() -> None:
+            self._held -= len(body)
+
+        reading.callback(release)
+        refusal = self._refusal(int(request.headers.get("content-length", 0)), 0)
+        while not refusal and (part := await anext(parts, b"")):
+            body += part
+            self._held += len(part)
+            count.add(part)
+            refusal = self._refusal(len(body), count.items)
+        if not refusal:
+            return body
+        discarded = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARDING):
+                async for part in parts:
+                    discarded += len(part)
+                    if discarded >= DISCARDED:
+                        break
+        raise refusal
+
+    def _refusal(self, size: int, items: int) -> ServerError | None:
         """What is wrong with a body of which so much has come."""
         if size > self._most_bytes:
             return _too_large(self._most_bytes, "bytes")
         if items > self._most_items:
             return _too_large(self._most_items, "items in its lists and objects")
-        if self.held > BODIES_AT_ONCE * self._most_bytes:
-            message = f"the bodies of all requests take {self.held} bytes, which is too much; try again later"
+        if self._held > BODIES_AT_ONCE * self._most_bytes:
+            message = f"the bodies of all requests take {self._held} bytes, which is too much; try again later"
             return ServerError(429, message, code="bodies_full", headers=AGAIN)
         return None
 
@@ -110,15 +153,8 @@ def _too_large(most: int, what: str) -> ServerError:
     return ServerError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A body that has been read, which FastAPI need not check again."""
-
-    value: Any
-
-
 class BodyRoute(APIRoute):
-    """A route that reads its body as `Body` says."""
+    """A route whose body the server's `BodyReader` reads."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of a request."""
@@ -128,76 +164,31 @@ class BodyRoute(APIRoute):
         kind = TypeAdapter[Any](self.body_field.field_info.annotation)
 
         async def read_and_handle(request: Request) -> Response:
-            return await handle(_BodyRequest(request.scope, request.receive, kind))
+            found = await request.app.state.serving.bodies.read(request, kind)
+            return await handle(_ReadRequest(request.scope, found))
 
         return read_and_handle
 
 
-class _BodyRequest(Request):
-    """A request whose body must be of a kind."""
+class _ReadRequest(Request):
+    """A request whose body has been read; FastAPI looks whether there is one, and takes it as JSON."""
 
-    def __init__(self, scope: Scope, receive: Receive, kind: TypeAdapter[Any]) -> None:
-        super().__init__(scope, receive)
-        self._kind, self._limits = kind, self.app.state.serving.bodies
-        self._open = open_request.get()
+    def __init__(self, scope: Scope, found: Any) -> None:
+        super().__init__(scope)
+        self._found = found
 
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """The body as it arrives.
+    async def body(self) -> bytes:
+        return b"read"
 
-        Raises:
-            ServerError: it is too large, by what it says or as soon as it turns out, or there is no room for it.
-        """
-        limits, count, size, discarded = self._limits, ItemCount(), 0, 0
-
-        def release() -> None:
-            limits.held -= size
-
-        self._open.reading.callback(release)
-        refusal = limits.refusal(int(self.headers.get("content-length", 0)), 0)
-        async for part in super().stream():
-            if refusal:
-                discarded += len(part)
-                if discarded >= DISCARDED:
-                    break
-                continue
-            size += len(part)
-            limits.held += len(part)
-            count.add(part)
-            refusal = limits.refusal(size, count.items)
-            if refusal is None:
-                yield part
-        if refusal:
-            raise refusal
-
-    async def json(self) -> _Read:
-        """The body as the route wants it.
-
-        Raises:
-            JSONDecodeError: it is not JSON.
-            ServerError: it is compressed, JSON that is not read, or not what the route wants.
-        """
-        body = await self.body()
-        if (coding := self.headers.get("content-encoding", "identity").lower()) != "identity":
-            message = f"the body has the Content-Encoding {coding!r}, which is not read; send it as it is"
-            raise ServerError(415, message, code="content_encoding")
-        if len(body) > SMALL:
-            await self._limits.turns.acquire()
-            self._open.reading.callback(self._limits.turns.release)
-            self._open.large = True
-        found = await read_request(partial(_read, body, self._kind, self._limits.context))
-        self._body = b""  # streams last long
-        return _Read(found)
+    async def json(self) -> Any:
+        return self._found
 
 
-def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
+def _read(body: bytearray, kind: TypeAdapter[Any], context: int | None) -> Any:
     """A body as it must be, or its first mistake."""
     with collection_pause:
         given = _parse(body)
-        if place := _place_of(
-            given, lambda part: isinstance(part, str) and not part.isascii() and SURROGATE.search(part)
-        ):
-            what = "this holds half a surrogate pair, which is not text"
-            raise refusal_of({"type": "string_unicode", "loc": place, "msg": what})
+        _check_scalars(given)
         for name in CONVERSATIONS:
             messages = given.get(name) if isinstance(given, dict) else None
             if isinstance(messages, list) and context is not None and len(messages) > context:
@@ -209,39 +200,41 @@ def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
             raise refusal_of(error.errors(include_url=False)[0]) from None
 
 
-def _parse(body: bytes) -> Any:
+def _parse(body: bytearray) -> Any:
+    """The value of a JSON text, in which `TOO_LONG` stands for integers that Python does not read."""
     try:
-        return json.loads(body)
-    except json.JSONDecodeError:
-        raise
+        return json.loads(body, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        raise ServerError(400, f"the body is not JSON: {error.msg}", code="invalid_json") from None
     except UnicodeDecodeError:
         raise ServerError(400, "the body is not UTF-8 text", code="invalid_utf8") from None
     except RecursionError:
         raise ServerError(400, "the body is nested too deeply", code="invalid_json") from None
-    except ValueError:
-        what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-        raise refusal_of({"type": "int_parsing_size", "loc": _place_of_long_integer(body), "msg": what}) from None
 
 
-def _place_of_long_integer(body: bytes) -> tuple[str | int, ...]:
-    """The steps to an integer that Python's parser refuses; none where what comes behind it is no JSON."""
-    most, long = sys.get_int_max_str_digits(), object()
+def _integer(digits: str) -> object:
     try:
-        found = json.loads(body, parse_int=lambda digits: long if len(digits.lstrip("-")) > most else 0)
-    except (ValueError, RecursionError):
-        return ()
-    return _place_of(found, lambda part: part is long)
+        return int(digits)
+    except ValueError:
+        return TOO_LONG
 
 
-def _place_of(given: Any, wrong: Callable[[Any], object]) -> tuple[str | int, ...]:
-    """The steps to a text or number that is wrong, or to what has a name that is; none where all are right."""
+def _check_scalars(given: Any) -> None:
+    """Refuse the first integer that is too long, or text or name that is no Unicode.
+
+    Raises:
+        ServerError: has the place and what is wrong.
+    """
     waiting: list[tuple[tuple[str | int, ...], Any]] = [((), given)]
     while waiting:
         place, part = waiting.pop()
         if isinstance(part, dict):
-            waiting += [((*place, name), each) for name, value in part.items() for each in (name, value)]
+            waiting += [((*place, name), each) for name, value in reversed(part.items()) for each in (value, name)]
         elif isinstance(part, list):
-            waiting += [((*place, index), value) for index, value in enumerate(part)]
-        elif wrong(part):
-            return place
-    return ()
+            waiting += [((*place, index), part[index]) for index in reversed(range(len(part)))]
+        elif part is TOO_LONG:
+            what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
+            raise refusal_of({"type": "int_parsing_size", "loc": place, "msg": what})
+        elif isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
+            what = "this holds half a surrogate pair, which is not text"
+            raise refusal_of({"type": "string_unicode", "loc": place, "msg": what})

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -22,6 +21,8 @@ request_id: ContextVar[str] = ContextVar("request_id", default="none")
 
 AGAIN = {"Retry-After": "1"}
 """The header of a refusal that holds for a moment: the seconds after which the request may come again."""
+SHUTTING_DOWN = "shutting_down"
+"""The finish reason of a text that the end of the server has ended, and the code of the error that tells of it."""
 INVALID, SERVER_ERROR = "invalid_request_error", "server_error"
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 STATUS_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "overloaded_error"}
@@ -154,21 +155,22 @@ def as_server_error(error: Exception, asked: str = "") -> ServerError:
     match error:
         case ServerError():
             return error
-        case RequestValidationError():
-            return _of_validation(error)
-        case HTTPException(__cause__=(ServerError() | RequestValidationError()) as wrong):  # with a body
-            return as_server_error(wrong)
         case HTTPException(status_code=status):
             code = STATUS_CODES.get(status)
             return ServerError(status, f"{error.detail}: {asked}", code=code, headers=error.headers)
         case EngineClosedError():
-            return ServerError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+            return shutting_down()
         case ContextError():
             return ServerError(400, str(error), code="context_length_exceeded")
         case DraftTreeError():
             return ServerError(400, str(error), code="invalid_value")
     logger.error("the request %s failed", request_id.get(), exc_info=error)
     return ServerError(500, "the server failed to answer this request; its log says why", code="internal_error")
+
+
+def shutting_down() -> ServerError:
+    """The error for what a server does no more that shuts down."""
+    return ServerError(503, "the server is shutting down", code=SHUTTING_DOWN, headers=AGAIN)
 
 
 @contextmanager
@@ -188,24 +190,10 @@ def blaming(*fields: str) -> Iterator[None]:
         raise found from None
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error of an application in this form."""
-
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        path = request.url.path
-        return as_server_error(error, f"{request.method} {path}").response_to(path)
-
-    for kind in (RequestValidationError, HTTPException, ServerError, DraftTreeError):
-        app.add_exception_handler(kind, answer)  # what else is raised, `RequestLog` answers
-
-
-def _of_validation(error: RequestValidationError) -> ServerError:
-    """What is wrong with a body as a whole, which the framework finds."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        what = first.get("ctx", {}).get("error", first["msg"])
-        return ServerError(400, f"the body is not JSON: {what}", code="invalid_json")
-    return refusal_of({**first, "loc": first["loc"][1:]})
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """The reply to a request that an error has ended."""
+    path = request.url.path
+    return as_server_error(error, f"{request.method} {path}").response_to(path)
 
 
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
@@ -222,7 +210,7 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
             what = f"this is required; {what}"
         if not kind.startswith("too_") and 0 < len(shown_value) <= LONGEST_VALUE:
             what += f", not {shown_value}"
-    if not place and kind in ("missing", "model_attributes_type"):
+    if not place and kind == "model_attributes_type":
         what = NO_OBJECT
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=kind)
 

@@ -10,11 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field, model_validator
 
 from drafttree.engine.prompt_length import check_characters
-from drafttree.interfaces.server.admission import shutting_down
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.errors import ServerError, shutting_down
 from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
 from drafttree.interfaces.server.reply import warning
 from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools

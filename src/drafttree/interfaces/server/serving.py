@@ -13,7 +13,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
-from drafttree.interfaces.server.body_reading import BodyLimits
+from drafttree.interfaces.server.body_reading import BodyReader
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.drafting_engine import drafting_engine
@@ -75,11 +75,6 @@ class ServerSettings:
         """All names of the model, which `/v1/models` lists."""
         return self.model_name, *self.other_names
 
-    @property
-    def max_texts(self) -> int:
-        """The number of texts that may run or wait."""
-        return self.max_batch + self.max_queue
-
 
 def check_defaults(decoder: Decoder) -> None:
     """Refuse to serve a model whose generation config no request could run with, since it cannot override that.
@@ -111,7 +106,7 @@ class ServingContext:
         admission: lets requests into the engine.
         grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
-        bodies: bounds what requests send.
+        bodies: reads what requests send.
 
     Raises:
         ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
@@ -134,12 +129,12 @@ class ServingContext:
         self.admission = Admission(
             self.engine,
             self.metrics,
-            settings.max_texts,
+            settings.max_batch + settings.max_queue,
             shares_prefixes=settings.shares_prefixes,
             max_texts_per_key=settings.max_texts_per_key,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
-        self.bodies = BodyLimits(decoder.target.context, settings.max_body_bytes)
+        self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model than the served one.
