@@ -1,6 +1,7 @@
 """The life of a server and of its connections: it listens, serves, and lets running texts finish before it ends."""
 
 import asyncio
+import math
 import os
 import socket
 import sys
@@ -174,7 +175,7 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reading(self.transport.get_write_buffer_size())
+        self._watch_reading(math.inf)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -197,13 +198,10 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
             self._arriving.cancel()
             self._arriving = None
 
-    def _watch_reading(self, left: int) -> None:
-        """Look again later whether there is less left."""
-        self._reading = self.loop.call_later(UNREAD, self._leave_unless_read, left)
-
-    def _leave_unless_read(self, before: int) -> None:
+    def _watch_reading(self, before: float) -> None:
+        """Leave a client that has read nothing since so many bytes were left; else look again later."""
         left = self.transport.get_write_buffer_size()
         if left < before:
-            self._watch_reading(left)
+            self._reading = self.loop.call_later(UNREAD, self._watch_reading, left)
         else:
             self.transport.abort()

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import regex
 
+from drafttree.constraints.marked_arguments import STYLES
 from drafttree.constraints.schema_comparison import SchemaComparison, dict_entry
 from drafttree.core.errors import ConfigError
 from drafttree.interfaces.server.dialect.families import Arguments
@@ -49,36 +49,22 @@ class JsonObject:
         return Read(text, len(text), done=False)
 
 
-@dataclass(frozen=True)
-class PairMarks:
-    """The marks of one argument; a line break beside the value is no part of it where the family has one.
-
-    Attributes:
-        before: a regular expression of what stands before the value, with the name.
-        after: what stands after the value.
-        edge: what may stand between the value and the marks.
-    """
-
-    before: str
-    after: str
-    edge: str = ""
-
-
-PAIRS = {
-    "qwen_xml": PairMarks(r"\s*+<parameter=(?P<key>[^>\n]{1,512}+)>", "</parameter>", edge="\n"),
-    "glm_xml": PairMarks(r"\s*+<arg_key>(?P<key>[^<]{1,512}+)</arg_key>\s*+<arg_value>", "</arg_value>"),
+BEFORE = {
+    "qwen_xml": regex.compile(r"\s*+<parameter=(?P<key>[^>\n]{1,512}+)>"),
+    "glm_xml": regex.compile(r"\s*+<arg_key>(?P<key>[^<]{1,512}+)</arg_key>\s*+<arg_value>"),
 }
+"""By kind, the pattern of what stands before the value of an argument, with its name."""
 
 
 class MarkedPairs:
     """Reads arguments each of which has marks around its name and its value; they end where no further one begins.
 
-    A value is JSON where the parameters' schema allows what it would be as JSON, else text. Strings have no quotes.
+    A line break beside the value is no part of it where the family has one. A value is JSON where the parameters'
+    schema allows what it would be as JSON, else text. Strings have no quotes.
     """
 
     def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:
-        self._marks = PAIRS[kind]
-        self._before = regex.compile(self._marks.before)
+        self._before, self._marks = BEFORE[kind], STYLES[kind]
         self._parameters = parameters or {}
         self._schemas = SchemaComparison(self._parameters)
         self._begun, self._looked = False, 0
@@ -97,7 +83,7 @@ class MarkedPairs:
         return Read("", found.end(), done=False)
 
     def _read_value(self, key: str, text: str, *, final: bool) -> Read:
-        after, edge = self._marks.after, self._marks.edge
+        after, edge = self._marks.end, self._marks.edge
         end = text.find(after, self._looked)
         if end < 0:
             self._looked = max(len(text) - len(after), 0)

@@ -117,17 +117,15 @@ class AnswerReader:
 
     def _compile_marks(self) -> Any:
         """The pattern of all that may stand in what is said; None where that is plain text."""
-        silent = {*(self._thinking.silent if self._thinking else ()), *(self._form.silent if self._form else ())}
-        silent |= {self._thinking.end} if self._thinking and self._thinking.anywhere else set()
+        thinking, form = self._thinking, self._form
+        silent = {*(thinking.silent if thinking else ()), *(form.silent if form else ())} - {""}
         found = []
-        if self._thinking and self._thinking.anywhere:
-            found.append(f"(?P<think>{regex.escape(self._thinking.begin)})")
-            found.append(f"(?P<say>{self._thinking.said})")
-            silent.discard(self._thinking.begin)
-        if self._form:
-            found.append(self._form.first)
-        if marks := sorted(filter(None, silent)):
-            found.append(f"(?P<silent>{'|'.join(map(regex.escape, marks))})")
+        if thinking and thinking.anywhere:
+            found += [f"(?P<think>{regex.escape(thinking.begin)})", thinking.said]
+            silent = silent - {thinking.begin} | {thinking.end}
+        if form:
+            found.append(form.first)
+        found += map(regex.escape, sorted(silent))
         return regex.compile("|".join(found)) if found else None
 
     def _take(self, end: int) -> str:
