@@ -231,15 +231,10 @@ class ClientPresence:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrived, gone, answered = asyncio.Event(), asyncio.Event(), False
+        arrived, answered = asyncio.Event(), False
 
         async def take() -> Message:
-            if arrived.is_set():
-                await gone.wait()
-                return {"type": "http.disconnect"}
             message = await receive()
-            if message["type"] == "http.disconnect":
-                gone.set()
             if not message.get("more_body", False):
                 arrived.set()
             return message
@@ -251,9 +246,8 @@ class ClientPresence:
 
         async def watch() -> None:
             await arrived.wait()
-            while not gone.is_set():
-                if (await receive())["type"] == "http.disconnect":
-                    gone.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
             if not answered:
                 answering.cancel()
 
