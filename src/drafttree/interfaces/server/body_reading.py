@@ -111,22 +111,24 @@ class BodyReader:
             opened.large = True
         return await read_request(partial(_read, body, kind, self._context))
 
-    async def _receive(self, request: Request, reading: ExitStack) -> bytearray:
+    async def _receive(self, request: Request, reading: ExitStack) -> bytes:
         """The bytes of a body, which count until its request has been read; a refused one is read on for a while."""
-        parts, body, count = request.stream(), bytearray(), ItemCount()
+        parts, body, size, count = request.stream(), list[bytes](), 0, ItemCount()
 
         def release() -> None:
-            self._held -= len(body)
+            self._held -= size
 
         reading.callback(release)
         refusal = self._refusal(int(request.headers.get("content-length", 0)), 0)
         while not refusal and (part := await anext(parts, b"")):
-            body += part
+            body.append(part)
+            size += len(part)
             self._held += len(part)
             count.add(part)
-            refusal = self._refusal(len(body), count.items)
+            refusal = self._refusal(size, count.items)
         if not refusal:
-            return body
+            return b"".join(body)
+        body.clear()
         discarded = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARDING):
@@ -184,7 +186,7 @@ class _ReadRequest(Request):
         return self._found
 
 
-def _read(body: bytearray, kind: TypeAdapter[Any], context: int | None) -> Any:
+def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
     """A body as it must be, or its first mistake."""
     with collection_pause:
         given = _parse(body)
@@ -200,7 +202,7 @@ def _read(body: bytearray, kind: TypeAdapter[Any], context: int | None) -> Any:
             raise refusal_of(error.errors(include_url=False)[0]) from None
 
 
-def _parse(body: bytearray) -> Any:
+def _parse(body: bytes) -> Any:
     """The value of a JSON text, in which `TOO_LONG` stands for integers that Python does not read."""
     try:
         return json.loads(body, parse_int=_integer)
