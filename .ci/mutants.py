@@ -33,7 +33,7 @@ TARGETS = {
     "verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
     "drafters/session.py": ["tests/drafters"],
     "interfaces/server/reply.py": ["tests/interfaces/server"],
-    "interfaces/server/answer.py": ["tests/interfaces/server"],
+    "interfaces/server/texts.py": ["tests/interfaces/server"],
     "interfaces/server/*/reply.py": ["tests/interfaces/server"],
 }
 """Files that are broken, each with the tests that name its folder."""

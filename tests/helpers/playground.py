@@ -20,8 +20,8 @@ def playground_decoder(**options: Any) -> Decoder:
 
 
 def read_events(address: str, **asked: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The events of a text: the kind and the data of each."""
-    with httpx.stream("POST", address + STREAM, json=asked, timeout=60) as response:
+    """The events of a text, a greedy one by default: the kind and the data of each."""
+    with httpx.stream("POST", address + STREAM, json={"temperature": 0, **asked}, timeout=60) as response:
         assert response.status_code == 200, response.read()
         blocks = "".join(response.iter_text()).replace("\r\n", "\n").strip().split("\n\n")
     fields = [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]

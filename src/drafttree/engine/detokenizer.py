@@ -78,8 +78,8 @@ class Detokenizer:
         stop: Sequence[str] = (),
         spelled: Sequence[int] = (),
     ) -> None:
+        check_stop(stop, tokenizer, spelled)
         special = special_tokens(tokenizer) if stop or spelled else {}
-        _check_stop(stop, [text for token, text in special.items() if token not in spelled])
         self._tokenizer = cast(Any, tokenizer)
         self._stop = tuple(stop)
         self._stop_tokens = {token: text for token, text in special.items() if text in stop}
@@ -251,8 +251,13 @@ def _unfinished_characters(text: str) -> int:
     return min(len(text) - len(text.rstrip(UNFINISHED)), MAX_UNFINISHED)
 
 
-def _check_stop(stop: Sequence[str], special: Sequence[str]) -> None:
-    """Refuse stop strings with a special token among other text: no text has it."""
+def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = ()) -> None:
+    """Refuse stop strings with a special token among other text, unless texts have it: it is one of the spelled ones.
+
+    Raises:
+        ConfigError: names the first of them, and the token.
+    """
+    special = [text for token, text in special_tokens(tokenizer).items() if token not in spelled] if stop else []
     for string in stop:
         if string not in special and (found := next((text for text in special if text in string), None)):
             raise ConfigError(

@@ -145,6 +145,22 @@ def test_a_text_that_waits_ends_in_time_too():
         assert held.engine.metrics.cancelled == 2
 
 
+def test_of_a_prompt_that_was_not_read_in_time_what_is_known_is_told():
+    with held_server(max_batch=1, timeout=0.2) as held:
+        held.model.go.clear()
+        with ask(held.address, **LONG):
+            wait_until(held.model.began.is_set)
+            asked = {**LONG, "echo": True, "logprobs": 1}
+            with ThreadPoolExecutor() as clients:
+                reply = clients.submit(httpx.post, held.address + COMPLETIONS, json=asked, timeout=20)
+                wait_until(lambda: held.admission.open == 2)
+                asyncio.run(asyncio.sleep(0.3))
+                held.model.go.set()
+        (choice,) = reply.result().json()["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["logprobs"]["token_logprobs"] == [None]
+
+
 def test_a_request_of_many_texts_holds_up_no_other():
     """Its texts fill the batch, and the test does not wait for their end."""
     with held_server(max_batch=2) as held, ask(held.address, **LONG, n=12) as many:

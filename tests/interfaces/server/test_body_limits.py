@@ -193,7 +193,7 @@ def test_few_large_bodies_are_read_at_a_time_and_all_of_them_are_answered(monkey
     ("path", "body"),
     [
         (COMPLETIONS, {**LONG, "max_tokens": 4, "user": "x" * SMALL}),
-        ("/v1/playground/rounds", {"prompt": "x", "max_tokens": 4, "stop": ["x" * SMALL]}),
+        ("/v1/playground/rounds", {"prompt": "x", "max_tokens": 4, "user": "x" * SMALL}),
     ],
 )
 def test_texts_that_are_written_keep_no_large_body_waiting(path, body):

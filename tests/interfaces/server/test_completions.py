@@ -113,6 +113,13 @@ def test_offsets_are_places_in_the_text_where_bytes_are_no_characters(post, deco
     assert choice.logprobs.text_offset == [0, 1, 2, 3]
 
 
+def test_offsets_in_an_echoed_prompt_are_places_where_bytes_are_no_characters(post, decoder):
+    byte = decoder.tokenizer.convert_tokens_to_ids("Ģ")
+    (choice,) = post(PATH, prompt=[byte] * 4, echo=True, logprobs=0, max_tokens=0).json()["choices"]
+    assert choice["text"] == decoder.tokenizer.decode([byte] * 4)
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
 def test_the_client_reads_a_form_whole_and_as_a_stream(client):
     schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
     options = {"model": "embedded", "prompt": PROMPT, "temperature": 0, "max_tokens": 40}

@@ -97,6 +97,10 @@ SCHEMAS = [
     ({"type": "array", "minItems": -1}, f"Expected positive integer for 'minItems', got -1 at {PLACE}"),
     ({"type": "array", "items": {"$ref": "#/$defs/z"}}, f"Pointer '/$defs/z' does not exist at {PLACE}/items"),
 ]
+SPECIAL_WITHIN = (
+    "the stop string '<|endoftext|>\\nUser' has the special token '<|endoftext|>' in it, which no text has; "
+    "give '<|endoftext|>' alone, or the text beside it"
+)
 SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": -1}, "temperature", "temperature: give 0 or more, not -1"),
     ({"repetition_penalty": 1e300}, "repetition_penalty", "repetition_penalty: give 1000000 or less, not 1e+300"),
@@ -107,6 +111,7 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ({"logit_bias": {"4096": 1}}, "logit_bias", "token id 4096 is outside the vocabulary of"),
     ({"stop_token_ids": [4096]}, "stop_token_ids", "token id 4096 is outside the vocabulary of"),
     ({"min_tokens": 25}, "min_tokens", "min_tokens is 25, but the text may have"),
+    ({"stop": ["x", "<|endoftext|>\nUser"]}, "stop", f"stop: {SPECIAL_WITHIN}"),
     ({"unheard_of": 1}, "unheard_of", "unheard_of: there is no such field; leave it out"),
     ({"u" * 100_000: 1}, f"{'u' * 200}...", "u...: there is no such field; leave it out"),
     (outputs(regex="(", choice=["x"]), "structured_outputs", "give exactly one of json, regex, choice, grammar and"),
@@ -122,10 +127,6 @@ SAMPLING: list[tuple[dict[str, Any], str | None, str]] = [
     ),
 ]
 """What all routes that write texts refuse."""
-SPECIAL_WITHIN = (
-    "the stop string '<|endoftext|>\\nUser' has the special token '<|endoftext|>' in it, which no text has; "
-    "give '<|endoftext|>' alone, or the text beside it"
-)
 REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     COMPLETIONS: [
         *SAMPLING,
@@ -202,11 +203,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options: this needs stream to be true"),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: this needs logprobs to be true"),
         ({"stop": ["a", ""]}, "stop.1", 'stop.1: give at least 1 character, not ""'),
-        (
-            {"stop": "<|endoftext|>\nUser"},
-            None,
-            SPECIAL_WITHIN,
-        ),
         ({"max_completion_tokens": 3}, "max_completion_tokens", "this differs from max_tokens; give one of them"),
         ({"max_tokens": 10**400}, "max_tokens", f"max_tokens: give less than {2**63}"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize' is not a variable"),
@@ -560,6 +556,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "tool_choice: unknown tool 'f'; known: clock",
         ),
         ({"stop_sequences": [""]}, None, "stop_sequences.0"),
+        ({"stop_sequences": ["<|endoftext|>\nUser"]}, None, f"stop_sequences: {SPECIAL_WITHIN}"),
         ({"thread": {"type": "create"}}, None, "thread: this is not served; nothing is stored"),
         ({"model": "claude"}, None, "the model 'claude' is not served; 'toy' is"),
     ],
@@ -606,12 +603,22 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"prompt": "x", **say("Hi")}, "prompt", "prompt: give either prompt or messages"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens", "max_tokens: give 1 or more, not 0"),
         ({"prompt": "x", "max_tokens": 10**400}, "max_tokens", f"max_tokens: give less than {2**63}"),
-        ({"prompt": "x", "max_tokens": 4096}, None, f"context of {CONTEXT}"),
-        ({"prompt": "x", "temperature": -1}, "temperature", "temperature: give 0 or more, not -1"),
+        *(({"prompt": "x", "max_tokens": 24, **body}, param, message) for body, param, message in SAMPLING),
+        (
+            {"prompt": "x", "max_tokens": 4096},
+            "max_tokens",
+            f"and 4096 tokens of text exceed the model's context of {CONTEXT}",
+        ),
+        ({"messages": [ASK], "max_tokens": 4096}, "max_tokens", "and 4096 tokens of text exceed the model's context"),
         ({"prompt": "x", "beams": 4}, "beams", "beams: there is no such field; leave it out"),
-        ({"prompt": ""}, None, "the prompt is empty"),
+        ({"prompt": ""}, "prompt", 'prompt: give at least 1 character, not ""'),
         ({"messages": []}, "messages", "messages: give at least 1 item"),
-        (say("Hi", "judge"), "messages.0.role", "messages.0.role: give 'system', 'user' or 'assistant'"),
+        (
+            say("Hi", "judge"),
+            "messages.0.role",
+            "messages.0.role: give 'system', 'developer', 'user', 'assistant' or 'tool'",
+        ),
+        ({"messages": [OWN]}, "messages", "the last message is the assistant's own"),
     ],
 }
 """By route: what is changed in a request that is served, the field that is named, and a part of what is said."""

@@ -6,7 +6,7 @@ import pytest
 
 from drafttree import Metrics
 from drafttree.engine.metrics import Round
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import ALL_SAID, Text, Texts
 from testing.live_server import events
 
 ASK = {"messages": [{"role": "user", "content": "Tell me about the old house."}], "max_tokens": 24, "temperature": 0}
@@ -16,9 +16,16 @@ def turn(nodes: int) -> Round:
     return Round(1, 0, nodes, 1, 1, 0.0, 0.0, 0.0)
 
 
+def texts_of(prompts: list[list[int]], *metrics: Metrics) -> Texts:
+    """As many texts of each prompt, with their metrics."""
+    of_texts = [prompt for prompt in prompts for _ in range(len(metrics) // len(prompts))]
+    found = zip(of_texts, metrics, strict=True)
+    return Texts(prompts, [Text(prompt, SimpleNamespace(metrics=each), None, ALL_SAID()) for prompt, each in found])
+
+
 def test_drafted_tokens_are_counted_once_however_often_they_are_asked_for():
     rounds = [turn(5), turn(1)]
-    texts = Texts([[1]], [SimpleNamespace(metrics=Metrics(rounds=rounds))])
+    texts = texts_of([[1]], Metrics(rounds=rounds))
     assert [texts.usage.rejected, texts.usage.rejected] == [4, 4]
     rounds[0] = turn(100)  # a round that was counted is not looked at again
     rounds.append(turn(3))
@@ -28,7 +35,7 @@ def test_drafted_tokens_are_counted_once_however_often_they_are_asked_for():
 def usage_of(prompts, texts):
     """The usage of texts, each of which has taken over so many tokens and had so many rounds."""
     metrics = [Metrics(reused_tokens=reused, rounds=[turn(1)] * rounds) for reused, rounds in texts]
-    usage = Texts(prompts, [SimpleNamespace(metrics=each) for each in metrics]).usage
+    usage = texts_of(prompts, *metrics).usage
     return usage.prompt, usage.cached
 
 
@@ -45,7 +52,7 @@ def test_texts_that_have_not_begun_say_nothing_of_what_was_cached():
 def test_timings_have_llama_servers_names_and_the_times_of_the_longest_text():
     one = Metrics(queue_seconds=9.0, prefill_seconds=0.5, seconds=11.5, reused_tokens=6, rounds=[turn(5)])
     other = Metrics(prefill_seconds=0.25, seconds=1.25, reused_tokens=6, rounds=[turn(1)])
-    texts = Texts([[1] * 10], [SimpleNamespace(metrics=one), SimpleNamespace(metrics=other)])
+    texts = texts_of([[1] * 10], one, other)
     texts.all[0].generated, texts.all[1].generated, texts.all[0].accepted = 3, 1, 2
     reading = {"prompt_n": 4, "prompt_ms": 500.0, "prompt_per_token_ms": 125.0, "prompt_per_second": 8.0}
     writing = {"predicted_n": 4, "predicted_ms": 2000.0, "predicted_per_token_ms": 500.0, "predicted_per_second": 2.0}
@@ -53,7 +60,7 @@ def test_timings_have_llama_servers_names_and_the_times_of_the_longest_text():
 
 
 def test_timings_of_plain_decoding_say_nothing_of_drafts():
-    timings = Texts([[1]], [SimpleNamespace(metrics=Metrics())]).timings
+    timings = texts_of([[1]], Metrics()).timings
     assert (timings["predicted_per_second"], timings["prompt_per_token_ms"]) == (0.0, 0.0)
     assert not timings.keys() & {"draft_n", "draft_n_accepted"}
 

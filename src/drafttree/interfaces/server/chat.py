@@ -3,22 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from fastapi import APIRouter, Response
 
 from drafttree.engine.chat import turn_end
+from drafttree.engine.detokenizer import check_stop
 from drafttree.engine.generation import Chunk
-from drafttree.interfaces.server.answer import Answer, Ended, Json
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
+from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
 from drafttree.interfaces.server.request import ChatRequest
-from drafttree.interfaces.server.sampling import engine_options, seeds
+from drafttree.interfaces.server.sampling import engine_options
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import Ended, Json, Text, Texts
 
 logger = logging.getLogger("drafttree")
 router = APIRouter(route_class=BodyRoute, prefix="/v1/chat", tags=["chat"])
@@ -32,12 +34,12 @@ class ChatCompletion(Described):
 async def answer(request: Body[ChatRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     texts = await begin_answers(request, serving)
-    choices = [ChatChoice(index, each, keeps_scores=not request.stream) for index, each in enumerate(texts.answers)]
+    choices = [ChatChoice(text, keeps_scores=not request.stream) for text in texts.all]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=True))
 
 
-async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
-    """Let the answers to a conversation into the engine.
+async def begin_answers(request: ChatRequest, serving: ServingContext, **more: Any) -> Texts:
+    """Let the answers to a conversation into the engine; what is not told here is as for `Admission.submit`.
 
     Raises:
         ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
@@ -48,13 +50,11 @@ async def begin_answers(request: ChatRequest, serving: ServingContext) -> Texts:
     if request.left_out:
         _warn_of(request.left_out)
     prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
-    texts = await Texts.submit(serving, [prompt], [options], seeds(request), request.cache_salt)
     tools, dialect = request.callable_tools, serving.dialect
     calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
-    for text in texts.all:
-        reader = AnswerReader(dialect.thinking, calls, thinks=thinks, speaks=not request.must_call, schemas=schemas)
-        texts.answers.append(Answer(text, reader))
-    return texts
+    speaks = not request.must_call
+    reader = partial(AnswerReader, dialect.thinking, calls, thinks=thinks, speaks=speaks, schemas=schemas)
+    return await Texts.submit(request, serving, [prompt], [options], reader, **more)
 
 
 @lru_cache(maxsize=64)
@@ -74,30 +74,28 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     # A form ends by itself, and may not be cut while it is being thought about.
     if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
-    if spelled := dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools)):
-        options["spelled_tokens"] = spelled
-    return prompt, thinks, options | {"logprobs": request.wanted_logprobs, "grammar": grammar}
+    spelled = dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools))
+    with blaming(request.called("stop")):
+        check_stop(request.stop or (), decoder.tokenizer, spelled)
+    wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}
+    return prompt, thinks, options | wanted
 
 
 class ChatChoice:
     """Writes one answer.
 
     Args:
-        index: its place among the answers of a request.
-        answer: the answer.
+        text: the answer.
         keeps_scores: whether the whole reply is wanted: a stream that nobody reads would keep them in vain.
     """
 
-    def __init__(self, index: int, answer: Answer, *, keeps_scores: bool) -> None:
-        self._index, self._answer, self._keeps_scores = index, answer, keeps_scores
+    def __init__(self, text: Text, *, keeps_scores: bool) -> None:
+        self._text, self._keeps_scores = text, keeps_scores
         self._said, self._thoughts, self._calls = "", "", list[Json]()
         self._scores, self._reason = list[Json](), "length"
 
-    def begin(self) -> Iterator[Json]:
-        yield self._chunk({"role": "assistant", "content": ""})
-
     def add(self, chunk: Chunk) -> Iterator[Json]:
-        for part, scores in self._answer.read(chunk):
+        for part, scores in self._text.parts(chunk):
             self._scores += scores if self._keeps_scores else ()
             match part:
                 case None:
@@ -125,12 +123,11 @@ class ChatChoice:
         message: Json = {"role": "assistant", "content": None if silent else self._said, "refusal": None}
         message |= {"reasoning_content": self._thoughts} if self._thoughts else {}
         message |= {"tool_calls": self._calls} if self._calls else {}
-        logprobs = self._logprobs(self._scores)
-        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": self._reason}
+        return {"message": message, "logprobs": self._logprobs(self._scores), "finish_reason": self._reason}
 
     def _chunk(self, delta: Json, scores: list[Json] | None = None, reason: str | None = None) -> Json:
         logprobs = None if scores is None else self._logprobs(scores)
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, scores: list[Json]) -> Json | None:
-        return {"content": scores, "refusal": None} if self._answer.scored else None
+        return {"content": scores, "refusal": None} if self._text.names else None

@@ -2,34 +2,31 @@
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Response
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from drafttree.engine.generation import Chunk
+from drafttree.engine.detokenizer import check_stop
+from drafttree.engine.generation import Chunk, Logprobs
 from drafttree.engine.prompt import encode
-from drafttree.interfaces.server.answer import Json, ScoredToken, Text, TokenNames, scored_tokens
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.fields import fields_of, mistake
 from drafttree.interfaces.server.grammar import outputs_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
-from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options, seeds
+from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import Json, Text, Texts
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/completions", tags=["completions"])
-
-
 MAX_PROMPTS = 256
 DEFAULT_LIMIT = 16
 
 PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
-Echo = tuple[str, list[int]]
-"""A prompt as text and as tokens."""
 
 
 def _as_list(prompt: object) -> object:
@@ -98,117 +95,104 @@ class Completion(Described):
 @router.post("", response_model=Completion, responses=STREAMED)
 async def complete(request: Body[CompletionRequest], serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
-    serving.check_model(request.model)
-    serving.admission.check()
-    prompts, options, echoes = await asyncio.to_thread(_prepare, request, serving)
-    texts = await Texts.submit(serving, prompts, options, seeds(request), request.cache_salt, wanted=request.limit > 0)
+    texts, shown = await begin_texts(request, serving)
     choices = [
-        Continuation(index, text, echoes[index // request.choices], not request.stream)
-        for index, text in enumerate(texts.all)
+        Continuation(text, shown[place // request.choices], keeps_scores=not request.stream)
+        for place, text in enumerate(texts.all)
     ]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
 
-def _prepare(
-    request: CompletionRequest, serving: ServingContext
-) -> tuple[list[list[int]], list[Json], list[Echo | None]]:
+async def begin_texts(request: CompletionRequest, serving: ServingContext, **more: Any) -> tuple[Texts, list[str]]:
+    """Let the texts that continue prompts into the engine; what is not told here is as for `Admission.submit`.
+
+    Beside them stands what those of each prompt begin with.
+
+    Raises:
+        ServerError: as for `check_model`, `Admission.check` and `Texts.submit`.
+        DraftTreeError: as for `encode` and `engine_options`.
+    """
+    serving.check_model(request.model)
+    serving.admission.check()
+    prompts, options, shown = await asyncio.to_thread(_prepare, request, serving)
+    return await Texts.submit(request, serving, prompts, options, wanted=request.limit > 0, **more), shown
+
+
+def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json], list[str]]:
     """The token ids of the prompts, the options of their texts, and what these begin with."""
     decoder, logprobs = serving.decoder, request.wanted_logprobs
     tokenizer, vocab, context = decoder.tokenizer, decoder.target.vocab_size, decoder.target.context
     with blaming("prompt"):
         prompts = [encode(prompt, tokenizer, vocab, context) for prompt in request.prompt]
+    with blaming("stop"):
+        check_stop(request.stop or (), tokenizer)
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
     wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
-    echoes: list[Echo | None] = [None] * len(prompts)
-    if request.echo:
-        read = zip(request.prompt, prompts, strict=True)
-        echoes = [(given if isinstance(given, str) else _decoded(tokens, tokenizer), tokens) for given, tokens in read]
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts], echoes
+    shown = [_as_text(prompt, tokenizer) if request.echo else "" for prompt in request.prompt]
+    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts], shown
 
 
-def _decoded(tokens: list[int], tokenizer: Any) -> str:
-    return tokenizer.decode(tokens, skip_special_tokens=True) if tokenizer else ""
+def _as_text(prompt: str | list[int], tokenizer: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(prompt, skip_special_tokens=True) if tokenizer else ""
 
 
 class Continuation:
     """Writes one text.
 
     Args:
-        index: its place among the texts of a request.
         text: the text.
-        echo: the prompt that the text begins with; None for none.
+        shown: the prompt, if the text is to begin with it.
         keeps_scores: as for `ChatChoice`.
     """
 
-    def __init__(self, index: int, text: Text, echo: Echo | None, keeps_scores: bool) -> None:
-        self._index, self._text, self._names, self._echo = index, text, text.names, echo
-        self._begin, self._written, self._reason = len(echo[0]) if echo else 0, "", None
-        self._logprobs = self._scored([], []) if text.names and keeps_scores else None
-
-    def begin(self) -> Iterator[Json]:
-        """Nothing comes before the first chunk."""
-        yield from ()
+    def __init__(self, text: Text, shown: str, *, keeps_scores: bool) -> None:
+        self._text, self._shown, self._keeps_scores = text, shown, keeps_scores
+        self._begin, self._written, self._scores, self._reason = len(shown), "", list[Json](), None
 
     def add(self, chunk: Chunk) -> Iterator[Json]:
         """What a chunk adds; the first one has the prompt if it is echoed."""
-        text, first = chunk.text, self._text.told
-        tokens = self._text.tell(self._text.known_tokens(chunk.finish_reason))
-        # bytes that continue a character begin where it does
-        offsets = [self._begin + bisect_left(self._text.origins, first + place) for place in range(len(tokens))]
-        if self._echo:
-            (shown, ids), self._echo = self._echo, None
-            text = shown + text
-            if chunk.prompt_logprobs is not None:  # nothing stands before the first token
-                known = scored_tokens(ids[1:], chunk.prompt_logprobs.tokens, chunk.prompt_logprobs.top)
-                prompt = [ScoredToken(ids[0], None, {}), *known]
-                tokens, offsets = [*prompt, *tokens], [*self._prompt_offsets(prompt), *offsets]
-        self._written, self._reason = self._written + text, chunk.finish_reason
-        logprobs = self._names and self._scored(tokens, offsets)
-        if self._logprobs and logprobs:
-            for name, values in logprobs.items():
-                self._logprobs[name] += values
-        if text or tokens or chunk.finish_reason:
-            yield self._choice(text, logprobs)
+        first, text = self._text.told, self._shown + chunk.text
+        scores = self._text.tell(self._text.known_tokens(chunk.finish_reason))
+        for place, score in enumerate(scores, first):  # bytes that continue a character begin where it does
+            score["text_offset"] = self._begin + bisect_left(self._text.origins, place)
+        if chunk.prompt_logprobs is not None:
+            scores = [*self._prompt_scores(chunk.prompt_logprobs), *scores]
+        self._shown, self._written, self._reason = "", self._written + text, chunk.finish_reason
+        self._scores += scores if self._keeps_scores else ()
+        if text or scores or chunk.finish_reason:
+            yield self._choice(text, scores)
 
     @property
     def whole(self) -> Json:
         """The whole text."""
-        return self._choice(self._written, self._logprobs)
+        return self._choice(self._written, self._scores)
 
-    def _choice(self, text: str, logprobs: Json | None) -> Json:
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": self._reason}
-
-    def _scored(self, tokens: Sequence[ScoredToken], offsets: list[int]) -> Json:
-        """Tokens with what is known of them, and where each begins in the text."""
-        assert self._names
-        return {
-            "tokens": [self._names.name(scored.token) for scored in tokens],
-            "token_logprobs": [scored.logprob for scored in tokens],
-            "top_logprobs": [_top(scored, self._names) for scored in tokens],
-            "text_offset": offsets,
+    def _choice(self, text: str, scores: list[Json]) -> Json:
+        logprobs = {
+            "tokens": [each["token"] for each in scores],
+            "token_logprobs": [each["logprob"] for each in scores],
+            "top_logprobs": [_top(each) for each in scores],
+            "text_offset": [each["text_offset"] for each in scores],
         }
+        return {"text": text, "logprobs": logprobs if self._text.names else None, "finish_reason": self._reason}
 
-    def _prompt_offsets(self, tokens: Sequence[ScoredToken]) -> list[int]:
-        """Where the tokens of the prompt begin, whose text is the client's."""
-        if self._names is None:
-            return []
-        found, offset = [], 0
-        for scored in tokens:
-            piece = self._names.bytes(scored.token)
-            found.append(offset - (bool(piece) and _continues(piece[0])))
-            offset += sum(not _continues(byte) for byte in piece)
-        return found
-
-
-def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 continues a character."""
-    return byte & 0xC0 == 0x80
+    def _prompt_scores(self, known: Logprobs) -> list[Json]:
+        """The tokens of the prompt, as many as were read in time; nothing stands before the first one."""
+        assert self._text.names
+        read = self._text.prompt[: 1 + len(known.tokens)]
+        scores = self._text.names.scores(read, [None, *known.tokens], known.top and [{}, *known.top])
+        decoder, offset = getincrementaldecoder("utf-8")("replace"), 0
+        for score in scores:
+            score["text_offset"] = offset
+            offset += len(decoder.decode(bytes(score["bytes"])))
+        return scores
 
 
-def _top(scored: ScoredToken, names: TokenNames) -> dict[str, float] | None:
+def _top(score: Json) -> dict[str, float] | None:
     """The likeliest tokens and the chosen one by name, None where there was nothing to choose."""
-    if scored.logprob is None:
+    if score["logprob"] is None:
         return None
-    likeliest = {names.name(token): logprob for token, logprob in scored.top.items()}
-    return likeliest | {names.name(scored.token): scored.logprob}
+    return {each["token"]: each["logprob"] for each in (*score["top_logprobs"], score)}

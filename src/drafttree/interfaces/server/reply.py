@@ -18,12 +18,11 @@ from sse_starlette import EventSourceResponse
 import drafttree
 from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Json
 from drafttree.interfaces.server.errors import ServerError, as_server_error
 from drafttree.interfaces.server.fields import RequestModel
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import Json, Texts
 
 STREAMED: dict[int | str, Json] = {
     200: {
@@ -72,10 +71,6 @@ class Writer(Protocol):
 class Choice(Protocol):
     """Writes one text of OpenAI's completions."""
 
-    def begin(self) -> Iterable[Json]:
-        """What its chunks begin with."""
-        ...
-
     def add(self, chunk: Chunk) -> Iterable[Json]:
         """What a chunk adds."""
         ...
@@ -87,7 +82,15 @@ class Choice(Protocol):
 
 
 class Completions:
-    """Writes OpenAI's completions: a list of choices, or chunks with one choice each."""
+    """Writes OpenAI's completions: a list of choices, or chunks with one choice each.
+
+    Args:
+        request: what the client asks for.
+        serving: what the server runs.
+        texts: the texts of the request.
+        choices: what writes each of them.
+        chat: whether they are answers, each of which begins with a chunk that says whose it is.
+    """
 
     done = True
 
@@ -95,22 +98,21 @@ class Completions:
         self, request: SeveralTexts, serving: ServingContext, texts: Texts, choices: Sequence[Choice], *, chat: bool
     ) -> None:
         self._texts, self._choices, self._options = texts, choices, request.stream_options or StreamOptions()
-        self._running = len(choices)
+        self._running, self._chat = len(choices), chat
         self._kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
         self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            **reply_head("chatcmpl-" if chat else "cmpl-", request, serving),
             "created": int(time.time()),
-            "model": request.model or serving.settings.model_name,
             "system_fingerprint": f"drafttree-{drafttree.__version__}",
-            **serving.decoder.fidelity.to_json(),
         }
 
     def begin(self) -> Iterable[Json]:
-        return (self._chunk(begun) for choice in self._choices for begun in choice.begin())
+        begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk(place, begun) for place in range(len(self._choices))] if self._chat else []
 
     def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
         self._running -= chunk.finish_reason is not None
-        yield from map(self._chunk, self._choices[place].add(chunk))
+        yield from (self._chunk(place, added) for added in self._choices[place].add(chunk))
         if not self._running and self._options.include_usage:
             yield {**self._head, "object": self._kinds[1], "choices": [], **self._costs}
 
@@ -119,20 +121,26 @@ class Completions:
 
     @property
     def whole(self) -> Json:
-        choices = [choice.whole for choice in self._choices]
+        choices = [{"index": place, **choice.whole} for place, choice in enumerate(self._choices)]
         return {**self._head, "object": self._kinds[0], "choices": choices, **self._costs}
 
     @property
     def _costs(self) -> Json:
         return {"usage": self._texts.usage.openai, "timings": self._texts.timings}
 
-    def _chunk(self, choice: Json) -> Json:
+    def _chunk(self, place: int, choice: Json) -> Json:
         costs: Json = {"usage": None} if self._options.include_usage else {}
         if self._options.continuous_usage_stats:
             costs = {"usage": self._texts.usage.openai}
         if choice["finish_reason"] and not self._running and not self._options.include_usage:  # else one more follows
             costs |= {"timings": self._texts.timings}
-        return {**self._head, "object": self._kinds[1], "choices": [choice], **costs}
+        return {**self._head, "object": self._kinds[1], "choices": [{"index": place, **choice}], **costs}
+
+
+def reply_head(prefix: str, request: SamplingFields, serving: ServingContext) -> Json:
+    """What every reply has: an id, which begins with a prefix, the model, and whether its texts are lossless."""
+    model = request.model or serving.settings.model_name
+    return {"id": f"{prefix}{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
 
 
 async def warning(request: RequestModel, serving: ServingContext, *, enforced: bool = True) -> dict[str, str]:
@@ -150,11 +158,9 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
     return {"Warning": ", ".join(f'299 drafttree "{each}"' for each in told)} if told else {}
 
 
-async def reply(
-    request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer, **headers: str
-) -> Response:
+async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer) -> Response:
     """The response to a request, which may want a stream."""
-    headers |= await warning(request, serving, enforced=texts.enforced)
+    headers = await warning(request, serving, enforced=texts.enforced)
     if request.stream:
         return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
     async with aclosing(texts.read()) as chunks:

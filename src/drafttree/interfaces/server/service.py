@@ -73,12 +73,23 @@ def metrics(serving: Serving) -> Response:
     return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-class TokenizeRequest(PromptEnd, fields_of("tokenize")):
+class PromptOrMessages(RequestModel):
+    """One of two ways to say what stands before a text."""
+
+    prompt: str | None = Field(None, description="a text")
+    messages: Messages | None = Field(None, description="a conversation, instead of a text")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise mistake("one_form", "give either prompt or messages", "prompt")
+        return self
+
+
+class TokenizeRequest(PromptOrMessages, PromptEnd, fields_of("tokenize")):
     """A text or a conversation whose tokens are wanted."""
 
     model: str | None = Field(None, description="name of the served model, which is the default")
-    prompt: str | None = Field(None, description="a text")
-    messages: Messages | None = Field(None, description="a conversation, instead of a text")
     tools: Tools | None = Field(None, description="functions to describe to the model; only with messages")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template; only with messages"
@@ -89,26 +100,13 @@ class TokenizeRequest(PromptEnd, fields_of("tokenize")):
     return_token_strs: bool | None = Field(None, description="also return the tokens as strings")
 
     @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise mistake("one_form", "give either prompt or messages", "prompt")
+    def _check_form(self) -> Self:
         for name in ("tools", "chat_template_kwargs", "continue_final_message"):
             if self.messages is None and getattr(self, name):
                 raise mistake("no_messages", "this belongs to messages, not to a prompt", name)
         if self.messages is not None and self.add_special_tokens:
             raise mistake("not_served", "a conversation has those of its template; leave it out", "add_special_tokens")
         return self
-
-    def as_chat(self) -> ChatRequest | None:
-        """The conversation, None for a text.
-
-        Raises:
-            ServerError: as for `ChatRequest.of`.
-        """
-        if self.messages is None:
-            return None
-        names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
-        return ChatRequest.of(self, "chat", (), **{name: getattr(self, name) for name in names})
 
 
 class TokenizeReply(BaseModel):
@@ -154,7 +152,9 @@ async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> Deto
 
 
 def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
-    if chat := request.as_chat():
+    if request.messages is not None:
+        names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
+        chat = ChatRequest.of(request, "chat", (), **{name: getattr(request, name) for name in names})
         return read_prompt(chat, tokenizer, dialect, context)
     text = request.prompt or ""
     check_characters(text, tokenizer, context)

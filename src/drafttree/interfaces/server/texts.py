@@ -1,16 +1,167 @@
-"""The texts of one request: submitted together, read as they grow, and counted."""
+"""The texts of one request: submitted together, read as they grow and in their parts, and counted."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import Any
 
+from drafttree.constraints.grammar import token_bytes
 from drafttree.engine.batching import Handle
+from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk
 from drafttree.engine.metrics import ratio
-from drafttree.interfaces.server.answer import Answer, Json, Text, TokenNames
-from drafttree.interfaces.server.errors import ServerError
+from drafttree.interfaces.server.dialect.reader import AnswerReader, Part, Said
+from drafttree.interfaces.server.errors import SHUTTING_DOWN, ServerError, shutting_down
+from drafttree.interfaces.server.sampling import SeveralTexts, seeds
 from drafttree.interfaces.server.serving import ServingContext
+
+Json = dict[str, Any]
+MIN_LOGPROB = -9999.0
+"""What stands for minus infinity, which JSON does not know; vLLM's number."""
+ALL_SAID = partial(AnswerReader, None, None)
+"""Makes the reader of a text that has neither thinking nor calls."""
+
+
+class TokenNames:
+    """The tokens of a vocabulary by name: their text, or their bytes where these are a part of a character."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._pieces = token_bytes(decoder.tokenizer, decoder.target.vocab_size)
+
+    def scores(
+        self, tokens: Sequence[int], logprobs: Sequence[float | None], top: Sequence[Mapping[int, float]]
+    ) -> list[Json]:
+        """Tokens with their log-probabilities and the likeliest ones at their places, as chats have them.
+
+        Args:
+            tokens: token ids.
+            logprobs: of each, None where nothing stands before it.
+            top: for each, the likeliest tokens and their log-probabilities; empty where none are wanted.
+        """
+        return [
+            {**self._score(token, logprob), "top_logprobs": [self._score(*each) for each in likeliest.items()]}
+            for token, logprob, likeliest in zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+        ]
+
+    def _score(self, token: int, logprob: float | None) -> Json:
+        """A token with its log-probability; bytes that are no text are `bytes:\\xe2\\x82`, as in OpenAI's API."""
+        piece = self._pieces[token]
+        try:
+            name = piece.decode()
+        except UnicodeDecodeError:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return {"token": name, "bytes": [*piece], "logprob": None if logprob is None else max(logprob, MIN_LOGPROB)}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of an answer.
+
+    Attributes:
+        reason: why it ends: "stop", also where a call was cut short, "length" or "tool_calls".
+        stopped_by: the stop string that ended it, None where something else did.
+    """
+
+    reason: str
+    stopped_by: str | None
+
+
+class Text:
+    """A text as the engine writes it, and which of its tokens an API has told.
+
+    A token is told with the last of its characters, so what may still turn out to be a stop string shows in no
+    log-probability either. A stop string's own tokens and EOS are no part of the text.
+
+    Args:
+        prompt: token ids of what stands before it.
+        handle: the text in the engine.
+        names: the tokens by name, None where no log-probabilities are wanted.
+        reader: tells thinking and calls of tools from what is said.
+
+    Attributes:
+        prompt: as given.
+        handle: as given.
+        names: as given.
+        generated: its tokens so far.
+        accepted: those of them that were drafted.
+        origins: per character, the place in the text of the token that completed it.
+        told: the number of tokens that were told.
+    """
+
+    def __init__(self, prompt: list[int], handle: Handle, names: TokenNames | None, reader: AnswerReader) -> None:
+        self.prompt, self.handle, self.names, self._reader = prompt, handle, names, reader
+        self.generated = self.accepted = self.told = 0
+        self.origins, self._scores = list[int](), deque[Json]()
+        self._rounds = self._drafted = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take what a round has added.
+
+        Raises:
+            ServerError: the text ended before its end.
+        """
+        if chunk.finish_reason == SHUTTING_DOWN:
+            raise shutting_down()
+        if chunk.finish_reason not in (None, "stop", "length"):
+            raise ServerError(503, f"the text was {chunk.finish_reason} before its end", code=chunk.finish_reason)
+        self.generated += len(chunk.tokens)
+        self.accepted += sum(chunk.drafted)
+        self.origins += chunk.origins
+        if self.names:
+            self._scores += self.names.scores(chunk.tokens, chunk.logprobs, chunk.top_logprobs)
+
+    def parts(self, chunk: Chunk) -> Iterator[tuple[Part | Ended | None, list[Json]]]:
+        """The parts of an answer that a chunk adds, each with the log-probabilities of tokens that were not told.
+
+        What is said has those of its own tokens. None stands for tokens beside it: of marks, thinking and calls.
+        """
+        reason = chunk.finish_reason
+        for part in self._reader.read(chunk.text, final=reason is not None):
+            scores: list[Json] = []
+            if isinstance(part, Said):
+                begin, end = part.begin, part.begin + len(part.text)
+                if before := self.tell(min(self._tokens_before(begin), self.origins[begin])):
+                    yield None, before
+                scores = self.tell(self._tokens_before(end))
+            yield part, scores
+        if rest := self.tell(self.known_tokens(reason) if reason else self._tokens_before(self._reader.known)):
+            yield None, rest
+        if reason:
+            called = reason == "stop" and self._reader.calls and not self._reader.in_call
+            yield Ended("tool_calls" if called else reason, chunk.stopped_by), []
+
+    def tell(self, tokens: int) -> list[Json]:
+        """The log-probabilities of those of the first tokens that were not told, if any are wanted."""
+        found = [self._scores.popleft() for _ in range(min(tokens - self.told, len(self._scores)))]
+        self.told += len(found)
+        return found
+
+    def known_tokens(self, finish_reason: str | None) -> int:
+        """The number of tokens that its text so far is made of, by why it has ended."""
+        return self.generated if finish_reason == "length" else self._tokens_before(len(self.origins))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens that are thinking, the marks around it included."""
+        return sum(
+            (self.generated if end is None else self._tokens_before(end)) - self._tokens_before(begin)
+            for begin, end in self._reader.thoughts
+        )
+
+    @property
+    def drafted(self) -> int:
+        """The drafted tokens of all rounds so far; counting them again takes no longer for a longer text."""
+        new = self.handle.metrics.rounds[self._rounds :]
+        self._rounds += len(new)
+        self._drafted += sum(each.nodes - 1 for each in new)
+        return self._drafted
+
+    def _tokens_before(self, character: int) -> int:
+        """The number of tokens that the text before a character is made of."""
+        return self.origins[character - 1] + 1 if character else 0
 
 
 @dataclass(frozen=True)
@@ -54,68 +205,66 @@ class Texts:
 
     Args:
         prompts: token ids of each prompt.
-        handles: one for each text, as many for each prompt, those of the first prompt first.
-        names: the tokens by name, None where no log-probabilities are wanted.
+        texts: as many for each prompt, those of the first prompt first.
         wanted: False where the reply has no text, only what is known of the prompts.
         enforced: whether calls conform to the schemas of all tools.
 
     Attributes:
         all: the texts.
         enforced: as given.
-        answers: what reads them and knows which tokens are thinking; none where nothing does.
     """
 
     def __init__(
-        self,
-        prompts: Sequence[list[int]],
-        handles: Sequence[Handle],
-        names: TokenNames | None = None,
-        *,
-        wanted: bool = True,
-        enforced: bool = True,
+        self, prompts: Sequence[list[int]], texts: Sequence[Text], *, wanted: bool = True, enforced: bool = True
     ) -> None:
-        self._prompts, self._wanted, self.enforced = prompts, wanted, enforced
-        self.all = [Text(handle, names) for handle in handles]
-        self.answers: list[Answer] = []
+        self._prompts, self.all, self._wanted, self.enforced = prompts, texts, wanted, enforced
 
     @classmethod
     async def submit(
         cls,
+        request: SeveralTexts,
         serving: ServingContext,
         prompts: Sequence[list[int]],
         options: Sequence[Json],
-        seeds: Sequence[int | None],
-        cache_salt: str | None,
+        reader: Callable[[], AnswerReader] = ALL_SAID,
         *,
         wanted: bool = True,
+        **more: Any,
     ) -> "Texts":
-        """Submit all texts of a request, or none of them: of each prompt, with its options, one for each seed.
+        """Submit all texts of a request, or none of them: for each prompt, with its options, one for each seed.
+
+        What is not told here is as for `Admission.submit`.
+
+        Args:
+            request: what the client asks for.
+            serving: what the server runs.
+            prompts: token ids of each prompt.
+            options: for each prompt, those of its texts, all but their seeds.
+            reader: makes what tells thinking and calls of tools from what a text says.
+            wanted: as for `Texts`.
 
         Raises:
             ServerError: there are too many for the server's queue, now or ever, or as for `Grammars.made`.
             DraftTreeError: as for `Engine.submit`.
         """
-        handles: list[Handle] = []
+        texts: list[Text] = []
         group = object()  # however many they are, they take turns with other requests' texts
-        texts = len(prompts) * len(seeds)
-        if texts > (most := serving.admission.most_texts):
-            raise ServerError(
-                400,
-                f"{texts} texts are more than the server takes at once, {most}",
-                param="n" if len(seeds) > 1 else "prompt",
-            )
+        count = len(prompts) * request.choices
+        if count > (most := serving.admission.most_texts):
+            message = f"{count} texts are more than the server takes at once, {most}"
+            raise ServerError(400, message, param="n" if request.choices > 1 else "prompt")
         async with serving.admission.preparing():
             made = [await serving.grammars.made(each) for each in options]
         names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None
         try:
-            for (prompt, given), seed in product(zip(prompts, (each for each, _ in made), strict=True), seeds):
-                given = {**given, "seed": seed, "group": group, "cache_salt": cache_salt}
-                handles.append(await serving.admission.submit(prompt, **given))
+            for (prompt, (given, _)), seed in product(zip(prompts, made, strict=True), seeds(request)):
+                given = {**given, **more, "seed": seed, "group": group, "cache_salt": request.cache_salt}
+                texts.append(Text(prompt, await serving.admission.submit(prompt, **given), names, reader()))
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            for text in texts:
+                text.handle.cancel()
             raise
-        return cls(prompts, handles, names, wanted=wanted, enforced=all(enforced for _, enforced in made))
+        return cls(prompts, texts, wanted=wanted, enforced=all(enforced for _, enforced in made))
 
     async def read(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """The chunks of all texts as they come, each with its place among the texts.
@@ -164,7 +313,7 @@ class Texts:
             generated=sum(text.generated for text in self.all),
             accepted=accepted,
             rejected=max(drafted - accepted, 0),
-            reasoning=sum(answer.reasoning_tokens for answer in self.answers),
+            reasoning=sum(text.reasoning_tokens for text in self.all),
         )
 
     @property

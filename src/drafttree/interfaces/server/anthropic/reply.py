@@ -1,8 +1,7 @@
 """/v1/messages: the answer of a chat as Anthropic's API has it."""
 
 import asyncio
-import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -10,16 +9,15 @@ from pydantic_core import from_json
 
 from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Ended, Json
 from drafttree.interfaces.server.anthropic.request import CountTokensRequest, MessagesRequest
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ANTHROPIC, AnthropicErrorReply, ServerError
-from drafttree.interfaces.server.reply import STREAMED, Described, reply, warning
+from drafttree.interfaces.server.reply import STREAMED, Described, reply, reply_head, warning
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import Ended, Json, Texts
 
 ERRORS = {status: {"model": AnthropicErrorReply, "description": "An error"} for status in ("4XX", "5XX")}
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -35,9 +33,7 @@ async def write(request: Body[MessagesRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     _check_thinking(request, serving)
     texts = await begin_answers(await read_request(request.as_chat), serving)
-    model = request.model or serving.settings.model_name
-    head = {"id": f"msg_{uuid.uuid4().hex}", "model": model, **serving.decoder.fidelity.to_json()}
-    return await reply(request, serving, texts, MessageText(head, texts, request.stop_strings))
+    return await reply(request, serving, texts, MessageText(request, serving, texts))
 
 
 @router.post("/count_tokens")
@@ -63,28 +59,28 @@ def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> Non
 
 
 class MessageText:
-    """Writes a message: its blocks, each with the events around it.
-
-    Args:
-        head: the fields that the message begins with and keeps.
-        texts: the only text of the request.
-        stop_strings: the request's own; the model's end of a turn is none of them.
-    """
+    """Writes a message: its blocks, each with the events around it."""
 
     done = False
 
-    def __init__(self, head: Json, texts: Texts, stop_strings: Collection[str]) -> None:
-        self._texts, self._stop_strings = texts, stop_strings
-        self._answer = texts.answers[0]
+    def __init__(self, request: MessagesRequest, serving: ServingContext, texts: Texts) -> None:
+        self._texts, self._stop_strings = texts, request.stop_strings
         self._content, self._input = list[Json](), ""
-        ending = {"stop_reason": None, "stop_sequence": None, "usage": self._usage}
-        self.whole: Json = {**head, "type": "message", "role": "assistant", "content": self._content, **ending}
+        self.whole: Json = {
+            **reply_head("msg_", request, serving),
+            "type": "message",
+            "role": "assistant",
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage,
+        }
 
     def begin(self) -> Iterator[Json]:
         yield {"type": "message_start", "message": self.whole}
 
     def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for part, _ in self._answer.read(chunk):
+        for part, _ in self._texts.all[place].parts(chunk):
             match part:
                 case Thought(text=text):
                     yield from self._write("thinking", text)
@@ -95,7 +91,7 @@ class MessageText:
                 case CallArguments(text=text):
                     self._input += text
                     yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
-                case Ended(reason=reason, stopped_by=stopped_by):
+                case Ended(reason=reason, stopped_by=stopped_by):  # else it is the model's own end of a turn
                     yield from self._end(reason, stopped_by if stopped_by in self._stop_strings else None)
                 case None:  # there are no log-probabilities
                     pass

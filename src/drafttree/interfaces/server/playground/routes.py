@@ -2,47 +2,31 @@
 
 from collections.abc import AsyncIterator, Iterable
 from itertools import groupby, islice
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
-from pydantic import Field, model_validator
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
 from drafttree.engine.batching import Handle
-from drafttree.engine.chat import turn_end
 from drafttree.engine.generation import Chunk
 from drafttree.evaluation.trace import TokenTexts, TracingObserver
 from drafttree.interfaces.page_parts.round_packing import pack_round
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
+from drafttree.interfaces.server.chat import begin_answers
+from drafttree.interfaces.server.completions import CompletionRequest, PromptText, begin_texts
 from drafttree.interfaces.server.errors import as_server_error
-from drafttree.interfaces.server.fields import RequestModel, mistake
 from drafttree.interfaces.server.playground.page import facts_of, make_page
-from drafttree.interfaces.server.sampling import TokenCount
+from drafttree.interfaces.server.reply import warning
+from drafttree.interfaces.server.request import ChatRequest
+from drafttree.interfaces.server.sampling import SamplingFields, TokenCount
+from drafttree.interfaces.server.service import PromptOrMessages
 from drafttree.interfaces.server.serving import Serving
 
 router = APIRouter(route_class=BodyRoute, include_in_schema=False)
-FIGURES = (
-    "tokens",
-    "rounds",
-    "mean_accepted_tokens",
-    "draft_efficiency",
-    "acceptance_rate",
-    "mean_nodes",
-    "time_to_first_token",
-    "decoding_tokens_per_second",
-)
-"""The figures of `Metrics.summary` that end a stream."""
 
 
-class PlaygroundMessage(RequestModel):
-    """A message of a conversation."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class Asked(RequestModel):
+class RoundsRequest(PromptOrMessages, SamplingFields):
     """A text that the page wants, and how.
 
     Attributes:
@@ -51,31 +35,10 @@ class Asked(RequestModel):
         as_served: True to draft only where that pays, as for other texts of the server; False to draft in every round.
     """
 
-    prompt: str | None = None
-    messages: Annotated[list[PlaygroundMessage], Field(min_length=1)] | None = None
-    max_tokens: TokenCount = 128
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] = Field([])
+    prompt: PromptText | None = None
+    max_tokens: TokenCount | None = None
     speculate: bool = True
     as_served: bool = False
-
-    @model_validator(mode="after")
-    def _check_one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise mistake("one_form", "give either prompt or messages", "prompt")
-        return self
-
-    def options(self, tokenizer: Any) -> dict[str, Any]:
-        """The prompt and the options of `Engine.submit`."""
-        end = turn_end(tokenizer) if self.messages else None
-        return {
-            "prompt": self.prompt if self.messages is None else [each.model_dump() for each in self.messages],
-            "max_new_tokens": self.max_tokens,
-            **self.model_dump(include={"temperature", "top_p", "seed", "speculate"}),
-            "stop": [*self.stop, *([end] if end else [])] or None,
-        }
 
 
 @router.head("/", include_in_schema=False)
@@ -88,13 +51,20 @@ def page(serving: Serving) -> HTMLResponse:
 
 
 @router.post("/v1/playground/rounds")
-async def rounds(asked: Body[Asked], serving: Serving) -> EventSourceResponse:
+async def rounds(request: Body[RoundsRequest], serving: Serving) -> EventSourceResponse:
     """Write a text and stream its rounds."""
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
-    options = asked.options(serving.decoder.tokenizer)
-    to = None if asked.as_served or serving.drafting is None else serving.drafting.submit
-    handle = await serving.admission.submit(**options, to=to, observer=observer)
-    return EventSourceResponse(_events(handle, observer), sep="\n")
+    to = None if request.as_served or serving.drafting is None else serving.drafting.submit
+    more = {"to": to, "observer": observer, "speculate": request.speculate}
+    shared = {name: getattr(request, name) for name in (*SamplingFields.model_fields, "max_tokens")}
+    if request.messages is None:
+        completion = CompletionRequest.model_validate({"prompt": request.prompt, **shared})
+        texts, _ = await begin_texts(completion, serving, **more)
+    else:
+        chat = ChatRequest.model_validate({"messages": request.messages, **shared})
+        texts = await begin_answers(chat, serving, **more)
+    headers = await warning(request, serving)
+    return EventSourceResponse(_events(texts.all[0].handle, observer), headers=headers, sep="\n")
 
 
 async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JSONServerSentEvent]:
@@ -113,9 +83,7 @@ async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JS
                 told |= {"passes": served.cost.draft_passes, "reason": served.reason}
             yield JSONServerSentEvent(told, event="round")
         whole = handle.result()
-        summary = whole.metrics.summary()
-        figures = {name: summary[name] for name in FIGURES}
-        yield JSONServerSentEvent({"finish": whole.finish_reason, "figures": figures}, event="end")
+        yield JSONServerSentEvent({"finish": whole.finish_reason, "figures": whole.metrics.summary()}, event="end")
     except Exception as error:
         yield JSONServerSentEvent(as_server_error(error).body, event="error")
     finally:

@@ -2,24 +2,23 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
-from drafttree.interfaces.server.answer import Ended, Json
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat import begin_answers
 from drafttree.interfaces.server.dialect.reader import CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import ServerError
 from drafttree.interfaces.server.fields import RequestModel
-from drafttree.interfaces.server.reply import STREAMED, Described, reply
+from drafttree.interfaces.server.reply import STREAMED, Described, reply, reply_head
 from drafttree.interfaces.server.request import LeftOut
 from drafttree.interfaces.server.responses.request import ResponseRequest
 from drafttree.interfaces.server.serving import Serving, ServingContext
-from drafttree.interfaces.server.texts import Texts
+from drafttree.interfaces.server.texts import Ended, Json, Texts
 
 router = APIRouter(route_class=BodyRoute, prefix="/v1/responses", tags=["responses"])
 
@@ -32,7 +31,7 @@ class ModelResponse(Described):
 async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
     """Answer a conversation, at once or as a stream of events."""
     texts = await begin_answers(await read_request(request.as_chat), serving)
-    return await reply(request, serving, texts, ResponseText(_begun(request, serving), texts, request.namespaces))
+    return await reply(request, serving, texts, ResponseText(request, serving, texts))
 
 
 def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
@@ -40,13 +39,12 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
     repeated = ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens")
     choice, form = request.tool_choice or "auto", request.text and request.text.format
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
+        **reply_head("resp_", request, serving),
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "model": request.model or serving.settings.model_name,
         "output": [],
         "usage": None,
         **{name: getattr(request, name) for name in repeated},
@@ -58,7 +56,6 @@ def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
         "truncation": "disabled",
         "background": False,
         "previous_response_id": None,
-        **serving.decoder.fidelity.to_json(),
     }
 
 
@@ -68,19 +65,12 @@ def _given(part: RequestModel) -> Json:
 
 
 class ResponseText:
-    """Writes a response: its items, each with the events around it.
-
-    Args:
-        whole: the response before anything is written.
-        texts: the only text of the request.
-        namespaces: what is said of calls of functions in namespaces.
-    """
+    """Writes a response: its items, each with the events around it."""
 
     done = False
 
-    def __init__(self, whole: Json, texts: Texts, namespaces: Mapping[str, Json]) -> None:
-        self.whole, self._texts, self._namespaces = whole, texts, namespaces
-        self._answer = texts.answers[0]
+    def __init__(self, request: ResponseRequest, serving: ServingContext, texts: Texts) -> None:
+        self.whole, self._texts, self._namespaces = _begun(request, serving), texts, request.namespaces
         self._events = 0
 
     def begin(self) -> Iterator[Json]:
@@ -88,10 +78,10 @@ class ResponseText:
         yield self._event("in_progress", response=self.whole)
 
     def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for part, scores in self._answer.read(chunk):
+        for part, scores in self._texts.all[place].parts(chunk):
             match part:
                 case Thought(text=text):
-                    yield from self._write("reasoning", text)
+                    yield from self._write("reasoning", text, scores)
                 case Said(text=text):
                     yield from self._write("message", text, scores)
                 case CallBegun(name=name, id=id_):
@@ -110,8 +100,8 @@ class ResponseText:
         self.whole |= {"status": "failed", "error": {"code": code, "message": error.message}}
         return self._event("failed", response=self.whole)
 
-    def _write(self, kind: str, text: str, scores: list[Json] | None = None) -> Iterator[Json]:
-        """Go on with a message or with thinking, or begin it."""
+    def _write(self, kind: str, text: str, scores: list[Json]) -> Iterator[Json]:
+        """Go on with a message or with thinking, which has no log-probabilities, or begin it."""
         said = kind == "message"
         if not self.whole["output"] or self._item["type"] != kind:
             own: Json = {"role": "assistant"} if said else {"summary": []}
@@ -123,9 +113,9 @@ class ResponseText:
         (part,) = self._item["content"]
         part["text"] += text
         if said:
-            part["logprobs"] += scores or []
+            part["logprobs"] += scores
         if text:
-            more = {"logprobs": _without_bytes(scores or [])} if said else {}
+            more = {"logprobs": _without_bytes(scores)} if said else {}
             yield self._event(f"{part['type']}.delta", **self._place, content_index=0, delta=text, **more)
 
     def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
@@ -153,7 +143,7 @@ class ResponseText:
     def _end(self, reason: str) -> Iterator[Json]:
         """Complete the response, which has one item at least."""
         if not self.whole["output"]:
-            yield from self._write("message", "")
+            yield from self._write("message", "", [])
         status = "incomplete" if reason == "length" else "completed"
         cut = reason == "stop" and self._item["type"] == "function_call"
         yield from self._close("incomplete" if cut else status)
