@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from drafttree.engine.detokenizer import check_stop
 from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
-from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thinks, Thought
+from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArguments, CallBegun, Said, Thought
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
@@ -49,11 +49,7 @@ async def begin_answers(request: ChatRequest, serving: ServingContext, **more: A
     serving.admission.check()
     if request.left_out:
         _warn_of(request.left_out)
-    prompt, thinks, options = await asyncio.to_thread(_prepare, request, serving)
-    tools, dialect = request.callable_tools, serving.dialect
-    calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
-    speaks = not request.must_call
-    reader = partial(AnswerReader, dialect.thinking, calls, thinks=thinks, speaks=speaks, schemas=schemas)
+    prompt, options, reader = await asyncio.to_thread(_prepare, request, serving)
     return await Texts.submit(request, serving, [prompt], [options], reader, **more)
 
 
@@ -63,9 +59,9 @@ def _warn_of(tools: tuple[str, ...]) -> None:
     logger.warning("tools that this server cannot run are left out: %s", ", ".join(tools))
 
 
-def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Thinks, Json]:
-    """The token ids of the conversation, whether its answers begin with thinking, and their options."""
-    decoder, dialect = serving.decoder, serving.dialect
+def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
+    """The token ids of the conversation, the options of its answers, and what makes a reader for each."""
+    decoder, dialect, tools = serving.decoder, serving.dialect, request.callable_tools
     prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context)
     thinks = dialect.thinks(decoder.tokenizer, prompt)
     grammar = chat_grammar(request, dialect, thinks)
@@ -74,11 +70,14 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     # A form ends by itself, and may not be cut while it is being thought about.
     if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
-    spelled = dialect.spelled_tokens(decoder.tokenizer, calls=bool(request.callable_tools))
+    spelled = dialect.spelled_tokens(decoder.tokenizer, calls=bool(tools))
     with blaming(request.called("stop")):
         check_stop(request.stop or (), decoder.tokenizer, spelled)
     wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}
-    return prompt, thinks, options | wanted
+    calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
+    speaks = not request.must_call
+    reader = partial(AnswerReader, dialect.thinking, calls, thinks=thinks, speaks=speaks, schemas=schemas)
+    return prompt, options | wanted, reader
 
 
 class ChatChoice:

@@ -58,15 +58,9 @@ class TokenNames:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an answer.
-
-    Attributes:
-        reason: why it ends: "stop", also where a call was cut short, "length" or "tool_calls".
-        stopped_by: the stop string that ended it, None where something else did.
-    """
+    """The end of an answer, and why it ends: "stop", also where a call was cut short, "length" or "tool_calls"."""
 
     reason: str
-    stopped_by: str | None
 
 
 class Text:
@@ -131,7 +125,7 @@ class Text:
             yield None, rest
         if reason:
             called = reason == "stop" and self._reader.calls and not self._reader.in_call
-            yield Ended("tool_calls" if called else reason, chunk.stopped_by), []
+            yield Ended("tool_calls" if called else reason), []
 
     def tell(self, tokens: int) -> list[Json]:
         """The log-probabilities of those of the first tokens that were not told, if any are wanted."""

@@ -91,7 +91,8 @@ class MessageText:
                 case CallArguments(text=text):
                     self._input += text
                     yield self._event("content_block_delta", delta={"type": "input_json_delta", "partial_json": text})
-                case Ended(reason=reason, stopped_by=stopped_by):  # else it is the model's own end of a turn
+                case Ended(reason=reason):
+                    stopped_by = chunk.stopped_by  # which may be the model's own end of a turn
                     yield from self._end(reason, stopped_by if stopped_by in self._stop_strings else None)
                 case None:  # there are no log-probabilities
                     pass
