@@ -95,6 +95,15 @@ def test_log_probabilities_of_an_echoed_prompt_and_its_text_are_the_targets_own(
         assert top.keys() == likeliest | {token}
 
 
+def test_a_stream_tells_an_echoed_prompt_that_has_no_text(post, decoder):
+    body = {"prompt": decoder.tokenizer.all_special_ids[:1], "echo": True, "logprobs": 0}
+    (whole,) = post(PATH, **GREEDY | body).json()["choices"]
+    held = {**body, "stop": f"{whole['text']}never written"}  # of the text nothing is known before its end
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in events(post(PATH, **GREEDY | held, stream=True).text)]
+    assert chunks[0]["token_logprobs"] == [None]
+    assert [token for chunk in chunks for token in chunk["tokens"]] == whole["logprobs"]["tokens"]
+
+
 def test_a_prompt_alone_is_scored_without_any_text(post, embedded, decoder):
     reply = post(PATH, prompt=PROMPT, echo=True, max_tokens=0, logprobs=0).json()
     (choice,) = reply["choices"]

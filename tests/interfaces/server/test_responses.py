@@ -98,6 +98,12 @@ def test_the_clients_stream_is_the_whole_response(client):
     assert [event.type for event in client.responses.create(**options, stream=True)][-1] == "response.completed"
 
 
+def test_a_call_of_a_function_in_a_namespace_names_both(post):
+    space = {"type": "namespace", "name": "weather", "tools": [WEATHER]}
+    (call,) = post(PATH, **{**CALL, "tools": [space]}).json()["output"]
+    assert (call["name"], call["namespace"]) == ("get_weather", "weather")
+
+
 def test_a_call_is_an_item_and_its_output_goes_on(client):
     called = client.responses.create(model="embedded", **CALL)
     (call,) = called.output

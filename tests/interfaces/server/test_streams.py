@@ -6,6 +6,7 @@ is thought, said and called, which tokens it is made of, and what they cost.
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from copy import deepcopy
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
+import drafttree
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
@@ -50,6 +52,8 @@ FEW = settings(
     derandomize=not EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+RECENT = 60
+"""Seconds that a reply may have taken."""
 ASK = [{"role": "user", "content": "x"}]
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 PROMPTS = ["So it", "é"]
@@ -208,6 +212,8 @@ def check_heads(whole: dict, chunks: Sequence[dict], prefix: str) -> None:
     """Check how a reply and the chunks of a stream are named, and that usage stands in the last chunk alone."""
     assert [each["id"].startswith(prefix) for each in (whole, chunks[0])] == [True, True]
     assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {(chunks[0]["id"], chunks[0]["created"])}
+    assert all(0 <= time.time() - each["created"] < RECENT for each in (whole, chunks[0]))
+    assert {each["system_fingerprint"] for each in (whole, *chunks)} == {f"drafttree-{drafttree.__version__}"}
     assert {each["model"] for each in (whole, *chunks)} == {"m"}
     assert [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
 
@@ -252,6 +258,7 @@ def test_chats(served, case, several, top):
     assert [choice["index"] for choice in whole["choices"]] == [*range(several)]
     generated = reasoning = 0
     for ours, choice in zip(made["choices"], whole["choices"], strict=True):
+        assert choice["message"]["refusal"] is choice["logprobs"]["refusal"] is None
         assert (ours["message"]["role"], ours["finish_reason"]) == ("assistant", choice["finish_reason"])
         assert (ours["logprobs"] or {"content": []})["content"] == choice["logprobs"]["content"]
         assert content_of(ours["message"]) == content_of(choice["message"])
@@ -299,7 +306,9 @@ def test_responses(served, case):
     kinds = [event["type"].removeprefix("response.") for event in sent]
     assert kinds[:2] == ["created", "in_progress"]
     assert {(each["model"], each["id"][:5]) for each in (whole, sent[0]["response"])} == {("m", "resp_")}
+    assert all(0 <= time.time() - each["created_at"] < RECENT for each in (whole, sent[0]["response"]))
     assert all(kinds.count(f"{part}.added") == kinds.count(f"{part}.done") for part in ("output_item", "content_part"))
+    assert all(event["delta"] for event in sent if event["type"].endswith(".delta"))
     assert kinds[-1] == whole["status"] == sent[-1]["response"]["status"]
     assert without_names(items) == without_names(sent[-1]["response"]["output"]) == without_names(whole["output"])
     assert told(sent[-1]["response"]["usage"]) == told(whole["usage"])
@@ -416,6 +425,7 @@ def test_messages(served, case):
     inputs = {block["id"]: block["json"] for block in blocks if block["type"] == "tool_use"}
     thought, text = ("".join(block.get(kind, "") for block in blocks) for kind in ("thinking", "text"))
     answer.check(thought, text, [*inputs.values()])
+    assert all(block["signature"] == "" for block in blocks if block["type"] == "thinking")
     for block in blocks:
         written_input = block.pop("json")
         if block["type"] == "tool_use":
@@ -426,6 +436,16 @@ def test_messages(served, case):
     assert ended == {"stop_reason": why, "stop_sequence": written.stopped_by} == {name: whole[name] for name in ended}
     assert same_usage(usage, whole["usage"])
     assert sent[-2]["timings"]["predicted_n"] == whole["timings"]["predicted_n"] == written.count
+
+
+def test_a_call_that_is_cut_within_its_first_argument_has_no_input():
+    law = Scripts("qwen3-coder")
+    with client_of(law) as client:
+        prompt = client.post("/tokenize", json={"messages": ASK, "tools": TOOLS["chat/completions"]}).json()["tokens"]
+        law.texts = [(prompt, law.tokens("<tool_call>\n<function=f>\n<parameter=a>\nSo stop"))]
+        body = {"messages": ASK, "max_tokens": 99, "stop_sequences": ["stop"], "tools": TOOLS["messages"]}
+        (block,) = client.post("/v1/messages", json=body).json()["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "f", {})
 
 
 @pytest.mark.parametrize("stop", [[], ["\nuser:"]])

@@ -91,7 +91,7 @@ class ChatChoice:
     def __init__(self, text: Text, *, keeps_scores: bool) -> None:
         self._text, self._keeps_scores = text, keeps_scores
         self._said, self._thoughts, self._calls = "", "", list[Json]()
-        self._scores, self._reason = list[Json](), "length"
+        self._scores, self._reason = list[Json](), None
 
     def add(self, chunk: Chunk) -> Iterator[Json]:
         for part, scores in self._text.parts(chunk):

@@ -90,6 +90,16 @@ def test_a_message_is_answered_up_to_the_end_of_the_turn(address):
     assert text_of(events) == expected.text
 
 
+@pytest.mark.parametrize("start", [{"prompt": PROMPT}, {"messages": [{"role": "user", "content": "Which way?"}]}])
+def test_a_text_is_shaped_by_the_fields_that_all_requests_for_texts_have(address, start):
+    pytest.importorskip("llguidance")
+    events = read_events(
+        address, **start, max_tokens=32, structured_outputs={"choice": ["to the left", "to the right"]}
+    )
+    assert text_of(events) in ("to the left", "to the right")
+    assert text_of(read_events(address, **start, max_tokens=32, stop=["e"])).count("e") == 0
+
+
 def test_who_goes_away_leaves_no_request_behind(app, address):
     with httpx.stream("POST", address + STREAM, json={"prompt": PROMPT, "max_tokens": 1900}, timeout=60) as response:
         next(response.iter_text())

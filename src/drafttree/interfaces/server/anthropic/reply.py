@@ -147,7 +147,6 @@ class MessageText:
 def _read_input(text: str) -> Json:
     """The input of a call; of one that was cut short, what Anthropic's client reads of it."""
     try:
-        found = from_json(text, allow_partial=True)
+        return from_json(text, allow_partial=True)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
