@@ -130,7 +130,8 @@ def test_a_choice_of_a_function_calls_that_one_and_is_repeated(post, choice):
 
 @pytest.mark.parametrize("parallel", [None, True, False])
 def test_a_response_says_what_was_asked_for_and_what_is_not_done(post, parallel):
-    response = response_of(post, tools=[CLOCK], tool_choice="none", parallel_tool_calls=parallel)
+    tools = [CLOCK, {"type": "web_search"}]  # which the server cannot run
+    response = response_of(post, tools=tools, tool_choice="none", parallel_tool_calls=parallel)
     assert ([tool.name for tool in response.tools], response.tool_choice) == (["clock"], "none")
     assert response.parallel_tool_calls is (parallel is not False)
     assert (response.background, response.truncation, response.previous_response_id) == (False, "disabled", None)
@@ -187,6 +188,15 @@ def test_an_error_inside_a_stream_is_its_last_event(post, client):
     assert last.response.error.message == "the pass is refused"
     with pytest.raises(openai.BadRequestError, match="the pass is refused"):
         client.responses.create(model="embedded", **GREEDY)
+
+
+def test_a_failure_of_the_server_is_told_from_a_wrong_request(post, decoder, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(decoder.target, "forward", fail)
+    error = events_of(post)[-1].response.error
+    assert (error.code, "secret" in error.message) == ("server_error", False)
 
 
 def nested(levels: int) -> dict:
