@@ -16,3 +16,10 @@ def test_an_answer_that_ignores_its_end_has_all_tokens(post, decoder, route):
 
     assert written() < 200
     assert written(ignore_eos=True) == 200
+
+
+def test_a_form_is_not_cut_where_a_turn_would_end(post, decoder):
+    pytest.importorskip("llguidance")
+    said = f"one{turn_end(decoder.tokenizer)} two"
+    body = {"messages": [{"role": "user", "content": "Hello"}], "structured_outputs": {"choice": [said]}}
+    assert post("chat/completions", **body).json()["choices"][0]["message"]["content"] == said

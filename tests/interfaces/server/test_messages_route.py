@@ -52,6 +52,7 @@ def test_usage_tells_what_was_read_before(post, stream):
     message_of(post, **body)
     usage = events_of(post, **body)[-2]["usage"] if stream else message_of(post, **body)["usage"]
     assert usage["cache_read_input_tokens"] > 8
+    assert usage["cache_creation_input_tokens"] == 0
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == count
 
 

@@ -160,7 +160,9 @@ def test_the_clients_parsers_read_forms(client):
 
 def test_a_json_object_is_one(post):
     form = {"format": {"type": "json_object"}}
-    assert response_of(post, text=form).output_text.startswith("{")
+    response = response_of(post, text=form)
+    assert response.output_text.startswith("{")
+    assert response.text.format.type == "json_object"
 
 
 @pytest.mark.parametrize("stream", [False, True])
