@@ -74,8 +74,9 @@ def metrics(serving: Serving) -> Response:
 
 
 class PromptOrMessages(RequestModel):
-    """One of two ways to say what stands before a text."""
+    """A request of a model that has one of two things to read."""
 
+    model: str | None = Field(None, description="name of the served model, which is the default")
     prompt: str | None = Field(None, description="a text")
     messages: Messages | None = Field(None, description="a conversation, instead of a text")
 
@@ -89,7 +90,6 @@ class PromptOrMessages(RequestModel):
 class TokenizeRequest(PromptOrMessages, PromptEnd, fields_of("tokenize")):
     """A text or a conversation whose tokens are wanted."""
 
-    model: str | None = Field(None, description="name of the served model, which is the default")
     tools: Tools | None = Field(None, description="functions to describe to the model; only with messages")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template; only with messages"
