@@ -259,6 +259,8 @@ def test_chats(served, case, several, top):
     generated = reasoning = 0
     for ours, choice in zip(made["choices"], whole["choices"], strict=True):
         assert choice["message"]["refusal"] is choice["logprobs"]["refusal"] is None
+        silent = any(choice["message"].get(name) for name in ("tool_calls", "reasoning_content"))
+        assert choice["message"]["content"] or choice["message"]["content"] == (None if silent else "")
         assert (ours["message"]["role"], ours["finish_reason"]) == ("assistant", choice["finish_reason"])
         assert (ours["logprobs"] or {"content": []})["content"] == choice["logprobs"]["content"]
         assert content_of(ours["message"]) == content_of(choice["message"])
