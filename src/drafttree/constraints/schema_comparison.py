@@ -16,7 +16,7 @@ ALL_TYPES = {"null", "boolean", "integer", "fraction", "string", "array", "objec
 MAX_DEPTH = 16
 """Depth of references and properties followed when two schemas are compared."""
 MAX_STEPS = 200_000
-"""Schemas and pairs of them looked at in one document, which takes some two seconds."""
+"""How often schemas and pairs of them are looked at in one document, which takes some two seconds."""
 VALUES_PER_STEP = 32
 """Pairs of constants that are compared in the time of one step."""
 
@@ -29,10 +29,11 @@ class SchemaComparison:
 
     Args:
         root: the document, which references begin at.
+        max_steps: how often schemas and pairs may be looked at; None for `MAX_STEPS`.
     """
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: Any, max_steps: int | None = None) -> None:
+        self._root, self._max_steps = root, MAX_STEPS if max_steps is None else max_steps
         self._steps = 0
         # By the schemas' identities; the schemas are kept too, since the identity of a freed one is given to another.
         self._types: dict[tuple[int, int], tuple[Any, set[str]]] = {}
@@ -42,8 +43,9 @@ class SchemaComparison:
         """Types of the values a schema may allow; numbers are split into integers and fractions.
 
         Raises:
-            ConfigError: it takes more than `MAX_STEPS` to find them.
+            ConfigError: it takes more than the steps that are allowed to find them.
         """
+        self._spend()  # of what is kept, too: it may be asked for as often as there are pairs of schemas
         key = id(schema), depth
         if key not in self._types:
             self._types[key] = schema, self._find_types(schema, depth)
@@ -53,8 +55,9 @@ class SchemaComparison:
         """Whether types, constants or object properties prove that no value conforms to both schemas.
 
         Raises:
-            ConfigError: it takes more than `MAX_STEPS` to find out.
+            ConfigError: it takes more than the steps that are allowed to find out.
         """
+        self._spend()
         key = id(first), id(second), depth
         if key not in self._disjoint:
             self._disjoint[key] = first, second, self._find_disjoint(first, second, depth)
@@ -62,14 +65,13 @@ class SchemaComparison:
 
     def _spend(self, steps: int = 1) -> None:
         self._steps += steps
-        if self._steps > MAX_STEPS:
+        if self._steps > self._max_steps:
             raise ConfigError(
-                f"invalid JSON schema: comparing the members of its 'anyOf' and 'oneOf' takes more than {MAX_STEPS} "
-                "steps; use fewer members, or fewer references between them"
+                f"invalid JSON schema: comparing the members of its 'anyOf' and 'oneOf' takes more than "
+                f"{self._max_steps} steps; use fewer members, or fewer references between them"
             )
 
     def _find_types(self, schema: Any, depth: int) -> set[str]:
-        self._spend()
         schema = self.follow_refs(schema)
         if schema is False:
             return set()
@@ -91,7 +93,6 @@ class SchemaComparison:
         return found
 
     def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
-        self._spend()
         kinds = self.possible_types(first) & self.possible_types(second)
         if not kinds:
             return True

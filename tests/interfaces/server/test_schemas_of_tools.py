@@ -1,8 +1,12 @@
 """Schemas of several tools: an error names the tool and the place in its schema; keywords that are null are none."""
 
+from collections import Counter
+
 import httpx
 import pytest
 
+from drafttree.constraints import schema_comparison
+from drafttree.constraints.schema_comparison import SchemaComparison
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.serving import ServerSettings
 from helpers.dialects import knowing
@@ -58,6 +62,47 @@ def test_an_error_names_the_place_of_the_schema_and_that_in_it(post, route):
 def test_what_cannot_be_enforced_is_told_where_nobody_insists(post, route, schema):
     assert post(route, schema) == (200, None, '299 drafttree "not enforced: schemas of tools"')
     assert post(route, schema, strict=True)[0] == 400
+
+
+def chained(links: int) -> dict:
+    """A schema behind so many references."""
+    return {
+        "$ref": "#/$defs/0",
+        "$defs": {**{str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(links)}, str(links): CLOCK},
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"type": ["object", "null"], "properties": {"x": {"type": "string"}}},
+        {"anyOf": [CLOCK, {"type": "null"}]},
+        chained(20),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+def test_a_schema_that_allows_objects_among_others_is_one_of_objects_unless_it_is_strict(post, route, schema):
+    assert post(route, schema)[:2] == (200, None)
+    assert "; the arguments of a function are an object" in post(route, schema, strict=True)[1]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+def test_a_schema_whose_members_refer_to_each_other_is_looked_at_for_a_moment(post, monkeypatch, route):
+    members = [{"$ref": f"#/{number}"} for number in range(30)]
+    dense = {"anyOf": members, **{str(number): {"anyOf": members} for number in range(30)}}
+    asked = Counter[int]()
+    look = SchemaComparison.possible_types
+
+    def count(self, *how):
+        asked[id(self)] += 1
+        return look(self, *how)
+
+    monkeypatch.setattr(SchemaComparison, "possible_types", count)
+    monkeypatch.setattr(schema_comparison, "MAX_STEPS", 20_000)
+    assert post(route, dense) == (200, None, '299 drafttree "not enforced: schemas of tools"')
+    assert "takes more than 1000 steps; use fewer members" in post(route, dense, strict=True)[1]
+    assert max(asked.values()) <= 20_001
 
 
 NULL = {

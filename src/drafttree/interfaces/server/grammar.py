@@ -257,7 +257,7 @@ def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enf
 
 def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:
     """The tag that calls of some tools conform to, whose parameters are alike; errors in them name a place."""
-    schema = NO_ARGUMENTS if parameters is None else ANY_OBJECT | parameters
+    schema = NO_ARGUMENTS if parameters is None else parameters | ANY_OBJECT
     style = {} if form.arguments == "json" else {"style": form.arguments}
     arguments = {"type": "json_schema", "json_schema": schema, "of": place, **style}
     if len(names) == 1:

@@ -140,18 +140,22 @@ MAX_TOOLS, MAX_NAME = 512, 128
 ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_./-]{{1,{MAX_NAME}}}$")]
 
 
+MAX_STEPS = 1000
+"""How often parts of a schema are looked at to see whether it allows objects; a request may have 512 tools."""
+
+
 def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
-    """Refuse the schema of a function's arguments that allows other values than objects."""
+    """Refuse the schema of a function's arguments that allows no object, and a strict one that allows other values."""
     if not schema.keys() & {"type", *CHOICE_KEYWORDS}:
         return schema
     what = f"tool {info.data.get('name')!r}"
     try:
-        types = SchemaComparison(schema).possible_types(schema)
+        types = SchemaComparison(schema, MAX_STEPS).possible_types(schema)
     except ConfigError as error:
         if not info.data.get("strict"):
             return schema  # it is refused where it must be enforced
         raise mistake("invalid_schema", f"{what}: {error}") from None
-    if types != {"object"}:
+    if "object" not in types or (info.data.get("strict") and types != {"object"}):
         found = ", ".join(sorted(types)) or "nothing"
         raise mistake("no_object", f"{what}: the schema allows {found}; the arguments of a function are an object")
     return schema
