@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
@@ -99,7 +100,23 @@ def test_items_are_counted_as_the_parsed_text_has_them_however_it_arrives(value,
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 def test_no_other_encoding_hides_items(encoding):
     text = '{"messages": ["\u2200", ' + ", ".join(["{}"] * 500) + "]}"
-    assert count([text.encode(encoding)]) >= 1000
+    whole = text.encode(encoding)
+    assert count([whole]) >= 1000
+    assert count([whole[:1], whole[1:]]) >= 1000
+
+
+def test_a_deep_and_long_body_takes_no_more_memory_than_its_text(post):
+    path = "/v1/chat/completions"
+    deep = b'{"x": ' + b"[" * 900 + b",".join([b"1"] * 70_000) + b"]" * 900 + b"}"
+    post(path, b'{"x": 1}')
+    tracemalloc.start()
+    try:
+        reply = post(path, deep)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x")
+    assert most < 20e6
 
 
 @pytest.mark.parametrize(("path", "field"), ROUTES.items())

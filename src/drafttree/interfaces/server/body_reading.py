@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -62,7 +62,11 @@ class ItemCount:
 
     def add(self, part: bytes) -> None:
         """Count the items of the next part."""
-        if self._has_strings is None and part:  # UTF-16 has bytes of quotes in other characters: all of it counts
+        if self._has_strings is None:  # UTF-16 has bytes of quotes in other characters: all of it counts
+            part, self._rest = self._rest + part, b""
+            if len(part) < 2:  # one byte does not tell
+                self._rest = part
+                return
             self._has_strings = json.detect_encoding(part[:4]).startswith("utf-8")
         outside = self._without_strings(part) if self._has_strings else part
         self.items += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
@@ -227,16 +231,26 @@ def _check_scalars(given: Any) -> None:
     Raises:
         ServerError: has the place and what is wrong.
     """
-    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), given)]
-    while waiting:
-        place, part = waiting.pop()
-        if isinstance(part, dict):
-            waiting += [((*place, name), each) for name, value in reversed(part.items()) for each in (value, name)]
-        elif isinstance(part, list):
-            waiting += [((*place, index), part[index]) for index in reversed(range(len(part)))]
-        elif part is TOO_LONG:
-            what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-            raise refusal_of({"type": "int_parsing_size", "loc": place, "msg": what})
-        elif isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
-            what = "this holds half a surrogate pair, which is not text"
-            raise refusal_of({"type": "string_unicode", "loc": place, "msg": what})
+    opened, place = [_parts([given])], list[Any]([0])
+    while opened:  # of what is open, only where it stands is kept: a body may be deep as well as long
+        for place[-1], part in opened[-1]:
+            if isinstance(part, dict | list):
+                opened.append(_parts(part))
+                place.append(0)
+                break
+            if part is TOO_LONG:
+                what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
+                raise refusal_of({"type": "int_parsing_size", "loc": place[1:], "msg": what})
+            if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
+                what = "this holds half a surrogate pair, which is not text"
+                raise refusal_of({"type": "string_unicode", "loc": place[1:], "msg": what})
+        else:
+            opened.pop()
+            place.pop()
+
+
+def _parts(whole: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
+    """What a list or an object holds, names included, each with its step."""
+    if isinstance(whole, list):
+        return iter(enumerate(whole))
+    return ((name, each) for name, value in whole.items() for each in (name, value))
