@@ -3,6 +3,7 @@
 The server's application answers them in this process, so a reply is the one that `drafttree serve` would send.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from drafttree.engine import Decoder
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+JSON = {"Content-Type": "application/json"}
 UNBOUNDED = 1 << 40
 """Waiting texts: those of the lines ahead are never refused, whatever their `n`."""
 
@@ -61,7 +63,7 @@ class RequestLines:
             raise InputError("body is no object; give that of the request")
         if body.get("stream"):
             raise InputError("body.stream is set, but a batch has no streams; leave it out")
-        sent = self._portal.start_task_soon(partial(self._client.post, url, json=body))
+        sent = self._portal.start_task_soon(partial(self._client.post, url, content=json.dumps(body), headers=JSON))
 
         def wait() -> dict[str, Any]:
             reply = sent.result()

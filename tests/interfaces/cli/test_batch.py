@@ -218,7 +218,6 @@ NO_REQUESTS = {
     "url is '/v1/embeddings'; give one of /v1/chat/completions": request("b", "/v1/embeddings", input="a"),
     "body is no object": request("c") | {"body": "hello"},
     "body.stream is set": request("d", messages=HELLO, stream=True),
-    "not JSON compliant": json.dumps(request("e", temperature=1)).replace(": 1}", ": NaN}"),
 }
 
 
@@ -245,8 +244,10 @@ def test_lines_of_openais_batches_get_the_replies_of_the_server(lines, tmp_path,
 def test_a_bad_request_of_a_batch_is_an_error_of_its_line(lines, tmp_path):
     other = request("other", messages=HELLO) | {"body": {"model": "gpt-4", "messages": HELLO}}
     wrong = request("wrong", messages=HELLO, temperature=-1)
+    no_number = json.dumps(request("nan", messages=HELLO, temperature=1)).replace(": 1}", ": NaN}")
+    no_text = request("half", messages=[{"role": "user", "content": "\ud800"}])
     good = request("good", messages=HELLO, max_tokens=2)
-    source, out = lines(*NO_REQUESTS.values(), other, wrong, good), tmp_path / "out.jsonl"
+    source, out = lines(*NO_REQUESTS.values(), other, wrong, no_number, no_text, good), tmp_path / "out.jsonl"
     result = run("batch", source, out, "--json")
     assert result.exit_code == 1
     found, failures = records(out), json.loads(result.stdout)["failures"]
@@ -254,11 +255,15 @@ def test_a_bad_request_of_a_batch_is_an_error_of_its_line(lines, tmp_path):
         assert record["response"] is None
         assert record["error"].keys() == {"code", "message"}
         assert message in record["error"]["message"]
-    refused = [record["response"] for record in found[-3:-1]]
-    assert [reply["status_code"] for reply in refused] == [404, 400]
-    assert "'gpt-4' is not served; 'embedded' is" in refused[0]["body"]["error"]["message"]
+    refused = [record["response"] for record in found[-5:-1]]
+    assert [reply["status_code"] for reply in refused] == [404, 400, 400, 400]
+    messages = [reply["body"]["error"]["message"] for reply in refused]
+    assert "'gpt-4' is not served; 'embedded' is" in messages[0]
+    assert messages[2] == "temperature: give a finite number, not NaN"
+    assert messages[3] == "messages.0.content: this holds half a surrogate pair, which is not text"
     assert [failure["line"] for failure in failures] == list(range(1, len(found)))
-    assert [failure["type"] for failure in failures[-3:]] == ["ValueError", "model_not_found", "greater_than_equal"]
+    types = ["model_not_found", "greater_than_equal", "finite_number", "string_unicode"]
+    assert [failure["type"] for failure in failures[-4:]] == types
     assert found[-1]["response"]["status_code"] == 200
 
 
