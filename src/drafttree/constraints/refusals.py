@@ -24,12 +24,14 @@ class Refused:
         neutral: values besides None and False that ask for nothing, so they are accepted.
         code: the word by which clients of the server know the error.
         off: whether None and False ask for nothing; if not, False is refused too.
+        empty: whether an empty list or object in a request asks for nothing.
     """
 
     advice: str
     neutral: tuple[Any, ...] = ()
     code: str = "not_served"
     off: bool = True
+    empty: bool = True
 
     def accepts(self, value: object) -> bool:
         """True for a value that asks for nothing."""
@@ -194,7 +196,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "function_call": Refused("it is deprecated; give tool_choice"),
         "moderation": Refused(_NO_MODERATION),
         "prediction": Refused("the drafter predicts; start the server with --drafter lookup"),
-        "web_search_options": Refused("there is no search; give a tool"),
+        "web_search_options": Refused("there is no search; give a tool", empty=False),
         "chat_template": Refused(_OWN_TEMPLATE),
         "documents": Refused("give them as messages"),
     },
@@ -269,21 +271,21 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "service_tier": NoEffect(_ONE_TIER, str),
         "inference_geo": NoEffect("no effect", str),
         "diagnostics": NoEffect("no effect", dict[str, Any]),
-        "billing_policy": NoEffect("no effect", dict[str, Any]),
         "fallbacks": NoEffect("no effect: there is one model"),
         "fallback_credit_token": NoEffect("no effect: there is one model"),
         "container": Refused("there are no containers"),
         "thread": Refused("nothing is stored; send all messages", code=NO_THREADS),
         "safeguards": NoEffect("no effect", list[Any]),
-        "context_management": Refused("shorten the messages", ({"edits": []}, _KEEP_ALL)),
-        "compaction": Refused("shorten the messages"),
-        "mcp_servers": Refused("give the tools of these servers as your own"),
     },
     "messages.count_tokens": {
         "cache_control": NoEffect(_FOUND, dict[str, Any]),
         "speed": NoEffect("no effect", str),
         "user_profile_id": NoEffect("no effect", str),
         "workspace_id": NoEffect("no effect", str),
+        "context_management": Refused("shorten the messages", ({"edits": []}, _KEEP_ALL)),
+        "compaction": Refused("shorten the messages"),
+        "mcp_servers": Refused("give the tools of these servers as your own"),
+        "billing_policy": NoEffect("no effect", dict[str, Any]),
     },
     "messages.output_config": {"effort": NoEffect("no effect", str)},
     "messages.thinking": {"budget_tokens": NoEffect("no effect", int), "display": NoEffect("no effect", str)},

@@ -159,6 +159,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "max_tokens",
             f"and 3000 tokens of text exceed the model's context of {CONTEXT}; shorten it or",
         ),
+        (
+            {"max_completion_tokens": 3000, "max_tokens": None},
+            "max_completion_tokens",
+            "and 3000 tokens of text exceed the model's context",
+        ),
         (say("word " * 300), "messages", f"leaves no room for a text in the model's context of {CONTEXT}"),
         (
             {"tools": [function(description="word " * 300)]},
@@ -585,7 +590,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "continue_final_message",
             "cannot both be true",
         ),
-        ({"prompt": LONG}, None, f"context of {CONTEXT} tokens has room for"),
+        ({"prompt": LONG}, "prompt", f"context of {CONTEXT} tokens has room for"),
         (say(LONG), "messages", f"context of {CONTEXT} tokens has room for"),
         ({"prompt": 3}, "prompt", "prompt: give a text, not 3"),
         ({"prompt": "x", "model": "gpt-4"}, "model", "the model 'gpt-4' is not served; 'toy' is"),
@@ -869,12 +874,13 @@ def test_fields_are_neutral_without_effect_clamped_or_refused_as_the_table_says(
             if kind is not object:
                 assert refusal(ask(3.5), 400)["message"].startswith(f"{place}{name}")
         case Refused() as entry:
-            for value in (None, False, [], {}, *entry.neutral):
+            for value in (None, False, *([[], {}] if entry.empty else []), *entry.neutral):
                 reply = ask(value)
                 assert (reply.status_code, reply.headers.get("warning")) == (200, None), reply.text
-            error = refusal(ask("something else"), 400)
-            assert error["message"] == f"{place}{name}: this is not served; {entry.advice}"
-            assert (error.get("param"), error.get("code")) in [(f"{place}{name}", entry.code), (None, None)]
+            for value in ("something else", *([] if entry.empty else [{}])):
+                error = refusal(ask(value), 400)
+                assert error["message"] == f"{place}{name}: this is not served; {entry.advice}"
+                assert (error.get("param"), error.get("code")) in [(f"{place}{name}", entry.code), (None, None)]
         case Clamped():
             assert ask(10**6).status_code == 200
 
@@ -930,3 +936,10 @@ def test_what_a_chat_template_refuses_is_told_as_its_own(route, template, messag
         reply = client.post(f"/{route}", json={**BASE[route], **body, "chat_template_kwargs": variables})
     place = {CHAT: "messages: ", RESPONSES: "input: ", MESSAGES: "messages: "}[route]
     assert refusal(reply, 400)["message"] == place + message
+
+
+def test_of_many_tools_without_effect_the_first_are_named(client):
+    tools = [{"type": "custom", "name": f"tool{number:03}"} for number in range(100)]
+    reply = client.post(f"/{CHAT}", json={**BASE[CHAT], "tools": tools})
+    named = ", ".join(f"tool tool{number:03}" for number in range(20))
+    assert reply.headers["warning"] == f'299 drafttree "without effect: {named}, and 80 more"'

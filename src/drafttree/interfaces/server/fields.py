@@ -232,7 +232,7 @@ def fields_of(part: str) -> type[RequestModel]:
 
 def _check_refused(entry: Refused, value: object) -> object:
     """Refuse a value that asks for something."""
-    if value in ([], {}) or entry.accepts(value):
+    if (entry.empty and value in ([], {})) or entry.accepts(value):
         return value
     raise mistake(entry.code, f"this is not served; {entry.advice}")
 

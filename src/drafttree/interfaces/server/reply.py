@@ -32,6 +32,9 @@ STREAMED: dict[int | str, Json] = {
 }
 """What a route's description has besides the type of its whole replies."""
 
+MOST_NAMED = 20
+"""Fields and tools without effect that a header names: longer ones are refused by proxies and clients."""
+
 
 class Described(BaseModel):
     """A reply as OpenAPI describes it: by the name of its type in the API's own package, and what it has besides."""
@@ -153,7 +156,8 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
     """
     reads_thoughts = serving.dialect.thought_name is not None
     idle = await read_request(lambda: sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
-    told = [f"without effect: {', '.join(idle)}"] * bool(idle)
+    more = [f"and {len(idle) - MOST_NAMED} more"] * (len(idle) > MOST_NAMED)
+    told = [f"without effect: {', '.join([*idle[:MOST_NAMED], *more])}"] * bool(idle)
     told += ["not enforced: schemas of tools"] * (not enforced)
     return {"Warning": ", ".join(f'299 drafttree "{each}"' for each in told)} if told else {}
 

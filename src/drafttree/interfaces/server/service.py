@@ -13,7 +13,7 @@ from drafttree.engine.prompt_length import check_characters
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
-from drafttree.interfaces.server.errors import ServerError, shutting_down
+from drafttree.interfaces.server.errors import ServerError, blaming, shutting_down
 from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
 from drafttree.interfaces.server.reply import warning
 from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools
@@ -157,7 +157,8 @@ def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context:
         chat = ChatRequest.of(request, "chat", (), **{name: getattr(request, name) for name in names})
         return read_prompt(chat, tokenizer, dialect, context)
     text = request.prompt or ""
-    check_characters(text, tokenizer, context)
+    with blaming("prompt"):
+        check_characters(text, tokenizer, context)
     return list(tokenizer(text, add_special_tokens=request.add_special_tokens is not False)["input_ids"])
 
 
