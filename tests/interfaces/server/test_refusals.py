@@ -233,6 +233,21 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         ({"tool_choice": "any"}, "tool_choice", f"tool_choice: {CHOICES}"),
         ({"tool_choice": ["none"]}, "tool_choice", f"tool_choice: {CHOICES}"),
         ({"tool_choice": {}}, "tool_choice.type", "give the type of a tool_choice: function or allowed_tools"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]},
+                }
+            },
+            "tool_choice.allowed_tools.tools.0",
+            "a tool to be called of type 'custom' is not served; give function",
+        ),
+        (
+            {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {}}]}]},
+            "messages.1.tool_calls.0",
+            "a call of type 'custom' is not served; give function",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: this asks for a call, but there are no tools; give"),
         (
             {"tools": [CLOCK], "tool_choice": function("clok")},
@@ -334,6 +349,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
     RESPONSES: [
         *SAMPLING,
         ({"input": []}, "input", "at least 1 item"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}},
+            "tool_choice.tools.0",
+            "a tool to be called of type 'web_search' is not served; give function",
+        ),
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "input.0",

@@ -547,6 +547,8 @@ def test_a_stream_that_fails_ends_with_the_error_behind_what_was_written(served,
         items: list[dict] = []
         for event in deepcopy(written):
             put_together(items, event)
+        for begun in items[-1:]:
+            begun["status"] = "incomplete"
         assert without_names(without_bytes(last["response"]["output"])) == without_names([*map(without_told, items)])
     else:
         assert last == whole.json()

@@ -95,7 +95,7 @@ class Message(fields_of("chat.messages")):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[Annotated[ContentPart, by_type("a content part")]], or_text()] | None = None
     name: str | None = None
-    tool_calls: list[ToolCallParam] | None = None
+    tool_calls: list[Annotated[ToolCallParam, by_type("a call")]] | None = None
     tool_call_id: str | None = None
     reasoning_content: Annotated[str | None, THOUGHT] = None
 
@@ -227,7 +227,7 @@ class AllowedTools(RequestModel, Generic[AnyTool]):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AnyTool], Field(min_length=1)]
+    tools: Annotated[list[Annotated[AnyTool, by_type("a tool to be called")]], Field(min_length=1)]
 
 
 class AllowedToolsChoice(RequestModel):

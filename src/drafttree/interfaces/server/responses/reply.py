@@ -97,6 +97,8 @@ class ResponseText:
 
     def fail(self, error: ServerError) -> Json:
         code = "invalid_prompt" if error.status < 500 else "server_error"
+        if self.whole["output"]:
+            self._item["status"] = "incomplete"
         self.whole |= {"status": "failed", "error": {"code": code, "message": error.message}}
         return self._event("failed", response=self.whole)
 
