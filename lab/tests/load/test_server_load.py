@@ -28,7 +28,7 @@ REQUESTS = int(os.environ.get("SERVER_LOAD_REQUESTS", "1000"))
 MINUTES = float(os.environ.get("SERVER_SOAK_MINUTES", "0.5"))
 GROWTH = 24e6
 """Bytes by which memory may grow behind the first requests: rounds that metrics keep, and what allocators hold."""
-REPEATED, LOADED = 30e6, 250e6
+REPEATED, LOADED = 30e6, 80e6
 """Bytes by which memory may grow from one load to the next, and over all of them, with a real model."""
 TOKENS = 128
 """Token ids of the prompts of a real model."""
