@@ -58,6 +58,7 @@ def test_the_sums_of_the_rounds_are_the_figures_of_the_end(address):
     drafted = sum(data["round"]["s"] - 1 for data in rounds)
     accepted = sum(data["round"]["a"] for data in rounds)
     assert end["figures"]["acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert not any("bytes" in name for name in end["figures"]), "the memory of the server is not a client's to know"
     assert end["finish"] == "length"
 
 

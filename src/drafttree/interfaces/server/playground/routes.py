@@ -24,6 +24,17 @@ from drafttree.interfaces.server.service import PromptOrMessages
 from drafttree.interfaces.server.serving import Serving
 
 router = APIRouter(route_class=BodyRoute, include_in_schema=False)
+FIGURES = (
+    "tokens",
+    "rounds",
+    "mean_accepted_tokens",
+    "draft_efficiency",
+    "acceptance_rate",
+    "mean_nodes",
+    "time_to_first_token",
+    "decoding_tokens_per_second",
+)
+"""The figures of `Metrics.summary` that end a stream; the others tell of the server."""
 
 
 class RoundsRequest(PromptOrMessages, SamplingFields):
@@ -83,7 +94,9 @@ async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JS
                 told |= {"passes": served.cost.draft_passes, "reason": served.reason}
             yield JSONServerSentEvent(told, event="round")
         whole = handle.result()
-        yield JSONServerSentEvent({"finish": whole.finish_reason, "figures": whole.metrics.summary()}, event="end")
+        summary = whole.metrics.summary()
+        figures = {name: summary[name] for name in FIGURES}
+        yield JSONServerSentEvent({"finish": whole.finish_reason, "figures": figures}, event="end")
     except Exception as error:
         yield JSONServerSentEvent(as_server_error(error).body, event="error")
     finally:
