@@ -5,7 +5,7 @@ The requests of other APIs become one of these, by `ChatRequest.of`.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -202,6 +202,7 @@ PlacedTool = tuple[str, FunctionDefinition | LeftOut]
 """A tool behind its place in the client's request."""
 AnyTool = TypeVar("AnyTool")
 ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
+AtLeastOne = Annotated[list[AnyTool], Field(min_length=1)]
 Tools = ToolList[Annotated[Tool | LeftOut, by_type("a tool")]]
 
 
@@ -223,18 +224,18 @@ class NamedTool(RequestModel):
         return self.function.name
 
 
-class AllowedTools(RequestModel, Generic[AnyTool]):
+class AllowedTools(RequestModel):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[AnyTool, by_type("a tool to be called")]], Field(min_length=1)]
+    tools: AtLeastOne[Annotated[NamedTool, by_type("a tool to be called")]]
 
 
 class AllowedToolsChoice(RequestModel):
     """Which of the tools may be called in this turn; the model is told of all."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools[NamedTool]
+    allowed_tools: AllowedTools
 
 
 Mode = Literal["none", "auto", "required"]

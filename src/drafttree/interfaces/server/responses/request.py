@@ -24,6 +24,7 @@ from drafttree.interfaces.server.request import (
     TOOLS,
     AllowedTools,
     Arguments,
+    AtLeastOne,
     ChatRequest,
     FunctionDefinition,
     FunctionName,
@@ -150,10 +151,11 @@ class NamedFunction(FunctionName):
     type: Literal["function"]
 
 
-class AllowedFunctions(AllowedTools[NamedFunction]):
+class AllowedFunctions(AllowedTools):
     """Which of the functions may be called in this turn; the model is told of all."""
 
     type: Literal["allowed_tools"]
+    tools: AtLeastOne[Annotated[NamedFunction, by_type("a tool to be called")]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class SchemaFormat(JsonSchema):
