@@ -18,8 +18,8 @@ TIMES, MORE = 2, 0.5
 """A plain stream takes so many times as long as without the attack and so many seconds more, at most."""
 HEALTH = 0.1
 """Seconds that `/health` may take more than without the attack."""
-STAYS = 64e6
-"""Bytes that may stay behind an attack: of long grammars, three are kept for who asks next."""
+STAYS = 50e6
+"""Bytes that may stay behind an attack."""
 GRACE = 10.0
 """Seconds from SIGTERM to the end."""
 ROW = "{:40} {:32} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9}"

@@ -171,13 +171,13 @@ class Continuation:
         return self._choice(self._written, self._scores)
 
     def _choice(self, text: str, scores: list[Json]) -> Json:
-        logprobs = {
+        logprobs = self._text.names and {
             "tokens": [each["token"] for each in scores],
             "token_logprobs": [each["logprob"] for each in scores],
             "top_logprobs": [_top(each) for each in scores],
             "text_offset": [each["text_offset"] for each in scores],
         }
-        return {"text": text, "logprobs": logprobs if self._text.names else None, "finish_reason": self._reason}
+        return {"text": text, "logprobs": logprobs, "finish_reason": self._reason}
 
     def _prompt_scores(self, known: Logprobs) -> list[Json]:
         """The tokens of the prompt, as many as were read in time; nothing stands before the first one."""

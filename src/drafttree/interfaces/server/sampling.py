@@ -190,8 +190,9 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
         message = (
             f"the prompt of {prompt_length} tokens{told} {asked} the model's context of {context}; shorten it{advice}"
         )
-        limits = [name for name in ("max_completion_tokens", "max_tokens") if getattr(request, name, None) is not None]
-        param = request.called(([*limits, "max_tokens"] if room > 0 else ["messages"])[0])
+        newer = getattr(request, "max_completion_tokens", None) is not None
+        given = "max_completion_tokens" if newer else "max_tokens"
+        param = request.called(given if room > 0 else "messages")
         raise ServerError(400, message, param=param, code="context_length_exceeded")
     asked_for = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
     return asked_for if room is None else min(asked_for, room)
