@@ -32,11 +32,36 @@ print(before - resident_bytes(), len(small))
 """
 """Frees 125 MiB, in a process of its own, whose allocator has no holes from other work."""
 
+ARENAS = """
+import ctypes, threading
+from drafttree.core.machine_memory import share_arenas
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+{}
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+held = threading.Barrier(7)
+threads = [threading.Thread(target=lambda: (libc.malloc(600), held.wait())) for _ in range(6)]
+[each.start() for each in threads]
+held.wait()
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+"""Prints glibc's account of a process in which six threads have allocated."""
+
+glibc_only = pytest.mark.skipif(
     not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")), reason="the allocator is not glibc's"
 )
+
+
+@glibc_only
+@pytest.mark.parametrize("call", ["", "share_arenas()"])
+def test_threads_share_two_arenas(call):
+    done = subprocess.run([sys.executable, "-c", ARENAS.format(call)], capture_output=True, text=True, check=True)
+    assert (done.stdout.count("<heap nr=") <= 2) == bool(call)
+
+
+@pytest.mark.slow
+@glibc_only
 def test_freed_memory_before_memory_in_use_goes_back():
     done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, check=True, timeout=300)
     given_back, kept = map(int, done.stdout.split())

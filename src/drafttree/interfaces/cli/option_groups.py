@@ -115,7 +115,10 @@ class DecoderOptions:
         )
 
     def load_served(self, target: str, max_model_len: int | None) -> "Decoder":
-        """The decoder of a target that takes texts of a length; what memory a limit saves is told."""
+        """The decoder of a target that a server runs, for texts of a length; what memory a limit saves is told."""
+        from drafttree.core.machine_memory import share_arenas
+
+        share_arenas()
         decoder = self.load(target, max_model_len=max_model_len)
         if max_model_len is not None:
             from drafttree.engine.memory import row_nbytes
