@@ -58,7 +58,7 @@ async def read_request(read: Callable[[], Found]) -> Found:
     return await asyncio.to_thread(read) if open_request.get().large else read()
 
 
-MAX_UNREAD = 16
+MAX_UNREAD = 6
 """Rounds of a text that wait for its client; then the text waits."""
 
 

@@ -25,7 +25,7 @@ ENDING, LEAVING = 2.0, 1.0
 """Seconds before the end at which texts are ended where they are, and at which nobody is waited for any more."""
 LAST_WORDS = 0.5
 """Seconds that connections have to end once nothing is written any more."""
-AHEAD = 16 << 10
+AHEAD = 8 << 10
 """Bytes that the system takes for each client ahead of what it reads; by itself it would take megabytes."""
 STUCK = 5
 """Seconds that the rest may take; there is none, unless something does not end when it is told to."""
