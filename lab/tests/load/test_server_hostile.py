@@ -18,7 +18,7 @@ TIMES, MORE = 2, 0.5
 """A plain stream takes so many times as long as without the attack and so many seconds more, at most."""
 HEALTH = 0.1
 """Seconds that `/health` may take more than without the attack."""
-STAYS = 50e6
+STAYS = 30e6
 """Bytes that may stay behind an attack."""
 GRACE = 10.0
 """Seconds from SIGTERM to the end."""

@@ -69,8 +69,8 @@ def held():
 def post(held):
     """Posts bytes to a path."""
     with TestClient(held.app, raise_server_exceptions=False) as client:
-        headers = {"Content-Type": "application/json"}
-        yield lambda path, content, more=(): client.post(path, content=content, headers={**headers, **dict(more)})
+        kind = "Content-Type", "application/json"
+        yield lambda path, content, *headers: client.post(path, content=content, headers=[kind, *headers])
 
 
 def listed(field: bytes, item: bytes, count: int) -> bytes:
@@ -120,13 +120,18 @@ def test_a_deep_and_long_body_takes_no_more_memory_than_its_text(post):
 
 
 @pytest.mark.parametrize(("path", "field"), ROUTES.items())
-@pytest.mark.parametrize("item", [b"{}", b"[]", b"1", b'""'])
+@pytest.mark.parametrize("item", [b"{}", b"[]", b"1", b'""', b'"[{,"'])
 def test_a_body_with_too_many_items_is_refused_before_it_is_parsed(post, monkeypatch, path, field, item):
     monkeypatch.setattr(body_reading, "_read", lambda *_: pytest.fail("it is parsed"))
     reply = post(path, listed(field, item, ITEMS + ITEMS_PER_TOKEN * (1 << 17)))
     assert reply.status_code == 413
     error = reply.json()["error"]
     assert "items in its lists and objects, which is the limit; send less at once" in error["message"]
+
+
+def test_what_strings_hold_are_no_items(post):
+    reply = post(COMPLETIONS, json.dumps({"prompt": "[{," * (ITEMS + ITEMS_PER_TOKEN * (1 << 17))}).encode())
+    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize(("path", "field"), ROUTES.items())
@@ -153,17 +158,17 @@ def test_one_of_many_unknown_fields_is_told(post, path):
     assert "field0: there is no such field" in post(path, body).json()["error"]["message"]
 
 
-@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@pytest.mark.parametrize("coding", ["gzip", "zstd", "identity, gzip"])
 def test_a_compressed_body_is_refused_by_the_name_of_its_coding(post, coding):
-    headers = {"Content-Encoding": coding}
-    reply = post("/v1/completions", gzip.compress(json.dumps(BODIES["/v1/completions"]).encode()), headers)
+    headers = [("Content-Encoding", each) for each in coding.split(", ")]
+    reply = post("/v1/completions", gzip.compress(json.dumps(BODIES["/v1/completions"]).encode()), *headers)
     assert reply.status_code == 415
     assert f"the Content-Encoding '{coding}', which is not read; send it" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("coding", ["identity", "Identity", ""])
 def test_a_body_that_says_it_is_not_compressed_is_read(post, coding):
-    reply = post(COMPLETIONS, json.dumps(SHORT).encode(), {"Content-Encoding": coding})
+    reply = post(COMPLETIONS, json.dumps(SHORT).encode(), ("Content-Encoding", coding))
     assert reply.status_code == 200
 
 
