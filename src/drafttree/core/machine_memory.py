@@ -59,7 +59,7 @@ def release_unused_memory() -> None:
 def share_arenas() -> None:
     """Let all threads share two arenas of glibc's allocator: what others free in one's own stays with the process.
 
-    Eight long grammars left 41 to 64 MB behind in a server of the embedded model, and 8 to 24 MB with this. It must be
+    Eight long grammars left 40 to 64 MB behind in a server of the embedded model, and 8 to 24 MB with this. It must be
     called before threads are started, and has no effect elsewhere than on Linux, and with other allocators.
     """
     if sys.platform == "linux":

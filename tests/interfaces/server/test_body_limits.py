@@ -48,6 +48,8 @@ ROUTES = {
     "/v1/playground/rounds": b'"messages"',
 }
 SHORT = {**LONG, "max_tokens": 1}
+MOST_ITEMS = ITEMS + ITEMS_PER_TOKEN * (1 << 17)
+"""Of a body where the model's context has no end; lists and objects count, too."""
 BODIES = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/completions": {"prompt": "x"},
@@ -123,15 +125,19 @@ def test_a_deep_and_long_body_takes_no_more_memory_than_its_text(post):
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"1", b'""', b'"[{,"'])
 def test_a_body_with_too_many_items_is_refused_before_it_is_parsed(post, monkeypatch, path, field, item):
     monkeypatch.setattr(body_reading, "_read", lambda *_: pytest.fail("it is parsed"))
-    reply = post(path, listed(field, item, ITEMS + ITEMS_PER_TOKEN * (1 << 17)))
+    reply = post(path, listed(field, item, MOST_ITEMS))
     assert reply.status_code == 413
     error = reply.json()["error"]
     assert "items in its lists and objects, which is the limit; send less at once" in error["message"]
 
 
-def test_what_strings_hold_are_no_items(post):
-    reply = post(COMPLETIONS, json.dumps({"prompt": "[{," * (ITEMS + ITEMS_PER_TOKEN * (1 << 17))}).encode())
-    assert reply.status_code == 200
+@pytest.mark.parametrize(("item", "status"), [(b"1,", 413), (b"[{,", 200)], ids=["items", "a string"])
+def test_items_are_counted_over_all_parts_of_a_body_and_what_strings_hold_is_none(item, status):
+    prompt = item * MOST_ITEMS + b"1" if status == 413 else b'"%s"' % (item * MOST_ITEMS)
+    with held_server() as held:
+        body, headers = b'{"prompt": [%s], "max_tokens": 1}' % prompt, {"Content-Type": "application/json"}
+        reply = httpx.post(held.address + COMPLETIONS, content=body, headers=headers, timeout=60)
+    assert reply.status_code == status
 
 
 @pytest.mark.parametrize(("path", "field"), ROUTES.items())

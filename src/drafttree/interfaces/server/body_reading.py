@@ -48,7 +48,7 @@ Body = Annotated[Model, WrapValidator(lambda found, _: found)]
 class ItemCount:
     """Counts what the lists and objects of a JSON text hold, and themselves, part by part and without parsing.
 
-    It takes 3 ms for a MB, whose objects may take Python and pydantic 3 s.
+    It takes 2 ms for a MB, whose objects may take Python and pydantic 3 s.
 
     Attributes:
         items: those so far.
