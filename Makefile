@@ -4,26 +4,43 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell $(PYTHON) -c "import torch; assert tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 11)" \
 	2>/dev/null && echo yes)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH),,--constraint constraints.txt)
+# All versions are those of requirements.lock. torch and what it alone needs are not in it, but for torch itself where
+# the interpreter lends none.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(INSTALL) --constraint requirements.lock $(if $(TORCH),,--constraint constraints.txt)
 CPU_TORCH := --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu torch
+# What builds our own packages is installed from the lock too, so their builds download nothing.
+BUILD_TOOLS := hatchling editables scikit-build-core nanobind
+PYTEST := $(BIN)/python -m pytest
+WORKERS := --numprocesses logical --maxprocesses 8
 
-.PHONY: demo test test-lowest test-slow test-clients gpu gpu-tests gpu-replay fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs release recording clean
+.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay fuzz soak server-soak \
+	server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
 	$(BIN)/drafttree demo
 
+# Its times are read by .ci/tests_by_kind.py.
 test: .venv/.developing .venv/.native
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8
+	$(PYTEST) $(WORKERS) --junitxml build/tests.xml
 
-# The lowest versions that pyproject.toml allows, in an environment of their own. Packages that are lent to it may name
-# plugins of pytest that their lowest versions do not have.
+# The newest versions that pyproject.toml allows, without the lock, in an environment of their own.
+test-newest: .venv/.installed .venv/.native
+	$(BIN)/python .ci/newest.py
+	.venv-newest/bin/python -m pytest $(WORKERS)
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
 test-lowest: .venv/.installed
 	$(BIN)/python .ci/lowest.py
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 .venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/interfaces/server \
-		tests/loading tests/test_api.py
+	.venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/interfaces/server tests/loading \
+		tests/drafters/formats tests/core tests/test_api.py
 
 test-slow: .venv/.developing .venv/.native
-	$(BIN)/python -m pytest -m slow --numprocesses logical --maxprocesses 8
+	$(PYTEST) -m slow $(WORKERS)
+
+# Each extra alone in a new environment, and its main command there. EXTRAS="serve grammar" tries some of them.
+test-extras: dist
+	$(BIN)/python .ci/extras.py $(EXTRAS)
 
 # The clients that people use against a server. instructor asks for a rich and a jiter older than ours and openai's; it
 # works with these, but nothing can be installed beside it that says so.
@@ -123,13 +140,24 @@ docs: .venv/.documenting
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	SITE=build/site $(BIN)/python -m pytest -m slow tests/test_site.py
 
-# The wheel and the sdist in dist, checked and tried in an environment of their own; nothing is uploaded.
-release: .venv/.releasing
+# The wheels and the sdist, in dist.
+dist: .venv/.releasing .venv/.native
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m build --wheel --outdir dist native
+	$(BIN)/python -m build --no-isolation --outdir dist
+	cp build/native/*.whl dist
+
+# They are checked, installed in an environment of their own and used there; nothing is uploaded.
+release: dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python .ci/release.py
+
+# requirements.lock anew: the newest versions that pyproject.toml allows, for every supported Python and system. The lab
+# needs nothing but what is in it. torch is overridden by a requirement that is never met, so that it stays out.
+lock: .venv/bin/python
+	$(INSTALL) uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --strip-extras --no-annotate \
+		--extra grammar --extra report --extra serve --extra docs --extra dev --override .ci/no_torch.txt \
+		--custom-compile-command "make lock" --output-file requirements.lock pyproject.toml .ci/tools.txt
 
 # docs/images/recording.svg: make demo as it runs on this machine.
 recording: .venv/.installed
@@ -140,36 +168,40 @@ recording: .venv/.installed
 		{ echo "drafttree needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(if $(TORCH),--system-site-packages) .venv
 
-.venv/.installed: .venv/bin/python pyproject.toml lab/pyproject.toml constraints.txt
+.venv/.installed: .venv/bin/python pyproject.toml lab/pyproject.toml requirements.lock constraints.txt
 	$(if $(TORCH),,$(PIP) $(CPU_TORCH))
-	$(PIP) --editable . --editable ./lab
+	$(PIP) $(BUILD_TOOLS)
+	$(PIP) --no-build-isolation --editable . --editable ./lab
 	touch $@
 
 # drafttree-native is built where there is a compiler; a compiler's error fails. Without it layers run on torch.
 .venv/.native: .venv/.installed $(wildcard native/*.* native/*/*.*)
-	@if command -v $${CXX:-c++} >/dev/null; then $(PIP) ./native; \
+	@if command -v $${CXX:-c++} >/dev/null; then rm -rf build/native && mkdir -p build \
+		&& $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/native ./native \
+		&& $(INSTALL) --no-deps --force-reinstall build/native/*.whl; \
 		else echo "no C++ compiler here: drafttree-native is not built, and passes run on torch"; fi
 	touch $@
 
 .venv/.developing: .venv/.installed
-	$(PIP) --editable '.[dev]' --editable ./lab
+	$(PIP) --no-build-isolation --editable '.[dev]' --editable ./lab
 	touch $@
 
+# Clients and Dynamo hold versions of their own, which are not those of the lock.
 .venv/.clients: .venv/.developing
-	$(PIP) --editable '.[clients]'
-	$(PIP) --no-deps 'instructor>=1.17'
+	$(INSTALL) --no-build-isolation --editable '.[clients]'
+	$(INSTALL) --no-deps 'instructor>=1.17'
 	touch $@
 
 .venv/.fleet: .venv/.developing
-	$(PIP) --editable '.[dynamo]'
+	$(INSTALL) --no-build-isolation --editable '.[dynamo]'
 	touch $@
 
 .venv/.locust: .venv/.installed
-	$(PIP) --editable '.[serve]' 'locust>=2.40'
+	$(PIP) --no-build-isolation --editable '.[serve]' locust
 	touch $@
 
 .venv/.documenting: .venv/.developing
-	$(PIP) --editable '.[docs]'
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	touch $@
 
 .venv/.releasing: .venv/.installed
@@ -177,4 +209,4 @@ recording: .venv/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-release build dist
+	rm -rf .venv .venv-newest .venv-lowest .venv-release .venv-extras build dist

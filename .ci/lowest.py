@@ -4,51 +4,45 @@ What these depend on is as new as they allow. torch is its lowest version where 
 reach; else the torch of the interpreter that runs this is lent, as no other index has a CPU build.
 """
 
-import re
 import subprocess
-import sys
 import tomllib
-import venv
-from importlib.metadata import distribution
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-FOLDER = Path(".venv-lowest")
-PIP = (FOLDER / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-TOOLS = {"ruff", "pyright", "import-linter"}
-"""Dependencies that no test imports."""
+from environment import Environment
+from packaging.requirements import Requirement
+
+NOT_TESTED = {"ruff", "pyright", "import-linter", "drafttree", "drafttree-native", "torch"}
+"""Tools that no test imports, what is built here, and torch, which is installed first."""
 APART = {"clients", "dynamo", "ray"}
 """Extras that fix versions of what they depend on, and are not installed with the others."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def lowest() -> dict[str, str]:
-    """The lowest versions of the direct dependencies, those of the extras but `APART` included, `TOOLS` excepted."""
+def lowest_versions() -> dict[str, str]:
+    """The lowest versions of the direct dependencies and of those of the extras that are installed."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    extras = [needed for name, needed in project["optional-dependencies"].items() if name not in APART]
-    declared = chain(project["dependencies"], *extras)
-    found = (re.match(r"([\w-]+)>=([\w.]+)", each) for each in declared)
-    return {match[1]: match[2] for match in found if match and match[1] not in TOOLS}
-
-
-def install_torch(version: str) -> None:
-    """Install a CPU build of torch, or lend the environment the packages of this interpreter."""
-    wheel = ["--no-deps", "--retries", "0", "--timeout", "15", "--index-url", CPU_INDEX, f"torch=={version}"]
-    if subprocess.run([*PIP, *wheel], stderr=subprocess.DEVNULL).returncode == 0:
-        return
-    here = distribution("torch")
-    site = next(FOLDER.glob("lib/python*/site-packages"))
-    (site / "lent.pth").write_text(f"{here.locate_file('')}\n")
-    print(f"torch {version} was left out: {CPU_INDEX} has no build of it within reach; torch {here.version} stands in")
+    extras = [lines for extra, lines in project["optional-dependencies"].items() if extra not in APART]
+    requirements = map(Requirement, chain(project["dependencies"], *extras))
+    return {
+        requirement.name: next(bound.version for bound in requirement.specifier if bound.operator == ">=")
+        for requirement in requirements
+        if requirement.specifier
+    }
 
 
 def main() -> None:
     """Make the environment."""
-    versions = lowest()
-    venv.create(FOLDER, clear=True, with_pip=True)
-    install_torch(versions.pop("torch"))
-    pins = [f"{name}=={version}" for name, version in versions.items()]
-    sys.exit(subprocess.run([*PIP, "--editable", ".", *pins]).returncode)
+    versions = lowest_versions()
+    environment = Environment(Path(".venv-lowest"))
+    wheel = ["--no-deps", "--retries", "0", "--timeout", "15", "--index-url", CPU_INDEX, f"torch=={versions['torch']}"]
+    try:
+        environment.run("python", "-m", "pip", "install", "--quiet", *wheel)
+    except subprocess.CalledProcessError:
+        print(f"{CPU_INDEX} has no torch {versions['torch']} within reach: torch {version('torch')} stands in")
+    pins = [f"{name}=={lowest}" for name, lowest in versions.items() if name not in NOT_TESTED]
+    environment.install("--editable", ".", *pins)
 
 
 if __name__ == "__main__":

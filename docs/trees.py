@@ -54,7 +54,7 @@ def pictured(decoder: drafttree.Decoder) -> Picture:
     request = decoder.new_request(PROMPT, temperature=0)
     with torch.inference_mode():
         decoder.loop.read_prompt(request)
-        (tree,) = decoder.loop.draft([request])
+        (tree,) = decoder.loop.trees.draft([request]).trees
     return of_tree(tree, text, decoder.tokenizer.decode)
 
 

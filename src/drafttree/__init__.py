@@ -46,8 +46,11 @@ _HOMES = [f"drafttree.{name}" for name in ("core", "core.errors", "engine", "loa
 
 
 def __getattr__(name: str) -> Any:
-    from drafttree.core.lazy import lazy_door  # not before: the command answers Ctrl-C as soon as this file is read
+    # not before: the command answers Ctrl-C as soon as this file is read
+    from drafttree.core.lazy import lazy_door
+    from drafttree.core.requirements import check_requirements
 
+    check_requirements("drafttree")
     return lazy_door(__name__, __all__, _HOMES)(name)
 
 

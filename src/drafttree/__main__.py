@@ -12,12 +12,25 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
+        _check_requirements()
         from drafttree.interfaces.cli import main
 
         main()
     except KeyboardInterrupt:
         _say()
         sys.exit(130)
+
+
+def _check_requirements() -> None:
+    """End with one line where a package is missing or of a version that does not work, before anything is imported."""
+    from drafttree.core.errors import ConfigError
+    from drafttree.core.requirements import check_requirements
+
+    try:
+        check_requirements("drafttree")
+    except ConfigError as error:
+        print(f"drafttree: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:

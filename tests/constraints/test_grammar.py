@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -415,12 +414,6 @@ def test_a_grammar_needs_tokenizer_and_eos(tokenizer):
         Decoder(ToyModel(TARGET, VOCAB), tokenizer=tokenizer).new_request(PROMPT, grammar=wanted)
     with pytest.raises(ConfigError, match="leave out ignore_eos"):
         decoder(tokenizer, Chain()).new_request(PROMPT, grammar=wanted, ignore_eos=True)
-
-
-def test_without_llguidance_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigError, match=r'pip install "drafttree\[grammar\]"'):
-        grammar.regex("a")
 
 
 def test_a_lossy_verifier_keeps_to_the_grammar(tokenizer):

@@ -103,12 +103,6 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(node, has):
         share_cluster([node], 3)
 
 
-def test_ray_that_is_not_installed_is_one_line(source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    said = complaint(capsys, "batch", source, tmp_path / "out.jsonl", "--ray")
-    assert '--ray needs Ray Data, which is not installed: pip install "drafttree[ray]"' in said
-
-
 def test_workers_without_ray_are_refused(source, tmp_path, capsys):
     assert "--workers 2 is for --ray" in complaint(capsys, "batch", source, tmp_path / "out.jsonl", "--workers", 2)
 

@@ -1,14 +1,13 @@
 """The page of a report: every number, interval and verdict on it, nothing from elsewhere, whatever the names are."""
 
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import get_args
 
 import pytest
 
-from drafttree.errors import ConfigError, InputError
+from drafttree.errors import InputError
 from drafttree_lab.replay.judge import Outcome
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNITS, Metric
@@ -192,14 +191,6 @@ def test_what_scrolls_can_be_reached_by_keyboard_and_has_a_name():
     scrolled = [own for _, own in Page(render(every_figure())).elements if "wide" in (own.get("class") or "").split()]
     assert len(scrolled) > 6
     assert all(own["tabindex"] == "0" and own["role"] == "region" and own["aria-label"] for own in scrolled)
-
-
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_a_report_without_the_extra_says_how_to_get_it(monkeypatch, package):
-    monkeypatch.delitem(sys.modules, "drafttree_lab.report.chart", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=re.escape(f'a report needs {package}; pip install "drafttree[report]"')):
-        render([table()])
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path):

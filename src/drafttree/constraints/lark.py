@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 
 ALL_SPELLINGS = '%llguidance {"no_forcing": true}'
 """A text may be spelled by any tokens, not only by those the tokenizer would take."""
@@ -131,9 +131,7 @@ def load_library() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import llguidance
-    except ImportError:
-        message = 'grammars need llguidance, which is not installed: pip install "drafttree[grammar]"'
-        raise ConfigError(message) from None
+    check_requirements("a grammar", "grammar")
+    import llguidance
+
     return llguidance

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from drafttree.core import errors
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, DraftTreeError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.batch import LINES_AHEAD, Job, LineWriter, Records
 
 if TYPE_CHECKING:
@@ -95,11 +96,9 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import_module("ray.data")
-        return import_module("ray")
-    except ImportError:
-        raise ConfigError('--ray needs Ray Data, which is not installed: pip install "drafttree[ray]"') from None
+    check_requirements("--ray", "ray")
+    import_module("ray.data")
+    return import_module("ray")
 
 
 def write_texts_by_ray(

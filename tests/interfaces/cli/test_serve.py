@@ -2,14 +2,12 @@
 
 import logging
 import socket
-import sys
 
 import pytest
 from fastapi import FastAPI
 
 import drafttree
 from drafttree.interfaces.cli import decoders
-from drafttree.interfaces.cli import serve as command
 from drafttree.interfaces.server import lifecycle
 from drafttree.interfaces.server.dialect.families import CALLS
 from testing.command_line import complaint, run
@@ -155,13 +153,6 @@ def test_a_server_that_others_reach_without_a_key_says_so(served):
     assert "--api-key" not in serve("--host", "0.0.0.0", "--api-key", "k").stderr
     for host in ("127.0.0.1", "127.0.0.2", "localhost"):
         assert "--api-key" not in serve("--host", host).stderr
-
-
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "sse_starlette", "prometheus_client"])
-def test_a_missing_extra_is_one_line(capsys, monkeypatch, package):
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == package else sys)
-    error = complaint(capsys, "serve")
-    assert error.endswith(f'serving needs {package.replace("_", "-")}; pip install "drafttree[serve]"\n')
 
 
 def test_a_port_in_use_is_one_line(capsys):

@@ -4,14 +4,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from drafttree.errors import ConfigError, InputError
-from drafttree.interfaces.page_parts.assembly import check_jinja
+from drafttree.errors import InputError
 from drafttree.interfaces.trace_page.output import check_output
 from drafttree.interfaces.trace_page.page import pack, render
 from helpers.traces import hand_trace
@@ -97,12 +95,6 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(InputError, match="its folder does not exist"):
         check_output(tmp_path / "nowhere" / "trace.html")
     check_output(tmp_path / "trace.html")
-
-
-def test_a_page_without_jinja2_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ConfigError, match=re.escape('pip install "drafttree[report]"')):
-        check_jinja()
 
 
 def drawn(page: str, folder: Path, place: str = "") -> str:

@@ -15,6 +15,7 @@ import typer
 
 from drafttree import measure
 from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import given_options
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -32,7 +33,6 @@ from drafttree.interfaces.cli.options import (
     VerifierName,
     parse_numbers,
 )
-from drafttree.interfaces.cli.serve import check_extra
 from drafttree.interfaces.console import make_console, print_json, progress
 from drafttree.loading import find_policy, find_verifier
 
@@ -85,7 +85,7 @@ def bench(
     Both servers run as processes of their own and answer the same prompts over HTTP in turns. With --system-tokens, the
     other server is `drafttree serve --prefix-tokens 0`, and each turn has another system prompt.
     """
-    check_extra()
+    check_requirements("serving", "serve")
     sizes = parse_numbers(clients, "--clients", 1)
     find_policy(policy)
     find_verifier(verifier)

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drafttree.core.errors import ConfigError, InputError
+from drafttree.core.errors import InputError
 from drafttree_lab.replay.judge import Judgement
 from drafttree_lab.replay.measured import Value
 from drafttree_lab.replay.paper import UNTOLD
@@ -68,15 +68,9 @@ def result_name(result: str) -> str:
 
 
 def template(name: str, **filters: Callable[..., Any]) -> "Template":
-    """A template of this folder, with the functions of this file and others as its filters.
+    """A template of this folder, with the functions of this file and others as its filters."""
+    import jinja2  # late: commands that make no page do without it
 
-    Raises:
-        ConfigError: jinja2 is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise missing(error) from None
     options = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("drafttree_lab.report", ""), autoescape=True, **options
@@ -97,8 +91,3 @@ def write_text(text: str, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; name another with -o") from None
-
-
-def missing(error: ImportError) -> ConfigError:
-    """What a reader without a package of the extra is told."""
-    return ConfigError(f'a report needs {error.name}; pip install "drafttree[report]"')

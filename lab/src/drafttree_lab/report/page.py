@@ -12,7 +12,7 @@ from drafttree_lab.replay.judge import KINDS, LEAST_PROMPTS, Judgement, Verdict,
 from drafttree_lab.replay.paper import UNITS, Paper
 from drafttree_lab.replay.paper_files import read_paper
 from drafttree_lab.replay.results import Entry, KeptResult, ResultSummary
-from drafttree_lab.report.notation import decimals, missing, template, write_text
+from drafttree_lab.report.notation import decimals, template, write_text
 
 OUTCOMES: Mapping[str, str] = {
     "reproduced": "measured as the paper says",
@@ -53,7 +53,6 @@ def write_report(results: Sequence[KeptResult], path: Path) -> None:
     """Write the page, or the table of its claims alone to a file that ends in `.md`.
 
     Raises:
-        ConfigError: jinja2 or matplotlib is not installed, and the page needs them.
         InputError: the file cannot be written.
     """
     write_text(claims_table(results) if path.suffix == ".md" else render(results), path)
@@ -63,13 +62,11 @@ def render(results: Sequence[KeptResult]) -> str:
     """The page as text.
 
     Raises:
-        ConfigError: jinja2 or matplotlib is not installed, or a paper is unknown.
+        ConfigError: a paper is unknown.
     """
     page = template("report.html", strip=place_strip, prompts=_prompts, tally=tally)
-    try:
-        from drafttree_lab.report.chart import draw
-    except ImportError as error:
-        raise missing(error) from None
+    from drafttree_lab.report.chart import draw  # late: matplotlib takes a second to import
+
     papers: dict[str, Paper] = {}
     sections: dict[str, list[dict[str, Any]]] = {}
     for kept in results:

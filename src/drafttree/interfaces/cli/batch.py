@@ -9,6 +9,7 @@ import typer
 
 from drafttree.core.counts import MAX_BATCH
 from drafttree.core.errors import ConfigError, InputError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.batch import BatchReport, is_request, read_jobs, read_records, run_batch, write_texts
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
@@ -16,7 +17,6 @@ from drafttree.interfaces.cli.options import (
     MaxBatch,
     Target,
 )
-from drafttree.interfaces.cli.serve import check_extra
 from drafttree.interfaces.console import print_json, progress
 from drafttree.interfaces.ray_workers import import_ray, write_texts_by_ray
 
@@ -69,7 +69,7 @@ def batch(
     command += [("served_model_name", str(served_model_name))] if served_model_name else []
     jobs = read_jobs(source, command)
     if any(map(is_request, jobs)):
-        check_extra()
+        check_requirements("a file of requests", "serve")
         if given := [name for name, value in options.items() if value is not False]:
             raise ConfigError(f"{given[0]} is given, but requests have their options in their bodies; leave it out")
     records = read_records(out, jobs)

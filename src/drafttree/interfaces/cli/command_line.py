@@ -109,7 +109,7 @@ def _quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for name in ("huggingface_hub", "httpx"):
+    for name in ("huggingface_hub", "httpx", "httpx2"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore")
     for stream in (sys.stdout, sys.stderr):

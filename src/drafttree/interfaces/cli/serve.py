@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +11,9 @@ import typer
 
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
 from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
-
-NEEDED = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "jinja2", "regex")
-"""The packages of the extra `serve`, by module."""
 
 
 @grouped
@@ -90,7 +87,7 @@ def serve(
     Ctrl-C or SIGTERM lets running texts finish within --grace and answers new requests with 503. A second one ends at
     once.
     """
-    check_extra()
+    check_requirements("serving", "serve")
     keys = [*(api_key or ()), *(_keys_of(api_key_file) if api_key_file else ())]
     for key in keys:
         _check_key(key)
@@ -144,16 +141,6 @@ def serve(
         if not keys and not _is_loopback(host):
             _tell("whoever can reach this machine can use the server; --api-key asks for a key")
         run(create_app(decoder, settings), listener, _tell)
-
-
-def check_extra() -> None:
-    """Refuse to serve without the packages that it takes.
-
-    Raises:
-        ConfigError: names the first one that is missing.
-    """
-    if missing := next((module for module in NEEDED if find_spec(module) is None), None):
-        raise ConfigError(f'serving needs {missing.replace("_", "-")}; pip install "drafttree[serve]"')
 
 
 def _is_loopback(host: str) -> bool:

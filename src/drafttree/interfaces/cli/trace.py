@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import DecoderOptions, TextOptions, grouped
 from drafttree.interfaces.cli.options import (
     AsJson,
@@ -64,10 +65,9 @@ def _check(output: Path | None, live: bool, json_: bool) -> None:
             "--live draws on a terminal, and standard output is not a terminal; give -o FILE for a page instead"
         )
     if output:
-        from drafttree.interfaces.page_parts.assembly import check_jinja
         from drafttree.interfaces.trace_page.output import check_output
 
-        check_jinja()
+        check_requirements("a page", "report", ("jinja2",))
         check_output(output)
 
 

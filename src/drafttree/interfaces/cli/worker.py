@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
-from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 from drafttree.interfaces.cli.option_groups import DecoderOptions, grouped
 from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap, PrefixTokens
 
@@ -49,7 +48,7 @@ def worker(
     from drafttree.interfaces.dynamo.fleet_settings import FleetSettings
     from drafttree.interfaces.dynamo.supervisor import supervise
 
-    _check_extra()
+    check_requirements("a worker", "dynamo")
     name = served_model_name or model
     limits = max_batch, max_kv_tokens, prefix_tokens, max_token_gap, max_model_len
     settings = FleetSettings(model, name, discovery.value, namespace, *limits)
@@ -58,12 +57,6 @@ def worker(
         serves(lambda _: None)
         return
     raise typer.Exit(supervise(serves))
-
-
-def _check_extra() -> None:
-    """Raise a ConfigError where the extra is missing."""
-    if find_spec("dynamo") is None:
-        raise ConfigError('a worker needs NVIDIA Dynamo, which is not installed: pip install "drafttree[dynamo]"')
 
 
 def _serve(target: str, models: DecoderOptions, settings: Any, registered: Callable[[int], None]) -> None:

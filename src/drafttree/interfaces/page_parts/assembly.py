@@ -7,23 +7,11 @@ from json import dumps
 from typing import Any
 
 import drafttree
-from drafttree.core.errors import ConfigError
+from drafttree.core.requirements import check_requirements
 
 OWN = "drafttree.interfaces.page_parts"
 STYLES, SCRIPTS = ("base.css", "draft_tree.css"), ("elements.js", "draft_tree.js")
 """What every page begins with."""
-
-
-def check_jinja() -> None:
-    """Refuse to go on without jinja2, which makes the page.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import jinja2  # noqa: F401
-    except ImportError:
-        raise ConfigError('pages need jinja2, which is not installed: pip install "drafttree[report]"') from None
 
 
 def assemble(package: str, style: str, script: str, data: Any, **values: Any) -> str:
@@ -39,7 +27,7 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
     Raises:
         ConfigError: jinja2 is not installed.
     """
-    check_jinja()
+    check_requirements("a page", "report", ("jinja2",))
     from jinja2 import Environment, StrictUndefined
     from jinja2.utils import htmlsafe_json_dumps
 

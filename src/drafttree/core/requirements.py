@@ -1,0 +1,58 @@
+"""Checks that the packages of pyproject.toml are installed in versions that drafttree works with."""
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from drafttree.core.errors import ConfigError
+
+
+@cache
+def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()) -> None:
+    """Refuse to go on where a package is missing, too old or too new.
+
+    Nothing is checked where drafttree itself is not installed, since only its metadata names what it needs.
+
+    Args:
+        purpose: what needs the packages, as the message begins.
+        extra: the extra that brings them; the dependencies of drafttree itself where it is empty.
+        only: the packages of the extra that are needed, by name; all where it is empty.
+
+    Raises:
+        ConfigError: names the package, the versions that work, and the command that installs one.
+    """
+    for needed in _requirements(extra):
+        if only and needed.name not in only:
+            continue
+        command = f'"drafttree[{extra}]"' if extra else f'"{needed.name}{needed.specifier}"'
+        try:
+            installed = version(needed.name)
+        except PackageNotFoundError:
+            raise ConfigError(f"{purpose} needs {needed.name}, which is not installed: pip install {command}") from None
+        if not needed.specifier.contains(installed, prereleases=True):
+            raise ConfigError(
+                f"{purpose} needs {needed.name}{needed.specifier}, but {installed} is installed: "
+                f'pip install "{needed.name}{needed.specifier}"'
+            )
+
+
+def _requirements(extra: str) -> Iterator[Requirement]:
+    """What pyproject.toml declares for an extra, the extras that it contains included."""
+    try:
+        declared = [Requirement(line) for line in requires("drafttree") or ()]
+    except PackageNotFoundError:
+        return
+    for requirement in declared:
+        if requirement.marker is None:
+            belongs = not extra
+        else:
+            belongs = requirement.marker.evaluate({"extra": extra}) and not requirement.marker.evaluate({"extra": ""})
+        if not belongs:
+            continue
+        if requirement.name == "drafttree":
+            for inner_extra in sorted(requirement.extras):
+                yield from _requirements(inner_extra)
+        else:
+            yield requirement
