@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 import matplotlib as mpl
+from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
@@ -30,7 +31,7 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.titlesize": 10,
-    "axes.prop_cycle": mpl.cycler(color=COLORS),
+    "axes.prop_cycle": cycler(color=COLORS),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,

@@ -174,10 +174,11 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        kind = TypeAdapter[Any](self.body_field.field_info.annotation)
+        body_type: Any = self.body_field.field_info.annotation
+        adapter = TypeAdapter[Any](body_type)
 
         async def read_and_handle(request: Request) -> Response:
-            found = await request.app.state.serving.bodies.read(request, kind)
+            found = await request.app.state.serving.bodies.read(request, adapter)
             return await handle(_ReadRequest(request.scope, found))
 
         return read_and_handle
