@@ -1,5 +1,8 @@
 """Count the tests by what they are bound to: `python .ci/tests_by_kind.py [FOLDER ...]`.
 
+The seconds are those of the last `make test`, which leaves them in `build/tests.xml`: the tests of all processes added
+up, each with its fixtures.
+
 A file is bound to the inside where it imports a module of the package that is no door (a door is a folder's `__init__`,
 or one of the public modules below), reads a private attribute of something that is not its own, or patches the package
 or an object of it. All other files use what users use. What a helper imports binds the helper alone.
@@ -7,6 +10,7 @@ or an object of it. All other files use what users use. What a helper imports bi
 
 import ast
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +19,19 @@ SOURCES = {"drafttree": Path("src/drafttree"), "drafttree_lab": Path("lab/src/dr
 PUBLIC = {"drafttree.errors", "drafttree.exactness", "drafttree.grammar", "drafttree.hf"}
 """Modules that users import, as docs/stability.md lists them."""
 FOLDERS = ("tests", "lab/tests", "testing")
+TIMES = Path("build/tests.xml")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What binds one file to the inside: imports below a door, private attributes, patches."""
+    """What binds one file to the inside: imports below a door, private attributes, patches; and its tests' seconds."""
 
     path: Path
     lines: int
     imports: int
     private: int
     patches: int
+    seconds: float
 
     @property
     def inside(self) -> bool:
@@ -70,7 +76,19 @@ def is_ours(patched: ast.AST, others: set[str]) -> bool:
     return root_of(patched) not in others
 
 
-def read(path: Path) -> Found:
+def seconds_by_file() -> Counter[Path]:
+    """The seconds that the tests of each file took, by the file's path; none where no times were kept."""
+    seconds: Counter[Path] = Counter()
+    if TIMES.exists():
+        for case in ElementTree.parse(TIMES).iter("testcase"):
+            module = Path(*case.get("classname", "").split("."))
+            while module.name and not module.with_suffix(".py").exists():  # a class of tests
+                module = module.parent
+            seconds[module.with_suffix(".py")] += float(case.get("time", 0))
+    return seconds
+
+
+def read(path: Path, seconds: float) -> Found:
     """Count what binds a file."""
     text = path.read_text()
     imports = private = patches = 0
@@ -98,27 +116,30 @@ def read(path: Path) -> Found:
                 patches += is_ours(patched, others)
             case _:
                 pass
-    return Found(path, text.count("\n"), imports, private, patches)
+    return Found(path, text.count("\n"), imports, private, patches, seconds)
 
 
 def main(folders: list[str]) -> None:
-    """Print a line for each kind, and one for each folder below them."""
-    found = [read(path) for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
-    kinds = {"all": found, "inside": [each for each in found if each.inside]}
-    kinds["what users use"] = [each for each in found if not each.inside]
-    print(f"{'':<28}{'files':>6}{'lines':>8}{'imports':>9}{'private':>9}{'patches':>9}")
-    for name, files in kinds.items():
-        print(row(name, files))
-    places = Counter(each.path.parent for each in kinds["inside"])
-    for place in sorted(places):
-        print(row(f"  {place}", [each for each in kinds["inside"] if each.path.parent == place]))
+    """Print a line for each kind, and one for each folder."""
+    seconds = seconds_by_file()
+    files = [read(path, seconds[path]) for folder in folders for path in sorted(Path(folder).rglob("*.py"))]
+    inside = [file for file in files if file.inside]
+    print(f"{'':<32}{'files':>6}{'lines':>8}{'imports':>9}{'private':>9}{'patches':>9}{'seconds':>9}")
+    print(row("all", files))
+    print(row("what users use", [file for file in files if not file.inside]))
+    print(row("inside", inside))
+    for title, kind in (("inside, by folder", inside), ("all, by folder", files)):
+        print(title)
+        for folder in sorted({file.path.parent for file in kind}):
+            print(row(f"  {folder}", [file for file in kind if file.path.parent == folder]))
 
 
 def row(name: str, files: list[Found]) -> str:
     """A line of the table."""
-    sums = (sum(getattr(each, kind) for each in files) for kind in ("lines", "imports", "private", "patches"))
-    lines, imports, private, patches = sums
-    return f"{name:<28}{len(files):>6}{lines:>8,}{imports:>9,}{private:>9,}{patches:>9,}"
+    lines, imports, private, patches, seconds = (
+        sum(getattr(file, count) for file in files) for count in ("lines", "imports", "private", "patches", "seconds")
+    )
+    return f"{name:<32}{len(files):>6}{lines:>8,}{imports:>9,}{private:>9,}{patches:>9,}{seconds:>9,.0f}"
 
 
 if __name__ == "__main__":
