@@ -1,7 +1,8 @@
 """CPU kernels for drafttree: a whole pass over trees of tokens in one call.
 
-`Model` is that of the fastest build that this CPU runs; `variant` is its name. `use_openmp(path)` lets passes run on
-the threads of an OpenMP library that is loaded already, as torch's is.
+`Model` is that of the fastest build that this CPU runs; `variant` is its name. `cpu_flags()` says what the CPU has, by
+which it is chosen. `use_openmp(path)` lets passes run on the threads of an OpenMP library that is loaded already, as
+torch's is.
 """
 
 import importlib
@@ -21,7 +22,7 @@ VARIANTS = {
 """Builds, the fastest first, each with the flags of Linux for what a CPU must have."""
 
 
-def _flags() -> set[str]:
+def cpu_flags() -> set[str]:
     """What this CPU has, as Linux says it; nothing is known elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -43,7 +44,7 @@ def load(flags: set[str]) -> ModuleType:
     raise ImportError(f"drafttree-native was built for another kind of CPU than this {platform.machine()}")
 
 
-_module = load(_flags())
+_module = load(cpu_flags())
 Model = _module.Model
 panel: int = _module.panel
 trim_heap = _module.trim_heap
