@@ -30,7 +30,7 @@ class Environment:
 
     def install(self, *arguments: str | Path) -> None:
         """Install packages, with pip's arguments, and check that they agree with each other."""
-        self.run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments)
+        self.run("python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *arguments)
         self.run("python", "-m", "pip", "check")
 
     def run(self, program: str, *arguments: str | Path, cwd: Path | None = None, **variables: str) -> None:
