@@ -1,11 +1,29 @@
 """The command line, called from a test."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from drafttree.interfaces import cli
 
 PROMPT = "The old man looked at the sea"
+
+
+def _leaves(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command below a group that is shown and has no commands of its own, by its name."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from _leaves(command, f"{path}{name} ")
+        elif not command.hidden:
+            yield f"{path}{name}", command
+
+
+COMMANDS = dict(_leaves(typer.main.get_command(cli.app)))
+"""Every command by its name, such as "bench methods"."""
 
 
 def run(*arguments, **options):

@@ -1,4 +1,4 @@
-"""`--minutes` of the benches and of certify: what is finished is shown, the exit code is 3, and --out goes on."""
+"""`--minutes` of every command that has it: what is finished is shown, the exit code is 3, and --out goes on."""
 
 import json
 from itertools import count
@@ -9,9 +9,24 @@ import pytest
 from drafttree.interfaces import cli
 from drafttree.measure import run_store
 from drafttree.measure.run_store import RUNS
-from testing.command_line import complaint, run
+from testing.command_line import COMMANDS, complaint, run
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
+GIVEN = ["--prompts", "{prompts}"]
+UNFINISHED = {
+    "tune": [*GIVEN, "--drafter", "lookup"],
+    "certify": [*GIVEN, *SHORT],
+    "bench acceptance": GIVEN,
+    "bench batch": ["--batches", "1", *SHORT[2:4]],
+    "bench memory": [*GIVEN, *SHORT[2:]],
+    "bench methods": [*GIVEN, *SHORT, "--repeats", 1],
+    "bench micro": ["--vocab", "30"],
+    "replay run": ["talon/1", "--limit", 1, "--counts-only", "--no-agreement", "--out", "{out}"],
+    "replay map": ["--limit", 1, "--out", "{out}"],
+}
+"""Every command with `--minutes`, and arguments by which it takes longer than no time."""
+SLOW = dict.fromkeys(["replay run", "replay map"], pytest.mark.slow)
+"""They load a target of their own; `lab/tests/commands/test_replay.py` ends a replay for its time, quickly."""
 
 
 @pytest.fixture
@@ -44,14 +59,25 @@ def test_a_bench_that_is_out_of_time_shows_what_it_has_and_goes_on(prompts, tmp_
     assert (out / RUNS).read_text().splitlines()[:3] == kept
 
 
+def test_every_command_with_minutes_is_here():
+    with_minutes = {name for name, command in COMMANDS.items() if "minutes" in {each.name for each in command.params}}
+    assert with_minutes == UNFINISHED.keys()
+
+
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("command", [["bench", "methods", "--repeats", 1], ["bench", "memory"], ["certify"]])
-def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, stopped):
-    options = SHORT[2:] if "memory" in command else SHORT
-    shown = stopped(*command, *options, "--prompts", prompts, "--minutes", 1e-9)
-    assert shown.out == ""
-    assert "nothing is finished" in shown.err
-    assert "the minutes are over; --out FOLDER keeps finished runs" in shown.err
+@pytest.mark.parametrize("command", [pytest.param(each, marks=SLOW.get(each, [])) for each in UNFINISHED])
+def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, tmp_path, stopped):
+    options = [str(each).format(prompts=prompts, out=tmp_path / "out") for each in UNFINISHED[command]]
+    shown = stopped(*command.split(), *options, "--minutes", 1e-9)
+    if command == "tune":
+        assert "minutes were over before all of it was measured" in " ".join(shown.out.split())
+    elif command != "replay run":  # which shows every result without figures
+        assert shown.out == ""
+        assert "nothing is finished" in shown.err
+    if "--out" in options:
+        assert f"the minutes are over; the same command goes on from {tmp_path / 'out'}" in shown.err
+    elif command != "tune":
+        assert "the minutes are over; --out FOLDER keeps finished runs" in shown.err
 
 
 @pytest.mark.parametrize("minutes", [0, -1, "nan", "inf"])

@@ -21,7 +21,7 @@ from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
-from drafttree.interfaces.cli.results import INTERRUPTED, tell_end
+from drafttree.interfaces.cli.results import EXIT_CODES, INTERRUPTED, tell_end
 from drafttree.interfaces.cli.serve import serve
 from drafttree.interfaces.cli.trace import trace
 from drafttree.interfaces.cli.tune import tune
@@ -48,6 +48,7 @@ ELSEWHERE = {
 app = typer.Typer(
     cls=Commands,
     help="Speed up Hugging Face text generation with draft trees, without changing the text.",
+    epilog=f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,11 +62,7 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit.
-
-    With 0 if all went well, 1 if a certificate failed, 2 for a mistake of the user's, 3 if `--minutes` left runs, and
-    130 after Ctrl-C.
-    """
+    """Run the command line and exit with one of `EXIT_CODES`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _quiet()
     if "" not in sys.path:

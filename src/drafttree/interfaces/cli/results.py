@@ -17,8 +17,16 @@ from drafttree.measure.run_store import RunStore
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
-LEFT = 3
-"""The exit code of a command whose minutes were over before all was run."""
+UNFINISHED = 3
+"""The exit code of a command whose minutes were over before all was run, and of tune where it recommends nothing yet."""
+EXIT_CODES = {
+    0: "success",
+    1: "a check or a text failed",
+    2: "wrong arguments or input",
+    UNFINISHED: "the time was over first, or tune has nothing to recommend yet",
+    INTERRUPTED: "ended by Ctrl-C",
+}
+"""What the exit codes of all commands mean."""
 NOT_OF_THE_COMMAND = {"out", "output", "json_", "save", "minutes"}
 """Options that do not change what a run gives."""
 
@@ -85,4 +93,4 @@ def tell_end(store: RunStore) -> int:
     """Say what has ended a measurement, Ctrl-C or the time; the exit code."""
     onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
     print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {onward}", file=sys.stderr)
-    return LEFT if store.out_of_time else INTERRUPTED
+    return UNFINISHED if store.out_of_time else INTERRUPTED

@@ -19,7 +19,7 @@ from drafttree.interfaces.cli.options import (
     Temperature,
     VerifierName,
 )
-from drafttree.interfaces.cli.results import LEFT, Out, ResultOptions
+from drafttree.interfaces.cli.results import UNFINISHED, Out, ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import check_save, find_verifier
 
@@ -81,7 +81,7 @@ def tune(
     summary = result.summary() | {"python": lines, "command": command}
     results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out))
     if not (result.recommends or result.one_prompt):
-        raise typer.Exit(LEFT)
+        raise typer.Exit(UNFINISHED)
 
 
 def _check(minutes: float, save: Path | None) -> None:
