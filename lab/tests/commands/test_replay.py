@@ -169,6 +169,9 @@ def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
     shown = run("replay", "list", "talon/1", "traversal/2")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["result", "talon/1", "traversal/2"]
     assert "without fitted drafters: these run each text four times more" in shown.stderr
+    rows = json.loads(run("replay", "list", "talon/1", "traversal/2", "--json").stdout)["results"]
+    assert [row["result"] for row in rows] == ["talon/1", "traversal/2"]
+    assert all(f"{row['runs']}  " in shown.stdout and row["minutes"] > 0 for row in rows)
 
 
 @pytest.mark.usefixtures("quick_target")

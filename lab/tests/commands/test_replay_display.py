@@ -1,6 +1,6 @@
 """What the terminal shows of a replay."""
 
-from drafttree_lab.commands.replay import cell, show_list, show_replay
+from drafttree_lab.commands.replay import cell, list_rows, show_list, show_replay
 from drafttree_lab.replay.inputs import find_roles
 from drafttree_lab.replay.judge import Judgement, Verdict
 from drafttree_lab.replay.measured import Value
@@ -98,7 +98,7 @@ def test_without_claims_none_are_counted(capsys):
 def test_the_list_has_runs_and_what_cannot_be_replayed(capsys):
     roles, sizes = find_roles(["talon"], "embedded", {}), Sizes(limit=2, max_new_tokens=3000)
     planned: list[Experiment] = [plan("talon", name, *roles, sizes) for name in ("fig1", "1")]
-    show_list(planned, 2, 1)
+    show_list(list_rows(planned, 2, 1))
     header, schematic, table = capsys.readouterr().out.splitlines()
     assert header.split() == ["result", "title", "runs", "minutes", "not", "replayed"]
     assert schematic.split()[0] == "talon/fig1"

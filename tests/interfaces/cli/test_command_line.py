@@ -20,7 +20,9 @@ from drafttree.loading import zoo
 from drafttree.policies import POLICIES
 from drafttree.verifiers import VERIFIERS
 from helpers import checkpoints
-from testing.command_line import PROMPT, complaint, run
+from testing.command_line import COMMANDS, PROMPT, complaint, run
+
+CHAT_AND_BATCH = Path(__file__).parents[3] / "docs" / "chat-and-batch.md"
 
 
 def test_an_interrupt_anywhere_else_is_quiet(capsys, monkeypatch):
@@ -139,6 +141,12 @@ def test_every_command_has_a_help():
             assert shown.exit_code == 0, arguments
             assert "Usage" in shown.output, arguments
             assert "..." not in shown.output.partition("Commands:")[2], "a summary is cut"
+
+
+def test_every_command_has_json_but_those_that_the_docs_name():
+    (sentence,) = re.findall(r"All commands have this option except (.*?)\.", CHAT_AND_BATCH.read_text(), re.DOTALL)
+    without = {name for name, command in COMMANDS.items() if "json_" not in {each.name for each in command.params}}
+    assert set(re.findall(r"`([^`]+)`", sentence)) == without
 
 
 def test_the_version(capsys):

@@ -15,9 +15,9 @@ from typer.core import TyperGroup
 
 from drafttree.core.errors import ConfigError, InputError
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import Device, Seed, Target
+from drafttree.interfaces.cli.options import AsJson, Device, Seed, Target
 from drafttree.interfaces.cli.results import ResultOptions
-from drafttree.interfaces.console import make_console, make_table, progress
+from drafttree.interfaces.console import make_console, make_table, print_json, progress
 from drafttree.measure.shapes import SHAPES, find_shape
 from drafttree_lab.commands.replay_map import Roles, map_
 from drafttree_lab.replay.paper import CONTEXTS
@@ -189,6 +189,7 @@ def list_(
     what: Annotated[
         list[str] | None, typer.Argument(help="Papers and results such as talon/1. Default: --paper, or all.")
     ] = None,
+    json_: AsJson = False,
 ) -> None:
     """List every table and figure.
 
@@ -199,7 +200,11 @@ def list_(
 
     own, given = use_papers(options.paper or []), parse_roles(options.roles or [])
     planned, *_ = _plan(what or own or [ALL], options, given, options.sizes())
-    show_list(planned, options.limit, options.repeats)
+    rows = list_rows(planned, options.limit, options.repeats)
+    if json_:
+        print_json({"results": rows})
+    else:
+        show_list(rows)
     if options.target == EMBEDDED:
         told = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
         print(f"{told}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
@@ -249,18 +254,26 @@ def _plan(
     return plan_all(results, drafters, missing, texts, sizes), texts, drafters
 
 
-def show_list(planned: Sequence["Experiment"], prompts: int, repeats: int) -> None:
-    """Every result: runs, guessed minutes, and what of it cannot be replayed."""
+def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> list[dict[str, Any]]:
+    """A row for every result: runs, guessed minutes, and what of it cannot be replayed."""
     from drafttree_lab.replay.plan import clauses
 
+    rows = []
+    for each in planned:
+        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
+        row = {"result": each.id, "title": each.result.title, "runs": each.runs * prompts * repeats}
+        reason = each.result.unavailable or "; ".join([*clauses(each.missing), *each.notes])
+        rows.append(row | {"minutes": tokens / PACE / 60, "not replayed": reason})
+    return rows
+
+
+def show_list(rows: Sequence[dict[str, Any]]) -> None:
     table = make_table("result", "title", "runs", "minutes", "not replayed", right=0)
     for column in table.columns[2:4]:
         column.justify = "right"
-    for each in planned:
-        runs = each.runs * prompts * repeats
-        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
-        reason = each.result.unavailable or "; ".join([*clauses(each.missing), *each.notes])
-        table.add_row(each.id, each.result.title, str(runs or ""), f"{tokens / PACE / 60:.0f}" if runs else "", reason)
+    for row in rows:
+        sizes = [str(row["runs"]), f"{row['minutes']:.0f}"] if row["runs"] else ["", ""]
+        table.add_row(row["result"], row["title"], *sizes, row["not replayed"])
     make_console().print(table)
 
 
