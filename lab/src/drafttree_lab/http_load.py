@@ -66,9 +66,9 @@ class LoadRun:
     seconds: float
 
     @property
-    def tokens_per_second(self) -> float:
-        """Of all clients together."""
-        return sum(text.tokens for text in self.texts) / self.seconds
+    def tokens(self) -> int:
+        """Of all texts together."""
+        return sum(text.tokens for text in self.texts)
 
 
 async def run_load(address: str, prompts: Sequence[str], at_once: int, options: Mapping[str, Any]) -> LoadRun:

@@ -1,6 +1,5 @@
 """Printing of a tuning: what to do, why, and what was measured."""
 
-import math
 from pathlib import Path
 
 from rich.text import Text
@@ -78,7 +77,8 @@ def _recommendation(tuning: Tuning) -> str:
     told = "confirmed" if tuning.apart else "confirmed on the prompts it was chosen on"
     told = told if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
     told = "not confirmed, measured on one prompt" if tuning.one_prompt else told
-    margin = f"± {tuning.gain.margin:.2f}" if math.isfinite(tuning.gain.margin) else "on one text, without an interval"
+    ends = [1 + end for end in (tuning.gain.low, tuning.gain.high) if end is not None]
+    margin = f"[{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "on one text, without an interval"
     figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"
     if tuning.one_prompt and not tuning.interrupted:
         return (

@@ -16,7 +16,7 @@ from drafttree.core.lazy import lazy_door
 
 if TYPE_CHECKING:
     from drafttree.measure.driver import Cell, by_turns, race
-    from drafttree.measure.interval import Interval
+    from drafttree.measure.interval import Interval, total_speed
     from drafttree.measure.law import Speedup, SpeedupLaw
     from drafttree.measure.record import columns, describe, from_lists, loops
     from drafttree.measure.reference import ReferenceRun, find_difference, transformers_generate, transformers_model
@@ -37,9 +37,10 @@ __all__ = [
     "race",
     "to_json",
     "to_table",
+    "total_speed",
     "transformers_generate",
     "transformers_model",
 ]
 
-_MODULES = [f"{__name__}.{name}" for name in ("table", "driver", "record", "law", "reference")]
+_MODULES = [f"{__name__}.{name}" for name in ("interval", "table", "driver", "record", "law", "reference")]
 __getattr__ = lazy_door(__name__, __all__, _MODULES)

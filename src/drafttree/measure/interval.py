@@ -1,16 +1,19 @@
 """A number with its 95 % interval, the method of which is in the name of what makes it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
 
+Run = tuple[float, float]
+"""Tokens and seconds."""
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over samples with its 95 % interval; a single sample, which tells nothing of the spread, has no ends."""
+    """A number with its 95 % interval over samples; a single sample, which tells nothing of the spread, has no ends."""
 
     mean: float
     low: float | None = None
@@ -39,10 +42,22 @@ class Interval:
         return cls(mean, mean - reach, mean + reach)
 
     @classmethod
-    def of_ratio_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
-        """The geometric mean of the ratios of two figures above 0, by sample; Student's t on their logarithms."""
-        logs = cls.by_student(np.log(np.asarray(ours, float) / np.asarray(theirs, float)).tolist())
-        return cls(math.exp(logs.mean), *(None if end is None else math.exp(end) for end in (logs.low, logs.high)))
+    def of_speeds_by_jackknife(cls, ours: Sequence[Run], theirs: Sequence[Run]) -> "Interval":
+        """The ratio of two speeds, each all tokens over all seconds, from a pair of runs per sample.
+
+        Student's t on the logarithm of the ratio, with the error that leaving out each sample in turn gives (Tukey
+        1958). A mean of the samples' own ratios would count a short text as much as a long one, and the quotient of the
+        two speeds would be another number.
+        """
+        runs = np.asarray([ours, theirs], float)  # [2, samples, tokens and seconds]
+        whole, count = runs.sum(axis=1, keepdims=True), runs.shape[1]
+        centre = float(_log_ratio(whole)[0])
+        if count < 2:
+            return cls(math.exp(centre))
+        left_out = _log_ratio(whole - runs)
+        error = math.sqrt((count - 1) / count * np.square(left_out - left_out.mean()).sum())
+        reach = float(stdtrit(count - 1, 0.975)) * error
+        return cls(*(math.exp(end) for end in (centre, centre - reach, centre + reach)))
 
     @classmethod
     def of_gain_by_student(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Interval":
@@ -54,3 +69,15 @@ class Interval:
         ratio = float(mine.mean() / base)
         rest = cls.by_student(((mine - ratio * np.asarray(theirs, float)) / base).tolist())
         return cls(ratio - 1, *(None if end is None else ratio - 1 + end for end in (rest.low, rest.high)))
+
+
+def total_speed(runs: Iterable[Run]) -> float:
+    """All tokens over all seconds."""
+    tokens, seconds = map(sum, zip(*runs, strict=True))
+    return tokens / seconds
+
+
+def _log_ratio(runs: np.ndarray) -> np.ndarray:
+    """The logarithm of the ratio of two speeds, `[samples]`, from `[2, samples, tokens and seconds]`."""
+    ours, theirs = runs[..., 0] / runs[..., 1]
+    return np.log(ours / theirs)

@@ -33,15 +33,20 @@ def test_a_draft_temperature_that_pays_is_recommended_and_told(toy, toy_drafters
     gain = found.temperature_gain
     assert gain.confirmed
     assert gain.pays
-    # by prompts of 6, 9 and 12 tokens, which the choice has not seen
-    ours, theirs = [0.46, 0.49, 0.52], [0.56, 0.59, 0.62]
-    wanted = Interval.of_ratio_by_student(theirs, ours)
+    # 16 texts of prompts of 6, 9 and 12 tokens, which the choice has not seen; 10 tokens each
+    texts = (6, 5, 5)
+    ours, theirs = (
+        [(10 * count, count * each) for count, each in zip(texts, seconds, strict=True)]
+        for seconds in ([0.46, 0.49, 0.52], [0.56, 0.59, 0.62])
+    )
+    wanted = Interval.of_speeds_by_jackknife(ours, theirs)
     assert (gain.ratio.mean, gain.ratio.low) == pytest.approx((wanted.mean, wanted.low))
     assert gain.sentence == (
         f"draft temperature 0.6: {wanted.mean:.2f} [{wanted.low:.2f}, {wanted.high:.2f}] times draft temperature 1.0, "
         "by turns"
     )
-    assert found.gain.mean == pytest.approx(sum([1.06, 1.09, 1.12]) / sum(ours) - 1)
+    plain = 6 * 1.06 + 5 * 1.09 + 5 * 1.12
+    assert found.gain.mean == pytest.approx(plain / sum(seconds for _, seconds in ours) - 1)
     assert found.summary()["draft temperature"]["draft_temperature"] == 0.6
     assert not found.missing
 

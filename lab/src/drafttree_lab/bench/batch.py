@@ -4,7 +4,6 @@ Every way decodes the same prompts, a turn after the other; each turn has other 
 Only rounds of the steady state count: the batch is full, and no prompt is being read.
 """
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -270,22 +269,22 @@ def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
     runs = {way: [cell.result for cell in cells if cell.way == way] for way in ways}
     rounds = {way: [measure.from_lists(run.rounds) for run in own] for way, own in runs.items()}
     steady = {
-        way: [float(each.committed.sum() / each.seconds.sum()) for each in own]
+        way: [(float(each.committed.sum()), float(each.seconds.sum())) for each in own]
         for way, own in rounds.items()
         if all(each.seconds.sum() for each in own)
     }
-    whole = {way: [sum(map(len, run.texts)) / run.seconds for run in own] for way, own in runs.items()}
-    speeds, end_to_end = ({way: statistics.geometric_mean(own) for way, own in by.items()} for by in (steady, whole))
+    whole = {way: [(sum(map(len, run.texts)), run.seconds) for run in own] for way, own in runs.items()}
+    speeds, end_to_end = ({way: measure.total_speed(own) for way, own in by.items()} for by in (steady, whole))
     best = max((way for way in speeds if way.startswith(FIXED)), key=speeds.__getitem__, default=None)
 
     def ratio(own: str, other: str | None) -> "measure.Interval | None":
         if own not in steady or other not in steady:
             return None
-        return measure.Interval.of_ratio_by_student(steady[own], steady[other])
+        return measure.Interval.of_speeds_by_jackknife(steady[own], steady[other])
 
     row: dict[str, Any] = {"batch": size, "turns": len(runs[PLAIN]), "plain/s": speeds.get(PLAIN)}
     row |= {"speeds": speeds, "end to end": end_to_end, "R": ratio(SPECULATIVE, PLAIN)}
-    row["R end to end"] = measure.Interval.of_ratio_by_student(whole[SPECULATIVE], whole[PLAIN])
+    row["R end to end"] = measure.Interval.of_speeds_by_jackknife(whole[SPECULATIVE], whole[PLAIN])
     row |= {"best fixed": best and best.removeprefix(FIXED), "over best fixed": ratio(SPECULATIVE, best)}
     row |= {f"over {name}": ratio(SPECULATIVE, name) for name in PEERS}
     row |= {f"plain over {name}": ratio(PLAIN, name) for name in (*PEERS, ONE_BY_ONE)}
@@ -322,8 +321,8 @@ def find_differences(
 
 def _show(report: Mapping[str, Any]) -> None:
     console, rows = make_console(), report["rows"]
-    told = "intervals are 95 %, over the turns, by Student's t on the logarithms of ratios"
-    console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain; {told}", rows, RATIOS))
+    told = "each all tokens over all seconds; intervals are 95 %, by jackknife over the turns"
+    console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain, {told}", rows, RATIOS))
     drafts = "k nodes per request and round; R law = tau (1 + h0) / (v + c*delta + h), in plain passes at this batch"
     console.print(measure.to_table(drafts, rows, DRAFTS))
     ways = dict.fromkeys(way for row in rows for way in row["end to end"])

@@ -159,7 +159,7 @@ def make_rows(
     seeded: Callable[[str], bool] = lambda way: True,
     find: Callable[["Cell", "Cell"], Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """A row for every group of prompts and way: medians over the repeats, ratios over prompts and repeats.
+    """A row for every group of prompts and way: terms of the law as medians over the repeats, speeds of all texts.
 
     Args:
         cells: what `race` gives.
@@ -184,6 +184,7 @@ def make_rows(
                 "method": way,
                 "prompts": len(numbers),
                 "R": _ratio(own, beside(PLAIN)),
+                "tokens/s": measure.total_speed(_runs(own)),
             }
             row |= _figures(own, beside(PLAIN))
             if way in chains and row.get("doubt") is None:
@@ -194,14 +195,12 @@ def make_rows(
 
 
 def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
-    """What the rounds of a way tell, each figure its median over the repeats; of another program its speed."""
+    """What the rounds of a way tell, each figure its median over the repeats; nothing of another program."""
     from drafttree.engine.metrics import Metrics
 
     repeats = sorted({cell.repeat for cell in own})
     if isinstance(own[0].result, measure.ReferenceRun):
-        texts = [[cell.result for cell in own if cell.repeat == repeat] for repeat in repeats]
-        speeds = [sum(len(text.tokens) for text in run) / sum(text.seconds for text in run) for run in texts]
-        return {"tokens/s": statistics.median(speeds)}
+        return {}
 
     def total(cells: Sequence["Cell"], *those: int) -> Metrics:
         return Metrics.total(cell.result.metrics for cell in cells if cell.repeat in those)
@@ -213,12 +212,7 @@ def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
     law = measure.SpeedupLaw(**terms)
     figures = {name: terms[name] for name in ("tau", "delta", "v", "c", "h", "h0")}
     figures |= {"R law": law.predicted, "R decoding": law.decoding, "at h = 0": law.without_host}
-    told = {
-        "tokens/s": "tokens_per_second",
-        "of nodes": "acceptance_rate",
-        "of levels": "level_acceptance",
-        "nodes": "mean_nodes",
-    }
+    told = {"of nodes": "acceptance_rate", "of levels": "level_acceptance", "nodes": "mean_nodes"}
     figures |= {name: statistics.median(getattr(run, each) for run, _ in runs) for name, each in told.items()}
     figures |= {"ms a draft pass": 1e3 * whole.draft_pass, "weights, MB": whole.draft_weight_bytes / 1e6}
     figures |= {"cache, MB": whole.draft_cache_bytes / 1e6} | _parts(own, repeats)
@@ -243,13 +237,19 @@ def _parts(own: Sequence["Cell"], repeats: Sequence[int]) -> dict[str, float]:
     return sorted(found, key=lambda each: each["outside"])[len(found) // 2]
 
 
+def _runs(cells: Sequence["Cell"]) -> list[tuple[float, float]]:
+    """Tokens and seconds of every text, prompts included."""
+
+    def run(result: Any) -> tuple[float, float]:
+        metrics = getattr(result, "metrics", None)
+        return (metrics.tokens, metrics.seconds) if metrics else (len(result.tokens), result.seconds)
+
+    return [run(cell.result) for cell in cells]
+
+
 def _ratio(own: Sequence["Cell"], base: Sequence["Cell"]) -> "measure.Interval":
-    """The speed of one way in that of another, prompts included, from every prompt and repeat."""
-
-    def speeds(cells: Sequence["Cell"]) -> list[float]:
-        return [getattr(cell.result, "metrics", cell.result).tokens_per_second for cell in cells]
-
-    return measure.Interval.of_ratio_by_student(speeds(own), speeds(base))
+    """The speed of one way over another's, with its interval over the texts."""
+    return measure.Interval.of_speeds_by_jackknife(_runs(own), _runs(base))
 
 
 def _compare(
@@ -449,6 +449,7 @@ def _show(report: Mapping[str, Any]) -> None:
         console.print(measure.to_table("mean µs per round outside the passes, by part; what drafters cost", rows, REST))
     loops = "texts loop (their last 48 tokens repeat with a period of at most 16)"
     print(f"{report['looping']} of {report['prompts']} {loops}")
-    print("R = tau (1 + h0) / (v + c*delta + h); intervals are 95 %, by Student's t on the logarithms of ratios")
+    print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
+    print("R law = tau (1 + h0) / (v + c*delta + h), prompts left out as in R decoding; terms are medians over repeats")
     if report["versions"]:
         print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))

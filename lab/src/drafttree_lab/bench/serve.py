@@ -47,7 +47,7 @@ TURN_STEP = 97
 """Tokens by which the system prompts of two turns begin later in the same text."""
 SHARES = (50, 95, 99)
 """The percentiles that are told."""
-SPEEDS = "tokens/s of all clients together, and ratios over the turns with 95 % intervals (Student's t on logarithms)"
+SPEEDS = "tokens/s of all clients and turns together, and their ratio with its 95 % interval (jackknife over the turns)"
 WAITS = f"milliseconds that clients waited: percentiles {', '.join(map(str, SHARES))}"
 ROUNDING = (
     "In bfloat16 and float16, rounding decides between two tokens that are nearly tied, and so texts differ; "
@@ -159,10 +159,11 @@ def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, An
     rows, (ours, theirs) = [], ways
     for size in dict.fromkeys(cell.group for cell in cells):
         runs = {way: [cell.result for cell in cells if (cell.way, cell.group) == (way, size)] for way in (ours, theirs)}
-        speeds = {way: [run.tokens_per_second for run in own] for way, own in runs.items()}
+        counts = {way: [(run.tokens, run.seconds) for run in own] for way, own in runs.items()}
         texts = [[text.text for run in own for text in run.texts] for own in runs.values()]
         row: dict[str, Any] = {"clients": size, "ways": {way: _figures(own) for way, own in runs.items()}}
-        row |= {"ratio": measure.Interval.of_ratio_by_student(speeds[ours], speeds[theirs]), "texts": len(texts[0])}
+        ratio = measure.Interval.of_speeds_by_jackknife(counts[ours], counts[theirs])
+        row |= {"ratio": ratio, "texts": len(texts[0])}
         rows.append(row | {"same": sum(one == other for one, other in zip(*texts, strict=True))})
     return rows
 
@@ -170,7 +171,7 @@ def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, An
 def _figures(runs: Sequence["LoadRun"]) -> dict[str, Any]:
     texts = [text for run in runs for text in run.texts]
     return {
-        "tokens_per_second": statistics.geometric_mean(run.tokens_per_second for run in runs),
+        "tokens_per_second": measure.total_speed((run.tokens, run.seconds) for run in runs),
         "first_token": _percentiles([text.first_token for text in texts]),
         "next_token": _percentiles([gap for text in texts for gap in text.gaps]),
         "cached": sum(text.cached_tokens for text in texts) / max(sum(text.prompt_tokens for text in texts), 1),

@@ -8,11 +8,10 @@ choice.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from drafttree.engine.metrics import Metrics
 from drafttree.measure.driver import by_turns
-from drafttree.measure.interval import Interval
+from drafttree.measure.interval import Interval, Run
 from drafttree.measure.law import Speedup
 from drafttree.measure.method import PLAIN
 
@@ -90,27 +89,25 @@ class Race:
 
     def gain(self, way: str) -> Interval | None:
         """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text."""
-        samples = self._samples(way, PLAIN)
-        return Interval.of_gain_by_student(*zip(*samples, strict=True)) if samples else None
+        ratio = self.ratio_to(way, PLAIN)
+        return ratio and Interval(*(None if end is None else end - 1 for end in (ratio.mean, ratio.low, ratio.high)))
 
     def ratio_to(self, way: str, rival: str) -> Interval | None:
-        """The decoding speed of a way over another's, with the interval that `gain` has; None without a text."""
-        samples = self._samples(way, rival)
-        return Interval.of_ratio_by_student(*zip(*samples, strict=True)) if samples else None
+        """The decoding speed of a way over another's, with its interval; None without a text.
 
-    def _samples(self, way: str, rival: str) -> list[tuple[float, float]]:
-        """Seconds per token of a rival and of a way, for every sample of the interval.
-
-        A sample is a prompt, or a text where there are too few prompts: its interval holds for these prompts only.
+        A sample is a prompt, or a text where there are too few prompts: then the interval holds for these prompts only.
         """
-        texts: dict[int, list[tuple[float, float]]] = {}
-        other = self.runs.get(rival, {})
-        for text, run in self.runs.get(way, {}).items():
-            if text in other:
-                sample = text % self.prompts if self.prompts >= LEAST_PROMPTS else text
-                theirs, ours = (1 / each.metrics.decoding_tokens_per_second for each in (other[text], run))
-                texts.setdefault(sample, []).append((theirs, ours))
-        return [(fmean(theirs for theirs, _ in each), fmean(ours for _, ours in each)) for each in texts.values()]
+        own, other = self.runs.get(way, {}), self.runs.get(rival, {})
+        both = [text for text in own if text in other]
+        samples = dict.fromkeys(self._sample(text) for text in both)
+        ours, theirs = (
+            [_decoding(runs[text].metrics for text in both if self._sample(text) == sample) for sample in samples]
+            for runs in (own, other)
+        )
+        return Interval.of_speeds_by_jackknife(ours, theirs) if both else None
+
+    def _sample(self, text: int) -> int:
+        return text % self.prompts if self.prompts >= LEAST_PROMPTS else text
 
     def halve(self, ways: Sequence[str], until: float, texts: int = FIRST_TEXTS) -> tuple[list[str], list[Rung]]:
         """The ways that ran, those of the last rung first and the best of them first, and the rungs.
@@ -144,3 +141,9 @@ def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
         if ways <= 2:
             return runs
         ways, before, texts = (ways + 1) // 2, texts, 2 * texts
+
+
+def _decoding(texts: Iterable[Metrics]) -> Run:
+    """Tokens and seconds of decoding of some texts together."""
+    whole = Metrics.total(texts)
+    return whole.tokens, whole.decoding_seconds

@@ -132,7 +132,7 @@ class Tuning:
     @property
     def speculates(self) -> bool:
         """Whether speculating is recommended: the gain is greater than its interval, and is confirmed."""
-        return self.gain is not None and self.gain.mean > self.gain.margin and self.confirmed and not self.doubt
+        return self.gain is not None and (self.gain.low or 0.0) > 0 and self.confirmed and not self.doubt
 
     @property
     def doubt(self) -> str | None:

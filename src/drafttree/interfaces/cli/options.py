@@ -124,7 +124,7 @@ Files = Annotated[
     list[Path] | None, typer.Option(help="Prompt file (.jsonl, .txt or .raw, also .gz). May be repeated.")
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Number of runs. Medians are reported.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of runs.")]
 PromptText = Annotated[str | None, typer.Argument(help='The prompt. "-" or no prompt reads standard input.')]
 
 
