@@ -37,6 +37,8 @@ from drafttree.models.fused.int8_linear import quantization_method
 from drafttree.models.module.fingerprint import Fingerprint
 
 UNKNOWN = "not said"
+DEPENDENT = ("auto", "none", "mixed", "mtp")
+"""Names that stand for a drafter only beside a target, or beside another drafter."""
 
 
 class Depth(Fields):
@@ -80,6 +82,10 @@ def inspect(source: str | nn.Module) -> Inspection:
         return _loaded_model(find_model(source))
     if method := named_method(str(source)):
         return _drafter_class(method[0])
+    if str(source).partition(":")[0] in DEPENDENT:
+        raise ModelError(
+            f"{source!r} is no drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'"
+        )
     if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
         raise ModelError(
             f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"

@@ -143,6 +143,12 @@ def test_every_command_has_a_help():
             assert "..." not in shown.output.partition("Commands:")[2], "a summary is cut"
 
 
+def test_a_prompt_that_is_left_out_is_the_demos_own_or_standard_input():
+    said = "no prompt reads standard input"
+    assert said in run("generate", "--help").stdout
+    assert said not in " ".join(run("demo", "--help").stdout.split())
+
+
 def test_every_command_has_json_but_those_that_the_docs_name():
     (sentence,) = re.findall(r"All commands have this option except (.*?)\.", CHAT_AND_BATCH.read_text(), re.DOTALL)
     without = {name for name, command in COMMANDS.items() if "json_" not in {each.name for each in command.params}}

@@ -15,7 +15,6 @@ from drafttree.interfaces.cli.options import (
     Dtype,
     Inflate,
     Length,
-    PromptText,
     Quantize,
     Seed,
     Temperature,
@@ -31,7 +30,7 @@ POLICY = "talon:budget=12,width=3"
 
 
 def demo(
-    prompt: PromptText = OPENING,
+    prompt: Annotated[str, typer.Argument(help='The prompt. "-" reads standard input.')] = OPENING,
     drafter: Drafter = "auto",
     policy: Annotated[
         str, typer.Option(help="The tree policy. A fixed one needs no measurement.", autocompletion=complete_policy)

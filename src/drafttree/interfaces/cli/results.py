@@ -18,7 +18,7 @@ from drafttree.measure.run_store import RunStore
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C has ended, as shells have it."""
 UNFINISHED = 3
-"""The exit code of a command whose minutes were over before all was run, and of tune where it recommends nothing yet."""
+"""The exit code of a command whose minutes were over before all was run, and of a tune that recommends nothing yet."""
 EXIT_CODES = {
     0: "success",
     1: "a check or a text failed",

@@ -44,8 +44,8 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="DRAFTTREE_API_KEY",
-            help="Key that requests to /v1 must carry. May be repeated. Prefer DRAFTTREE_API_KEY or --api-key-file: "
-            "other users can see arguments.",
+            help="Key that requests to /v1, /tokenize and /detokenize must carry. May be repeated. Prefer "
+            "DRAFTTREE_API_KEY or --api-key-file: other users can see arguments.",
         ),
     ] = None,
     api_key_file: Annotated[

@@ -40,8 +40,8 @@ def trace(
 ) -> None:
     """Show the draft trees of a text, round by round.
 
-    Writes an HTML page, shows the trees in the terminal, or prints JSON. The text is the one that `drafttree generate`
-    writes with the same options.
+    Prints the text and how its rounds went. -o writes a page with every tree, and --live shows the trees in the
+    terminal. The text is the one that `drafttree generate` writes with the same options.
     """
     options, text = writing.to_dict(), read_prompt(prompt)
     models.check()
