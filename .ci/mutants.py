@@ -5,6 +5,9 @@ off by one, a condition negated, a statement left out. First the tests that `TAR
 noting which of their statements each test runs; then every mutant meets the tests that run its statement, the shortest
 first, as many as take `BUDGET` seconds, until one fails. Tests that fail on the code as it is are left out and named.
 Results are lines of `build/mutants/NAME.jsonl`; a run that was ended goes on where it was.
+
+`--before OTHER` judges a suite from which tests went by the mutants of the run OTHER: where the test that caught one is
+still there, it is caught again.
 """
 
 import argparse
@@ -24,17 +27,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-SOURCE = Path("src/drafttree")
+SOURCES = Path("src"), Path("lab/src")
 TARGETS = {
-    "engine/tree_growth.py": ["tests/promises", "tests/engine"],
-    "engine/round_loop.py": ["tests/promises", "tests/engine"],
-    "engine/prefixes.py": ["tests/promises", "tests/engine"],
-    "engine/batching/scheduler.py": ["tests/promises", "tests/engine"],
-    "verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
-    "drafters/session.py": ["tests/drafters"],
-    "interfaces/server/reply.py": ["tests/interfaces/server"],
-    "interfaces/server/texts.py": ["tests/interfaces/server"],
-    "interfaces/server/*/reply.py": ["tests/interfaces/server"],
+    "src/drafttree/engine/tree_growth.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/round_loop.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/prefixes.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/acceptance_watch.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/batching/scheduler.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/engine/drafting/controller.py": ["tests/promises", "tests/engine"],
+    "src/drafttree/verifiers/*.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
+    "src/drafttree/evaluation/scripted_random.py": ["tests/verifiers", "tests/evaluation/test_exactness.py"],
+    "src/drafttree/drafters/session.py": ["tests/drafters"],
+    "src/drafttree/drafters/formats/checkpoints.py": ["tests/drafters"],
+    "src/drafttree/models/target_model.py": ["tests/models"],
+    "src/drafttree/constraints/patterns.py": ["tests/constraints"],
+    "src/drafttree/loading/pretrained.py": ["tests/loading"],
+    "src/drafttree/measure/interval.py": ["tests/measure", "tests/evaluation/tune", "tests/interfaces/cli"],
+    "src/drafttree/interfaces/server/errors.py": ["tests/interfaces/server"],
+    "src/drafttree/interfaces/server/reply.py": ["tests/interfaces/server"],
+    "src/drafttree/interfaces/server/texts.py": ["tests/interfaces/server"],
+    "src/drafttree/interfaces/server/*/reply.py": ["tests/interfaces/server"],
+    "lab/src/drafttree_lab/report/page.py": ["lab/tests/report", "lab/tests/commands"],
 }
 """Files that are broken, each with the tests that name its folder."""
 SAMPLE = 40
@@ -103,11 +116,11 @@ def mutants(path: Path) -> Iterator[Mutant]:
                     new = [*places[:place], changed, *places[place + 1 :]]
                     setattr(parent, name, new if isinstance(value, list) else changed)
                     what = (
-                        f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}:{getattr(node, 'col_offset', 0)}: "
+                        f"{path}:{getattr(node, 'lineno', 0)}:{getattr(node, 'col_offset', 0)}: "
                         f"{ast.unparse(node).splitlines()[0]} -> {ast.unparse(changed).splitlines()[0]}"
                     )
                     text = ast.unparse(ast.fix_missing_locations(tree))
-                    yield Mutant(what, path, text, statements.get(id(node), str(path.relative_to(SOURCE))))
+                    yield Mutant(what, path, text, statements.get(id(node), str(path)))
                     setattr(parent, name, value)
 
 
@@ -133,7 +146,7 @@ def _statements(tree: ast.AST, path: Path) -> dict[int, str]:
     found = {}
     for body in sorted(_bodies(tree), key=lambda body: body[0].lineno if body else 0):
         for statement in body:
-            name = f"{path.relative_to(SOURCE)}:{statement.lineno}"
+            name = f"{path}:{statement.lineno}"
             found.update((id(inner), name) for inner in ast.walk(statement))
     return found
 
@@ -146,7 +159,7 @@ def recording(path: Path) -> str:
         for statement in body:
             docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not docstring:
-                noted += ast.parse(f"_ran('{path.relative_to(SOURCE)}:{statement.lineno}')").body
+                noted += ast.parse(f"_ran('{path}:{statement.lineno}')").body
             noted.append(statement)
         body[:] = noted
     first = 1 if ast.get_docstring(tree) is not None else 0
@@ -179,15 +192,20 @@ class Recorder:
 
 
 class Chosen:
-    """A plugin of pytest that runs certain tests alone, in the order of their files."""
+    """A plugin of pytest that runs certain tests alone, in the order of their files, and writes the one that fails."""
 
-    def __init__(self, tests: list[str]) -> None:
-        self.tests = set(tests)
+    def __init__(self, tests: list[str], failed: Path) -> None:
+        self.tests, self.failed = set(tests), failed
+        self.failed.write_text("")
         self.files = {test.split("::")[0]: place for place, test in reversed(list(enumerate(tests)))}
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         items[:] = [item for item in items if item.nodeid in self.tests]
         items.sort(key=lambda item: self.files[item.nodeid.split("::")[0]])
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed:
+            self.failed.write_text(report.nodeid)
 
 
 def run(texts: dict[Path, str], options: Iterable[str], plugin: object, folder: Path, seconds: int) -> str:
@@ -197,13 +215,14 @@ def run(texts: dict[Path, str], options: Iterable[str], plugin: object, folder: 
     if process == 0:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        copy_of = folder / "src" / "drafttree"
-        shutil.rmtree(folder / "src", ignore_errors=True)
-        shutil.copytree(SOURCE, copy_of, symlinks=True)
+        for source in SOURCES:
+            shutil.rmtree(folder / source, ignore_errors=True)
+            shutil.copytree(source, folder / source, symlinks=True)
         for path, text in texts.items():
-            (copy_of / path.relative_to(SOURCE)).write_text(text)
-        sys.path.insert(0, str(folder / "src"))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(Path("lab/src").absolute())])
+            (folder / path).write_text(text)
+        copies = [str(folder / source) for source in SOURCES]
+        sys.path[:0] = copies
+        os.environ["PYTHONPATH"] = os.pathsep.join(copies)
         quiet = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -234,7 +253,7 @@ def recorded(tests: list[str], folder: Path) -> list[dict]:
     """What each test runs of the targets that these tests are for; tests that fail are named and left out."""
     kept = folder.parent / f"{folder.name.rsplit('-', 1)[0]}-{'-'.join(tests).replace('/', '.')}.tests"
     if not kept.exists():
-        paths = [path for target, own in TARGETS.items() if own == tests for path in SOURCE.glob(target)]
+        paths = [path for target, own in TARGETS.items() if own == tests for path in Path().glob(target)]
         file = folder / "tests.jsonl"
         file.unlink(missing_ok=True)
         files = [each for each in tests if Path(each).exists()]
@@ -263,15 +282,34 @@ def chosen(mutant: Mutant, tests: list[dict]) -> list[str]:
     return [test for tests in files.values() for test in tests]
 
 
+def read_results(name: str) -> list[dict]:
+    """What is kept of a run."""
+    kept = Path("build/mutants") / f"{name}.jsonl"
+    return [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+def tried(mutant: Mutant, known: list[dict], folder: Path) -> dict:
+    """Whether a mutant is caught, by which test, by how many tests at most and in how many seconds."""
+    begun, names = time.monotonic(), chosen(mutant, known)
+    files = list(dict.fromkeys(name.split("::")[0] for name in names))
+    failed = folder / "failed"
+    plugin = Chosen(names, failed)
+    result = run({mutant.path: mutant.text}, ["-x", *files], plugin, folder, SECONDS) if names else "survived"
+    taken = round(time.monotonic() - begun, 1)
+    return {"result": result, "caught_by": failed.read_text(), "tests": len(names), "seconds": taken}
+
+
 def main() -> None:
     """Try the mutants that have no result yet, and print the share that is caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="of the run, whose results are kept")
     parser.add_argument("--only", help="some of the targets, with commas between them")
+    parser.add_argument("--before", help="the run of a suite from which tests went since")
     options = parser.parse_args()
     kept = Path("build/mutants") / f"{options.name}.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    results = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    results = read_results(options.name)
+    before = {result["mutant"]: result for result in read_results(options.before)} if options.before else {}
     for library in ("hypothesis", "torch", "transformers"):
         importlib.import_module(library)
     folder = Path("build/mutants").absolute() / f"{options.name}-{os.getpid()}"
@@ -280,18 +318,14 @@ def main() -> None:
         if options.only is not None and target not in options.only.split(","):
             continue
         known = recorded(tests, folder)
-        found = [mutant for path in sorted(SOURCE.glob(target)) for mutant in mutants(path)]
+        found = [mutant for path in sorted(Path().glob(target)) for mutant in mutants(path)]
         for mutant in random.Random(target).sample(found, min(SAMPLE, len(found))):
             if any(each["mutant"] == mutant.name for each in results):
                 continue
-            begun, names = time.monotonic(), chosen(mutant, known)
-            files = list(dict.fromkeys(name.split("::")[0] for name in names))
-            changed = {mutant.path: mutant.text}
-            result = run(changed, ["-x", *files], Chosen(names), folder, SECONDS) if names else "survived"
-            taken = round(time.monotonic() - begun, 1)
-            results.append(
-                {"target": target, "mutant": mutant.name, "result": result, "tests": len(names), "seconds": taken}
-            )
+            result = before.get(mutant.name)
+            if not result or result["caught_by"] not in {test["test"] for test in known}:
+                result = {"target": target, "mutant": mutant.name} | tried(mutant, known, folder)
+            results.append(result)
             with kept.open("a") as file:
                 file.write(json.dumps(results[-1]) + "\n")
         own = [each for each in results if each["target"] == target]
