@@ -60,11 +60,6 @@ def test_what_the_package_does_not_know_is_left_to_the_module(tmp_path):
     assert text == transformers_generate(decoder, PROMPT, **OPTIONS).tokens
 
 
-def test_low_memory_does_nothing_any_more(folder, caplog):
-    drafttree.load(folder, "none", low_memory=True)
-    assert "low_memory does nothing any more, and will go; leave it out" in caplog.text
-
-
 def test_it_is_named_and_smaller(folder, caplog):
     with caplog.at_level(logging.INFO, "drafttree"):
         quantised = drafttree.load(folder, "none", quantize="int8").target

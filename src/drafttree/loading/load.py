@@ -41,7 +41,6 @@ def load(
     quantize: str | None = None,
     quantize_drafter: str | None = None,
     max_model_len: int | None = None,
-    low_memory: bool = False,
     tensor_parallel_size: int = 1,
 ) -> Decoder:
     """Load a decoder from names, folders or loaded models.
@@ -85,7 +84,6 @@ def load(
         quantize_drafter: "int8" does the same to a drafter that is a language model. The text stays the target's.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
-        low_memory: does nothing any more, and will go.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
             program under torchrun; see docs/large-scale.md.
 
@@ -119,8 +117,6 @@ def load(
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    if low_memory:
-        logger.warning("low_memory does nothing any more, and will go; leave it out")
     on, kind = find_placement(target, dtype, device, quantize)
     check_quantization("quantize", quantize, on, target)
     check_quantization("quantize_drafter", quantize_drafter, on, drafter)

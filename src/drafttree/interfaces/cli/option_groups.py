@@ -93,7 +93,6 @@ class DecoderOptions:
     sinks: Annotated[int, typer.Option(min=0, help="Number of first tokens that stay visible with --lossy-window.")] = 4
     quantize: Quantize = None
     quantize_drafter: QuantizeDrafter = None
-    low_memory: Annotated[bool, typer.Option("--low-memory", hidden=True, help="Does nothing any more.")] = False
 
     def check(self) -> None:
         """Refuse names of policies and verifiers that are none, before a model is loaded."""
