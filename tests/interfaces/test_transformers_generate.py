@@ -343,13 +343,15 @@ def test_other_custom_functions_are_left_alone(target, draft):
 
 def test_the_drafter_is_loaded_once(embedded, monkeypatch):
     loads = []
-    monkeypatch.setattr(hf, "load_model", lambda *key: loads.append(key) or tiny.build("llama"))
+    monkeypatch.setattr(
+        hf, "load_model", lambda files, *where: loads.append((files.path, *where)) or tiny.build("llama")
+    )
     monkeypatch.setattr(hf, "tokenizer_beside", lambda _: None)
     model, _ = embedded
     speculate = hf.generate("embedded-draft")
     for _ in range(3):
         model.generate(PROMPT, max_new_tokens=3, custom_generate=speculate)
-    assert loads == [(zoo.folder("embedded-draft"), torch.float32, torch.device("cpu"))]
+    assert loads == [(str(zoo.folder("embedded-draft")), torch.float32, torch.device("cpu"))]
 
 
 def test_loaded_drafter_takes_the_models_dtype(embedded):

@@ -54,7 +54,6 @@ from drafttree.loading import (
     VerifierLike,
     check_drafter,
     check_tokenizers,
-    find_folder,
     find_verifier,
     load_head,
     load_model,
@@ -64,6 +63,7 @@ from drafttree.loading import (
     tokenizer_beside,
     unwrap,
 )
+from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.specs import default_policy
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
 from drafttree.models.module.module_backend import restore_attention
@@ -241,11 +241,11 @@ class TreeGenerate:
         if model in self._heads and self._heads[model][0] == where:
             return self._heads[model][1]
         if where not in self._loaded:
-            folder = find_folder(source)
-            if head := load_head(folder, model):
+            files = ModelFiles.of_drafter(source)
+            if head := load_head(files, model):
                 self._heads[model] = where, head
                 return head
-            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(folder, *where), select_backend))
+            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(files, *where), select_backend))
         return self._loaded[where]
 
 

@@ -3,6 +3,7 @@
 An entry point of `drafttree.drafters` may also be a `HeadFormat`: then folders of that format can be named as drafters.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ def head_formats() -> dict[str, HeadFormat]:
     return FORMATS | {found.kind: found for found in installed.values() if isinstance(found, HeadFormat)}
 
 
-def kind_of(folder: Path) -> str:
+def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
     """The kind of drafter that a folder holds, as `recognise` tells it by the formats of `head_formats`.
 
     Where none knows it, the log names the entry points that cannot be used: one of them may have been meant.
+
+    Args:
+        folder: the folder.
+        config: the contents of its config.json.
 
     Raises:
         ModelError: none of them, several of them, or its files cannot be read.
     """
     try:
-        return recognise(folder, head_formats())
+        return recognise(folder, head_formats(), config)
     except UnsupportedDrafter:
         raise
     except ModelError:

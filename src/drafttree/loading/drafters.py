@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters import (
@@ -39,17 +39,16 @@ from drafttree.drafters.formats import (
     block,
     download,
     mtp,
-    read_config,
     read_weights,
     unsupported_kind,
 )
 from drafttree.loading import zoo
-from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, kind_of, missing_parts
+from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.folders import find_folder, local_folder
+from drafttree.loading.model_files import FoundModel, ModelFiles
 from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
     ModelSource,
-    load_model,
     quiet,
     read_model,
     tokenizer_beside,
@@ -77,7 +76,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose_drafter(target: ModelSource) -> Choice:
+def choose_drafter(target: ModelSource | ModelFiles) -> Choice:
     """The drafter that "auto" stands for: the target's own MTP layers, one that is known for it, else lookup."""
     name = _name_of(target)
     if name == "embedded":
@@ -95,18 +94,20 @@ def choose_drafter(target: ModelSource) -> Choice:
     return Choice(head, f"it was published for {name}")
 
 
-def _name_of(target: ModelSource) -> str:
+def _name_of(target: ModelSource | ModelFiles) -> str:
+    if isinstance(target, ModelFiles):
+        return _name_of(target.source)
     source = str(target.name_or_path if isinstance(target, PreTrainedModel) else target)
     return zoo.name_of(Path(source)) or source
 
 
-def _has_mtp_layers(target: ModelSource, name: str) -> bool:
+def _has_mtp_layers(target: ModelSource | ModelFiles, name: str) -> bool:
     """Whether the checkpoint of a target, as far as it is on this machine, has MTP layers that can be run."""
     folder = local_folder(name)
     if folder is None:
         return False
     try:
-        config = target.config if isinstance(target, PreTrainedModel) else AutoConfig.from_pretrained(folder)
+        config = target.config if isinstance(target, FoundModel) else ModelFiles(name, folder).config
         return mtp.is_tried(config) and bool(mtp.own_names(folder, config))
     except (DraftTreeError, OSError, ValueError):  # what is wrong with it is told when it is loaded
         return False
@@ -130,10 +131,11 @@ def _own_mtp(target: PreTrainedModel) -> Drafter:
 
 def find_or_choose(
     source: DrafterSource | None,
-    named: ModelSource,
+    named: FoundModel,
     target: TargetModel,
     tokenizer: PreTrainedTokenizerBase | None,
     quantize: str | None = None,
+    files: ModelFiles | None = None,
 ) -> Drafter | None:
     """What `find_drafter` finds; for "auto" the drafter that `choose_drafter` says, which the log tells.
 
@@ -141,11 +143,11 @@ def find_or_choose(
 
     Args:
         source: what `drafttree.load` takes as drafter.
-        named: what the target was loaded by.
+        named: the target as it was given, or the files that it was loaded from.
         target: the model to draft for; it and the others as for `find_drafter`, whose errors are raised.
     """
     if not isinstance(source, str) or source != "auto":
-        return find_drafter(source, target, tokenizer, quantize)
+        return find_drafter(source, target, tokenizer, quantize, files)
     name, reason = choose_drafter(named)
     logger.log(logging.WARNING if name in LOOKUPS else logging.INFO, "drafter: %s (%s)", name, reason)
     try:
@@ -162,6 +164,7 @@ def find_drafter(
     target: TargetModel,
     tokenizer: PreTrainedTokenizerBase | None,
     quantize: str | None = None,
+    files: ModelFiles | None = None,
 ) -> Drafter | None:
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
@@ -170,6 +173,7 @@ def find_drafter(
         target: the model to draft for.
         tokenizer: the target's.
         quantize: how a language model that drafts is quantised, None if it is not.
+        files: what `check_drafter_exists` has found of the source, None to find it here.
 
     Raises:
         ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
@@ -183,16 +187,17 @@ def find_drafter(
     def load_drafter(source: ModelSource) -> Drafter:
         if source == MTP:
             return _own_mtp(target.module)
-        where = source if isinstance(source, PreTrainedModel) else find_folder(source)
-        own = made_for(where, target.module) if isinstance(where, PreTrainedModel) else load_head(where, target.module)
-        if own:
-            if isinstance(own, AssistantDrafter):
-                check_tokenizers(tokenizer, tokenizer_beside(where))
-            return own
-        model = load_model(where, target.dtype, target.device, quantize)
+        origin = source if isinstance(source, PreTrainedModel) else files or ModelFiles.of_drafter(source)
+        loaded = isinstance(origin, PreTrainedModel)
+        head = made_for(origin, target.module) if loaded else load_head(origin, target.module)
+        if head:
+            if isinstance(head, AssistantDrafter):
+                check_tokenizers(tokenizer, tokenizer_beside(origin))
+            return head
+        model = origin if loaded else read_model(origin, target.dtype, target.device, quantize)
         models.append(model)
         _warn_of_size(model, target.module)
-        vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(where))
+        vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(origin))
         drafting = TargetModel(model, select_backend)
         return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
 
@@ -270,19 +275,23 @@ def check_drafter(source: object) -> None:
         _check_parts(source)
 
 
-def check_drafter_exists(source: object) -> None:
+def check_drafter_exists(source: object) -> ModelFiles | None:
     """Find a drafter's files or its class, as may be done before the target's weights are read.
+
+    Returns:
+        The files, None for a drafter that has none of its own.
 
     Raises:
         ConfigError: the source is none, or its class cannot be imported.
         ModelError: there are no files.
     """
     check_drafter(source)
-    if isinstance(source, str | Path) and source not in ("none", MTP, OWN_LAYERS):
-        model = str(source).removeprefix(MIXED)
-        mixed_lookup = model != str(source) and _is_lookup(model)
-        if isinstance(source, Path) or mixed_lookup or not named_method(model):
-            find_folder(model)
+    if not isinstance(source, str | Path) or source in ("none", MTP, OWN_LAYERS):
+        return None
+    model = str(source).removeprefix(MIXED)
+    mixed_lookup = model != str(source) and _is_lookup(model)
+    has_files = isinstance(source, Path) or mixed_lookup or not named_method(model)
+    return ModelFiles.of_drafter(model) if has_files else None
 
 
 def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
@@ -300,22 +309,24 @@ def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
     return None
 
 
-def load_head(source: Path, target: PreTrainedModel) -> Drafter | None:
-    """The drafter of a folder with a trained head or an assistant; None for a language model.
+def load_head(files: ModelFiles, target: PreTrainedModel) -> Drafter | None:
+    """The drafter of files of a trained head or an assistant; None for a language model.
 
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
     """
-    if (kind := kind_of(source)) == LANGUAGE_MODEL:
+    kind = files.kind
+    if kind == LANGUAGE_MODEL:
         return None
-    _check_not_meta(target, f"{str(source)!r} is a head ({kind})")
+    _check_not_meta(target, f"{str(files.source)!r} is a head ({kind})")
     try:
         with quiet():
             if kind == ASSISTANT:
-                return made_for(read_model(source, target.dtype, target.device), target)
-            return head_formats()[kind].load(read_weights(source, target.dtype), read_config(source), target)
+                return made_for(read_model(files, target.dtype, target.device), target)
+            weights = read_weights(Path(files.path), target.dtype, config=files.settings)
+            return head_formats()[kind].load(weights, files.settings, target)
     except ModelError as error:
-        raise ModelError(f"cannot load drafter {str(source)!r}: {error}") from error
+        raise ModelError(f"cannot load drafter {str(files.source)!r}: {error}") from error
 
 
 def _check_not_meta(target: PreTrainedModel, what: str) -> None:

@@ -91,7 +91,8 @@ def inspect(source: str | nn.Module) -> Inspection:
             f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"
         )
     folder = find_folder(source)
-    kind, config, tensors = kind_of(folder), read_config(folder), read_tensors(folder)
+    config = read_config(folder)
+    kind, tensors = kind_of(folder, config), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details = _language_model(config, tensors)
         problems = _weight_problems(folder, tensors)

@@ -15,6 +15,7 @@ from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
 from drafttree.loading.drafters import DrafterSource, check_drafter_exists, find_or_choose
+from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
@@ -120,10 +121,10 @@ def load(
     on, kind = find_placement(target, dtype, device, quantize)
     check_quantization("quantize", quantize, on, target)
     check_quantization("quantize_drafter", quantize_drafter, on, drafter)
-    if not is_auto(drafter):
-        check_drafter_exists(drafter)
-    model = load_model(target, kind, on, quantize, tensor_parallel_size)
-    tokenizer = load_tokenizer(target) if tokenizer is None else tokenizer
+    drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)
+    origin = target if isinstance(target, PreTrainedModel) else ModelFiles.of_model(target)
+    model = load_model(origin, kind, on, quantize, tensor_parallel_size)
+    tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
     wrapped = TargetModel(model, select)
     try:
@@ -131,7 +132,7 @@ def load(
             wrapped.limit_context(max_model_len)
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
-        drafting = find_or_choose(drafter, target, wrapped, tokenizer, quantize_drafter)
+        drafting = find_or_choose(drafter, origin, wrapped, tokenizer, quantize_drafter, drafter_files)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
         if policy is None and drafting:

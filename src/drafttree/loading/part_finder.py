@@ -5,6 +5,7 @@ from typing import Any
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
 from drafttree.loading.drafters import check_drafter_exists, find_or_choose, make_drafter
+from drafttree.loading.placement import is_auto
 from drafttree.loading.pretrained import ModelSource
 from drafttree.loading.specs import find_verifier, make_policy
 from drafttree.models import Model, TargetModel
@@ -21,11 +22,10 @@ class NamedParts:
 
     def drafter(self, given: Any, target: Model, tokenizer: Any) -> Drafter | None:
         """The drafter of a name, a folder, a model, a class or an object for a target; None for plain decoding."""
-        if not (isinstance(given, str) and given == "auto"):
-            check_drafter_exists(given)
+        files = None if is_auto(given) else check_drafter_exists(given)
         if not isinstance(target, TargetModel):
             return make_drafter(given, target, tokenizer, _refuse)
-        return find_or_choose(given, target.module, target, tokenizer)
+        return find_or_choose(given, target.module, target, tokenizer, files=files)
 
     def verifier(self, given: Any) -> type[Verifier] | None:
         """The verifier of a name or a class; None for "auto"."""

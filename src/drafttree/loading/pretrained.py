@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -29,17 +30,19 @@ from transformers.utils import logging as transformers_logging
 from drafttree.core.counts import is_token_ids
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.assistant import ASSISTANTS
-from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, mtp, read_json, recognise
+from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, mtp, read_json
 from drafttree.loading import zoo
-from drafttree.loading.drafter_methods import head_formats
-from drafttree.loading.folders import resolve
-from drafttree.loading.shared_weights import shared_model
+from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
-from drafttree.models import TargetModel, lay_out_for_cpu
-from drafttree.models.validation import select_unrecorded
+from drafttree.models import lay_out_for_cpu
 
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
+LOADERS: dict[Any, Any] = {
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForImageTextToText: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+}
+"""What loads models with a language-model head, and the classes that it loads by their config."""
 ModelSource = str | Path | PreTrainedModel
 """An embedded name, a folder, a hub name or a loaded model."""
 
@@ -80,13 +83,13 @@ def find_model(source: Any) -> ModelSource:
 
 
 def load_model(
-    source: ModelSource,
+    source: ModelSource | ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
 ) -> PreTrainedModel:
-    """A transformers model from an embedded name, a folder or a hub name; a loaded model passes as it is.
+    """A transformers model from an embedded name, a folder, a hub name or files; a loaded model passes as it is.
 
     A model of images and text is loaded whole, to be used on text alone.
 
@@ -100,12 +103,13 @@ def load_model(
                 f"{type(source).__name__} is an assistant, which drafts; as target give the model it is for"
             )
         return source
-    _refuse_head(source, Path(resolve(source)))
-    return read_model(source, dtype, device, quantize, tensor_parallel_size)
+    files = source if isinstance(source, ModelFiles) else ModelFiles.of_model(source)
+    _refuse_head(files)
+    return read_model(files, dtype, device, quantize, tensor_parallel_size)
 
 
 def read_model(
-    source: str | Path,
+    files: ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
     quantize: str | None = None,
@@ -113,50 +117,25 @@ def read_model(
 ) -> PreTrainedModel:
     """What `load_model` loads, and assistants too, whose class is among those of language models.
 
-    Embedded models that are neither quantised nor sharded share their weights on a CPU, until one is changed.
-
     Raises:
         ModelError: as `load_model`.
     """
-    path = resolve(source)
-    name = zoo.name_of(Path(path))
-    if name and device.type == "cpu" and not quantize and tensor_parallel_size == 1:
-        return shared_model((name, dtype), lambda: _fused(_read(source, path, dtype, device)))
-    return _read(source, path, dtype, device, quantize, tensor_parallel_size)
-
-
-def _fused(model: PreTrainedModel) -> PreTrainedModel:
-    """A model whose weights lie as fused layers join them; else every model that shares them would join copies."""
-    TargetModel(model, select_unrecorded).release()
-    return model
-
-
-def _read(
-    source: str | Path,
-    path: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantize: str | None = None,
-    tensor_parallel_size: int = 1,
-) -> PreTrainedModel:
-    """Read a model's files, which lie at a path."""
+    source, path = files.source, files.path
     _check_index(Path(path))
+    settings = _settings_of(files)
     try:
-        settings = PreTrainedConfig.get_config_dict(path)[0]
         check_layer_counts(settings)
         if quantize:
             check_unquantized(source, settings)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        model_class: Any = _check_kind(source, config)
+        loader: Any = _check_kind(source, files.config)
         if tensor_parallel_size > 1:
-            check_shares(source, config, tensor_parallel_size, device)
+            check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
             _check_settings(settings_file)
+        options = _attention(files.config) | sharding_options(tensor_parallel_size)
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
         with quiet():
-            options = _attention(config) | sharding_options(tensor_parallel_size)
-            loaded: Any = model_class.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-            )
+            loaded: Any = loader.from_pretrained(path, config=files.config, dtype=dtype, **options)
     except DraftTreeError:
         raise
     except (SafetensorError, EOFError, struct.error) as error:
@@ -166,7 +145,7 @@ def _read(
         reason = "code or objects, which are not run, or are damaged; save the tensors alone, best as safetensors"
         raise ModelError(f"the weights of {str(source)!r} are a pickle that holds {reason}") from error
     except Exception as error:
-        raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, path)}") from error
+        raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, files)}") from error
     model, info = loaded
     _check_weights(source, info)
     _check_unused(source, model, info["unexpected_keys"])
@@ -181,6 +160,14 @@ def _read(
     return model
 
 
+def _settings_of(files: ModelFiles) -> dict[str, Any]:
+    """The contents of a model's config.json; what is wrong with the file is told as of the model."""
+    try:
+        return files.settings
+    except (ModelError, OSError) as error:
+        raise ModelError(f"cannot load model {str(files.source)!r}: {_first_lines(error)}") from error
+
+
 def _copy_what_stays(model: PreTrainedModel) -> None:
     """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
     released = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
@@ -192,22 +179,30 @@ def _copy_what_stays(model: PreTrainedModel) -> None:
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class with a decoder and a language-model head for a config, of text or of images and text; None without."""
-    mappings: tuple[Any, ...] = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    found = (mapping[type(config)] for mapping in mappings if type(config) in mapping)
-    return None if config.is_encoder_decoder else next(found, None)
+    loader = _loader_of(config)
+    return LOADERS[loader][type(config)] if loader else None
 
 
-def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
+def _loader_of(config: PreTrainedConfig) -> Any:
+    """The `LOADERS` that loads the model of a config, None where none does."""
+    loaders = (loader for loader, classes in LOADERS.items() if type(config) in classes)
+    return None if config.is_encoder_decoder else next(loaders, None)
+
+
+def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model; None for a loaded model that names no source.
 
     Raises:
         ModelError: the folder has none.
     """
-    name = source.name_or_path if isinstance(source, PreTrainedModel) else source
-    if not name:
-        return None
+    if isinstance(source, PreTrainedModel):
+        return load_tokenizer(source.name_or_path) if source.name_or_path else None
+    name = source.source if isinstance(source, ModelFiles) else source
     try:
-        return AutoTokenizer.from_pretrained(zoo.tokenizer_folder(resolve(name)), trust_remote_code=False)
+        files = source if isinstance(source, ModelFiles) else ModelFiles.of_model(source)
+        folder = zoo.tokenizer_folder(files.path)
+        config = {"config": files.config} if folder == files.path and files.names_model else {}
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **config)
     except Exception as error:
         reason = _first_lines(error).rstrip(":.")
         if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
@@ -216,7 +211,7 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 
-def tokenizer_beside(source: ModelSource) -> PreTrainedTokenizerBase | None:
+def tokenizer_beside(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a drafter, None where there is none to compare."""
     try:
         return load_tokenizer(source)
@@ -272,17 +267,18 @@ def _check_settings(path: Path) -> None:
         raise ModelError(f"{path} is not a generation config ({_first_lines(error)}); fix or remove it") from error
 
 
-def _refuse_head(source: str | Path, path: Path) -> None:
+def _refuse_head(files: ModelFiles) -> None:
     """Refuse a head where a language model is wanted; other folders are left to transformers."""
-    kind = LANGUAGE_MODEL
+    if not files.is_local:
+        return
     try:
-        kind = recognise(path, head_formats()) if path.is_dir() else kind
+        kind = files.kind
     except UnsupportedDrafter as error:
         raise ModelError(f"{error}; as target give the model it is for") from None
-    except ModelError:
-        pass  # transformers says more about what is no drafter either
+    except ModelError:  # transformers says more about what is no drafter either
+        return
     if kind != LANGUAGE_MODEL:
-        raise ModelError(f"{str(source)!r} is a head ({kind}), which drafts; as target give the model it is for")
+        raise ModelError(f"{str(files.source)!r} is a head ({kind}), which drafts; as target give the model it is for")
 
 
 def _attention(config: PreTrainedConfig) -> dict[str, Any]:
@@ -291,13 +287,13 @@ def _attention(config: PreTrainedConfig) -> dict[str, Any]:
     return {"attn_implementation": "eager"} if capped else {}
 
 
-def _check_kind(source: str | Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class of a model; what is not a decoder-only language model is refused before its weights are read."""
+def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
+    """What loads a model; what is not a decoder-only language model is refused before its weights are read."""
     if config.is_encoder_decoder:
         raise ModelError(f"{source} cannot be verified in a tree: it has encoder-decoder (cross-attention) layers")
-    if not (found := class_of(config)):
+    if not (loader := _loader_of(config)):
         raise ModelError(f"{str(source)!r} is not a language model ({config.model_type}); give a decoder-only one")
-    return found
+    return loader
 
 
 def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
@@ -360,9 +356,9 @@ def quiet() -> Iterator[None]:
         transformers_logging._tqdm_active = bars
 
 
-def _reason(error: Exception, path: str) -> str:
+def _reason(error: Exception, files: ModelFiles) -> str:
     """Why transformers cannot load a model, and what to do if it is too old for the model or would run its code."""
-    if (Path(path) / "adapter_config.json").is_file():
+    if (Path(files.path) / "adapter_config.json").is_file():
         return "it is an adapter; load it with its model by peft, and pass the loaded model"
     if "trust_remote_code" in str(error):
         return (
@@ -370,7 +366,7 @@ def _reason(error: Exception, path: str) -> str:
         )
     reason = f"{error} in its config.json is not known" if isinstance(error, KeyError) else _first_lines(error)
     with suppress(Exception):
-        saved = str(PreTrainedConfig.get_config_dict(path)[0]["transformers_version"])
+        saved = str(files.settings["transformers_version"])
         if _release(saved) > _release(__version__):
             reason += f" (it was saved by transformers {saved}, newer than {__version__}; update transformers)"
     return reason

@@ -242,13 +242,18 @@ def few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def read_weights(folder: Path, dtype: torch.dtype, wanted: Collection[str] | None = None) -> dict[str, Tensor]:
-    """What `read_tensors` reads, weights in FP8 as numbers of another dtype.
+def read_weights(
+    folder: Path,
+    dtype: torch.dtype,
+    wanted: Collection[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """What `read_tensors` reads, weights in FP8 as numbers of another dtype; without a config that is read as well.
 
     Raises:
         ModelError: as `read_tensors`; scales are missing or misshapen, or weights are quantised otherwise.
     """
-    return dequantised(read_tensors(folder, wanted), read_config(folder), dtype)
+    return dequantised(read_tensors(folder, wanted), read_config(folder) if config is None else config, dtype)
 
 
 def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:

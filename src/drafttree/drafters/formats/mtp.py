@@ -233,7 +233,7 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
         least = min((number for number, _ in places(names, depth).values() if number is not None), default=0)
         if least:
             raise ModelError(f"the tensors make no MTP head: missing layers before {least}")
-        return FORMAT.load(read_weights(folder, target.dtype, names), config, target)
+        return FORMAT.load(read_weights(folder, target.dtype, names, config), config, target)
     if unknown := [name for name in everything if "mtp" in name.lower()]:
         raise ModelError(f"{folder} holds {few(sorted(unknown))}, which drafttree knows as no MTP layers; {INSTEAD}")
     if promise := promised_layers(config):

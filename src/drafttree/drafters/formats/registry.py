@@ -77,15 +77,22 @@ class UnsupportedDrafter(ModelError):
     """A folder holds a drafter of a kind that is known and not run."""
 
 
-def recognise(folder: Path, formats: Mapping[str, HeadFormat] = FORMATS) -> str:
+def recognise(
+    folder: Path, formats: Mapping[str, HeadFormat] = FORMATS, config: Mapping[str, Any] | None = None
+) -> str:
     """The kind of drafter that a folder holds: "language-model", "assistant" or a format's kind, such as "eagle3".
+
+    Args:
+        folder: the folder.
+        formats: those that it may hold, by kind.
+        config: the contents of its config.json, None to read them.
 
     Raises:
         ModelError: none of them, several of them, or its files cannot be read.
     """
     folder = Path(folder)
     _check_alone(folder)
-    names, config = tensor_names(folder), read_config(folder)
+    names, config = tensor_names(folder), read_config(folder) if config is None else config
     kind = next((kind for kind, head in formats.items() if head.holds(names)), None)
     if kind is None and config.get("model_type") in ASSISTANTS:
         return ASSISTANT

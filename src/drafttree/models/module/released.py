@@ -4,8 +4,7 @@ A released layer's `_parameters` is a `ReleasedParameters`. Anything that reads 
 an adapter, a state dict, `parameters()`, `deepcopy`, `to`, an optimiser) gets it back first, unpacked, and the layer is
 an ordinary one again. What only looks uses `look` and `weights`.
 
-A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost. So
-weights that several models share (`drafttree.loading.shared_weights`) stay.
+A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost.
 """
 
 import sys

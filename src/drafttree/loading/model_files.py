@@ -1,0 +1,91 @@
+"""The files of a model or a drafter: where they lie is found once, and their config.json is read once."""
+
+import os
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from drafttree.drafters.formats import read_config
+from drafttree.loading.drafter_methods import kind_of
+from drafttree.loading.folders import find_folder, resolve
+
+
+class ModelFiles:
+    """The files of a model or a drafter.
+
+    Args:
+        source: the name or path that users gave, for messages.
+        path: their folder, or the hub name of a model that transformers downloads.
+    """
+
+    def __init__(self, source: str | Path, path: str | Path) -> None:
+        self.source, self.path = source, str(path)
+
+    @classmethod
+    def of_model(cls, source: str | Path) -> "ModelFiles":
+        """The files of an embedded name, a folder or a hub name; those of the hub are not downloaded yet.
+
+        Raises:
+            ModelError: as of `drafttree.loading.folders.resolve`.
+        """
+        return cls(source, resolve(source))
+
+    @classmethod
+    def of_drafter(cls, source: str | Path) -> "ModelFiles":
+        """The files of an embedded name, a folder or a hub name, in a folder.
+
+        Raises:
+            ModelError: there are none.
+        """
+        folder = find_folder(source)
+        return cls(folder, folder)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether they lie in a folder."""
+        return os.path.isdir(self.path)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The contents of config.json, empty for a folder without one.
+
+        Raises:
+            ModelError: the file in a folder holds no JSON object.
+            OSError: the hub has no such file.
+        """
+        try:
+            contents = PreTrainedConfig.get_config_dict(self.path)[0]
+        except Exception:
+            if not self.is_local:
+                raise
+            contents = None
+        return contents if isinstance(contents, dict) else read_config(Path(self.path))
+
+    @property
+    def names_model(self) -> bool:
+        """Whether config.json names a model that this version of transformers knows."""
+        return self.settings.get("model_type") in CONFIG_MAPPING
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """What transformers makes of config.json.
+
+        Raises:
+            ValueError: it names no model that this version of transformers knows.
+        """
+        kind = str(self.settings.get("model_type"))
+        if not self.names_model or kind == "mistral":  # which may stand for Ministral
+            return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+        return CONFIG_MAPPING[kind].from_dict(deepcopy(self.settings), name_or_path=self.path)
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of drafter that a folder holds; errors are those of `drafttree.loading.drafter_methods.kind_of`."""
+        return kind_of(Path(self.path), self.settings)
+
+
+FoundModel = PreTrainedModel | ModelFiles
+"""A loaded model, or the files of one."""
