@@ -262,6 +262,8 @@ def test_logprobs_of_a_prompt_are_in_the_first_chunk(decoder):
         ({"frequency_penalty": "2"}, "frequency_penalty is '2'; it must be a number"),
         ({"spelled_tokens": "ab"}, "spelled_tokens is 'ab'; give a list of token ids"),
         ({"spelled_tokens": [1.5]}, r"spelled_tokens is \[1.5\]; give a list of token ids"),
+        ({"spelled_tokens": [3, -1]}, "spelled_tokens has -1, which is outside the vocabulary of 97"),
+        ({"spelled_tokens": [97]}, "spelled_tokens has 97, which is outside the vocabulary of 97"),
         ({"prompt_logprobs": 101}, "prompt_logprobs is 101"),
         ({"prompt_logprobs": 1, "reuse_prefix": True}, "prompt_logprobs needs the whole prompt read"),
         ({"nonsense": 3}, "unknown option 'nonsense'; none of the"),

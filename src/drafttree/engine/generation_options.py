@@ -240,6 +240,19 @@ class RequestOptions:
             raise ConfigError(f"{outside}; give ignore_eos to go on past EOS tokens")
         return tokens
 
+    def spelled_tokens(self, vocab_size: int) -> tuple[int, ...]:
+        """The special tokens that are part of the text.
+
+        Raises:
+            ConfigError: one is outside the vocabulary.
+        """
+        tokens = tuple(int(token) for token in self.get("spelled_tokens", ()))
+        if wrong := next((token for token in tokens if not 0 <= token < vocab_size), None):
+            raise ConfigError(
+                f"spelled_tokens has {wrong}, which is outside the vocabulary of {vocab_size}; give ids of tokens"
+            )
+        return tokens
+
     def processors(self, context: ProcessorContext) -> tuple[LogitsProcessorList, Sampling]:
         """The logits processors of a text, and the sampling that follows them.
 

@@ -70,7 +70,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     # A form ends by itself, and may not be cut while it is being thought about.
     if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
-    spelled = dialect.spelled_tokens(decoder.tokenizer, calls=bool(tools))
+    spelled = dialect.spelled_tokens(decoder.tokenizer, decoder.target.vocab_size, calls=bool(tools))
     with blaming(request.called("stop")):
         check_stop(request.stop or (), decoder.tokenizer, spelled)
     wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}

@@ -81,11 +81,11 @@ class Dialect:
             return "begun"
         return "no" if end.endswith(self.thinking.end) else "perhaps"
 
-    def spelled_tokens(self, tokenizer: Any, *, calls: bool) -> list[int]:
-        """The special tokens that are marks of thinking, or of calls where these are read."""
+    def spelled_tokens(self, tokenizer: Any, vocab_size: int, *, calls: bool) -> list[int]:
+        """The special tokens that are marks of thinking, or of calls where these are read; a model may lack some."""
         read = [self.thinking, self.calls if calls else None]
         marks = "\n".join(mark for each in read if each for mark in each.marks)
-        return [token for token, text in special_tokens(tokenizer).items() if text in marks]
+        return [token for token, text in special_tokens(tokenizer).items() if text in marks and token < vocab_size]
 
     def call_id(self, given: str) -> str:
         """The id of a call as the chat template takes it: Mistral's want nine letters or digits."""
