@@ -88,13 +88,37 @@ def read_jobs(source: Path, command: object) -> list[Job]:
         command: what else decides what the texts are.
 
     Raises:
-        InputError: it cannot be read, or holds nothing.
+        InputError: it cannot be read, holds nothing, or has one custom_id on two lines.
     """
     lines = enumerate(read_text(source).removeprefix("\ufeff").split("\n"), start=1)
     jobs = [Job(number, line, _digest(line, command)) for number, line in lines if line.strip()]
     if not jobs:
         raise InputError(f"{source}: no lines in it")
+    _check_custom_ids(source, jobs)
     return jobs
+
+
+def _check_custom_ids(source: Path, jobs: Sequence[Job]) -> None:
+    """Refuse two requests whose replies could not be told apart; what else is wrong with a line is its own error."""
+    first_lines = dict[str, int]()
+    for job in jobs:
+        custom_id = _custom_id(job)
+        if custom_id is None:
+            continue
+        first = first_lines.setdefault(custom_id, job.line)
+        if first != job.line:
+            raise InputError(
+                f"{source}: lines {first} and {job.line} have the custom_id {_short(custom_id)}; give each its own"
+            )
+
+
+def _custom_id(job: Job) -> str | None:
+    """The custom_id of a line, None where it has none that is text."""
+    try:
+        found = _entry(job.text).get("custom_id")
+    except InputError:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def is_request(job: Job) -> bool:

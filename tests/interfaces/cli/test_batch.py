@@ -267,6 +267,16 @@ def test_a_bad_request_of_a_batch_is_an_error_of_its_line(lines, tmp_path):
     assert found[-1]["response"]["status_code"] == 200
 
 
+@pytest.mark.parametrize("again", ["one", {"custom_id": "one"}], ids=["a request", "a bad line"])
+def test_two_requests_of_one_custom_id_are_refused_before_anything_is_written(capsys, lines, tmp_path, again):
+    last = request(again, messages=HELLO) if isinstance(again, str) else again
+    source = lines(request("one", messages=HELLO), "not json", "", request("two", messages=HELLO), last)
+    out = tmp_path / "out.jsonl"
+    told = complaint(capsys, "batch", source, out)
+    assert 'lines 1 and 5 have the custom_id "one"; give each its own' in told
+    assert not out.exists()
+
+
 def test_a_batch_of_requests_goes_on_after_an_interruption(lines, tmp_path):
     source = lines(*(request(name, messages=HELLO, max_tokens=2) for name in "abc"))
     out = tmp_path / "out.jsonl"
