@@ -86,6 +86,34 @@ def test_variables_reach_the_template_and_a_call_of_a_tool_needs_no_content():
     assert found == spelled("hello hello bye you")
 
 
+NAMES = "{% for message in messages %}{{ message.content }} CALLS{% endfor %}".replace(
+    "CALLS", "{% for call in message.tool_calls or [] %}{{ call.function.name }} {% endfor %}"
+)
+TWO_TEMPLATES = {"default": TEMPLATE, "tool_use": "{% for tool in tools %}{{ tool.say }} {% endfor %}" + NAMES}
+"""As Hermes 3 has them: the second one shows calls, and fails where tools are None."""
+CALLED = [
+    say("user", "hello"),
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "bye", "arguments": {}}}]},
+    say("tool", "you"),
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "expected"),
+    [
+        ([say("user", "hello")], None, "user hello end assistant"),
+        ([say("user", "hello")], [{"say": "you"}], "you hello"),
+        (CALLED, [{"say": "you"}], "you hello bye you"),
+        (CALLED, [], "hello bye you"),
+        (CALLED, None, "hello bye you"),
+        (CALLED[::2], None, "hello you"),
+    ],
+)
+def test_of_two_templates_that_of_tools_shows_calls_without_tools_too(messages, tools, expected):
+    assert render_chat(messages, tokenizer(TWO_TEMPLATES), tools=tools) == spelled(expected)
+    assert tools or render_chat(messages, tokenizer(TWO_TEMPLATES)) == spelled(expected)
+
+
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 

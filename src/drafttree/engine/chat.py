@@ -15,6 +15,8 @@ Message = Mapping[str, Any]
 The content is text, or a list of parts {"type": "text", "text": "..."}; an assistant's may be None or left out.
 """
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TOOL_USE = "tool_use"
+"""The name by which transformers knows a tokenizer's template of conversations with tools."""
 CALL = "call"
 """Stands for the name of a function that the assistant calls, where `ROLES` stand for the content of messages."""
 
@@ -56,6 +58,8 @@ def render_chat(
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
     said = [_texts(number, message) for number, message in enumerate(messages, first)]
+    if variables.get("tools") is None and any(map(_is_about_calls, messages)):
+        variables["tools"] = _no_tools(tokenizer)
     begins = add_generation_prompt and not continue_final_message
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
@@ -79,6 +83,22 @@ def render_chat(
         raise _failure(error, shaped, render, first) from error
     check_characters(text, tokenizer, context)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _is_about_calls(message: Message) -> bool:
+    """Whether a message has calls, or what a call has returned."""
+    return bool(message.get("tool_calls")) or message["role"] == "tool"
+
+
+def _no_tools(tokenizer: Any, template: str | None = None) -> list[Any] | None:
+    """How a template is told that there are no tools: by an empty list if it is `TOOL_USE`, which walks through it.
+
+    The list also has transformers choose that template, where none is given and the tokenizer has it.
+    """
+    templates = tokenizer.chat_template
+    if isinstance(templates, dict) and TOOL_USE in templates and template in (None, templates[TOOL_USE]):
+        return []
+    return None
 
 
 def as_text(texts: Sequence[str]) -> str:
@@ -113,7 +133,8 @@ def _form(tokenizer: Any, template: str, role: str, beside: str = "") -> Form | 
     for form, arguments in itertools.product(FORMS, ({}, "{}")):
         try:
             sample = _sample(tokenizer, template, role, form(WORDS), arguments, beside)
-            text = tokenizer.apply_chat_template(sample, tokenize=False, chat_template=template)
+            tools = _no_tools(tokenizer, template)
+            text = tokenizer.apply_chat_template(sample, tools=tools, tokenize=False, chat_template=template)
         except Exception:  # as above
             continue
         if all(word in text for word in WORDS) and f"'text': '{WORDS[0]}" not in text:  # as Python shows parts

@@ -26,7 +26,7 @@ class Dialect:
     Attributes:
         thinking: the marks of its thinking, None where it has none or they are not read.
         calls: the form of its calls, None where they are not read.
-        template: its chat template, "" for none.
+        template: its chat template, "" for none; of several, all of them.
     """
 
     thinking: Thinking | None
@@ -36,7 +36,8 @@ class Dialect:
     @classmethod
     def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Self:
         """The dialect of a model by its tokenizer, and the names of parsers that override what is found."""
-        template = str(getattr(tokenizer, "chat_template", None) or "")
+        found = getattr(tokenizer, "chat_template", None) or ""
+        template = "\n".join(found.values()) if isinstance(found, dict) else str(found)
         calls = choose(CALLS, tool_parser, template)
         return cls(
             thinking=choose(THINKING, reasoning_parser, template),
