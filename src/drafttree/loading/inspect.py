@@ -33,6 +33,7 @@ from drafttree.loading.drafters import named_method
 from drafttree.loading.folders import find_folder
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
+from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.int8_linear import quantization_method
 from drafttree.models.module.fingerprint import Fingerprint
 
@@ -177,7 +178,8 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     except Exception as error:
         return [" ".join(str(error).split()) or type(error).__name__]
     wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))
-    return [*listed("missing", found["missing_keys"]), *wrong]
+    unread = listed("unread", changing(found["unexpected_keys"]))
+    return [*listed("missing", found["missing_keys"]), *unread, *wrong]
 
 
 def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:

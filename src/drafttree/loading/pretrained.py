@@ -3,7 +3,7 @@
 import logging
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,13 +30,13 @@ from transformers.utils import logging as transformers_logging
 from drafttree.core.counts import is_token_ids
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.assistant import ASSISTANTS
-from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, mtp, read_json
+from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
 from drafttree.loading import zoo
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
+from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing
 from drafttree.models import lay_out_for_cpu
 
-LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
 MAX_LAYERS = 1000
 LOADERS: dict[Any, Any] = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -147,8 +147,9 @@ def read_model(
     except Exception as error:
         raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, files)}") from error
     model, info = loaded
+    refuse_changing(files, model, info["unexpected_keys"])
     _check_weights(source, info)
-    _check_unused(source, model, info["unexpected_keys"])
+    check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
     if quantize:
         apply_quantization(model, quantize, source)
@@ -304,29 +305,6 @@ def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
     if missing := sorted(info["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
-
-
-def _check_unused(source: str | Path, model: PreTrainedModel, unused: Iterable[str]) -> None:
-    """Refuse files with more layers or experts than the config gives, which transformers would leave out.
-
-    MTP layers may follow a model's own, since configs count them apart.
-    """
-    lists = {f".{name}": len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
-    parts: dict[tuple[str, int], set[str]] = {}
-    for key in unused:
-        for number in re.finditer(r"\.(\d+)\.", key):
-            found = [name for name in lists if name.endswith(f".{key[: number.start()]}")]
-            if len(found) == 1 and int(number[1]) >= lists[found[0]]:
-                parts.setdefault((found[0], int(number[1])), set()).update(key[number.end() :].split("."))
-    extra = {place for place, own in parts.items() if not own & mtp.OWN_PARTS}
-    for name in sorted({name for name, _ in extra}):
-        config: Any = model.config.get_text_config()
-        counts = (field for field, value in config.to_dict().items() if value == lists[name])
-        field = next((each for each in counts if LAYER_COUNT.fullmatch(each) or "experts" in each), "their number")
-        held = 1 + max(index for each, index in extra if each == name)
-        there = f"{name[1:]} has {held} entries in the files, and {field} is {lists[name]}"
-        advice = "correct it, or save the model that was cut anew"
-        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {there}; {advice}")
 
 
 def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:

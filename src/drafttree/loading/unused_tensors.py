@@ -1,0 +1,173 @@
+"""Tensors in a model's files that its config.json has no place for, and that transformers leaves out.
+
+Those that change what weights mean are refused; others are named in a warning, but for those that decide no text.
+"""
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats import mtp
+from drafttree.loading.model_files import ModelFiles
+from drafttree.models.fused.int8_linear import quantization_method
+
+logger = logging.getLogger("drafttree")
+LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")
+SCALES = re.compile(
+    r"(^|.*[._])("
+    r"\w*scales?(_inv|_\d+)?|\w*zero_points?|\w*zeros|\w*amax"  # float8, int8, compressed-tensors, ModelOpt, MXFP4
+    r"|qweight|g_idx|weight_packed|weight_shape"  # GPTQ, AWQ, compressed-tensors
+    r"|SCB|weight_format|\w*absmax|\w*quant_map|quant_state\.\w+"  # bitsandbytes
+    r")"
+)
+"""Names of what quantised weights are multiplied by or unpacked with."""
+OF_OTHERS = re.compile(r"(.*\.)?(((kv_cache|[qkv]+|prob|output)_(scale|zero_point)|logit_scale)\w*)")
+"""Scales that no weight is multiplied by: of quantised KV caches, and of what compares texts with images."""
+OF_INPUTS = re.compile(r"(.*\.)?(input|activation)_(\w+_)?(scale|zero_point|amax)\w*")
+"""Scales of rounded activations, which a quantiser of transformers may do without."""
+ADAPTERS = re.compile(
+    r"(.*[._])?(\w*lora|loha|lokr|hada|\w*vera|(b|ps)?oft|ia3|hra|hira|road|miss|c3a|shira|fourierft|waveft|base_layer)"
+    r"([._].*)?"
+)
+"""Names of parts of peft's adapters."""
+MODALITIES = re.compile(
+    r"(.*[._])?(vision|visual|vit|siglip|image|img|video|audio|speech|multi_?modal|mm|resampler|talker|(token|code)2wav)"
+    r"\d*([._].*)?"
+)
+"""Names of parts that no text goes through."""
+MTP = re.compile(r"(.*[._])?(mtp|nextn)\w*(\..*)?")
+TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
+"""Names that older versions of models gave to what models compute themselves."""
+SHOWN = 4
+"""Kinds of tensors that a message shows."""
+
+
+def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:
+    """Refuse scales and adapters among the tensors that a loaded model has left out.
+
+    Args:
+        files: the files of the model.
+        model: the model.
+        unused: the names of the tensors, without those that transformers itself knows to be of no use.
+
+    Raises:
+        ModelError: there are some, and the message names them.
+    """
+    names = _deciding(model, unused)
+    _refuse_adapters(files.source, names)
+    _refuse_scales(files, model, names)
+
+
+def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:
+    """Warn of the tensors that a loaded model has left out, by name, but for those that decide no text.
+
+    Args:
+        files: as for `refuse_changing`; the others too.
+
+    Raises:
+        ModelError: there are more layers or experts than config.json gives.
+    """
+    _refuse_layers(files.source, model, unused)
+    if names := _deciding(model, unused):
+        logger.warning(
+            "%s: config.json has no place for the tensors %s, so they are left out; if the model was trained with "
+            "them, correct config.json",
+            *(files.source, shortened(names)),
+        )
+
+
+def changing(names: Iterable[str]) -> list[str]:
+    """Those of the names that scales and adapters have, which change what weights mean."""
+    return sorted(name for name in names if _is_scale(name) or ADAPTERS.fullmatch(name))
+
+
+def _is_scale(name: str) -> bool:
+    return bool(SCALES.fullmatch(name)) and not OF_OTHERS.fullmatch(name)
+
+
+def _refuse_adapters(source: str | Path, names: Iterable[str]) -> None:
+    if adapters := [name for name in names if ADAPTERS.fullmatch(name)]:
+        advice = (
+            "merge it by peft (merge_and_unload) and save the model anew, or load it by peft and pass the loaded model"
+        )
+        reason = f"hold an adapter beside the weights, which config.json does not name: {shortened(adapters)}"
+        raise ModelError(f"the files of {str(source)!r} {reason}; {advice}")
+
+
+def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Refuse what the weights are to be multiplied by or unpacked with, where nothing does."""
+    method = quantization_method(files.settings.get("quantization_config"))
+    skipped = hasattr(model.config, "quantization_config") and not hasattr(model, "hf_quantizer")
+    scales = [name for name in names if _is_scale(name)]
+    if method and not skipped:
+        scales = [name for name in scales if not OF_INPUTS.fullmatch(name)]
+    if not scales:
+        return
+    reason = f"its quantization_config ({method}) leaves them out" if method else "it gives no quantization_config"
+    if skipped:
+        reason = f"transformers does not run {method}, which it gives"
+    raise ModelError(
+        f"the weights of {str(files.source)!r} are quantised, and config.json has no place for their "
+        f"{shortened(scales)}: {reason}; take the config.json that they were published with, or weights that are not "
+        "quantised"
+    )
+
+
+def _refuse_layers(source: str | Path, model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Refuse files with more layers or experts than the config gives, which transformers would leave out.
+
+    MTP layers may follow a model's own, since configs count them apart.
+    """
+    lists = _lengths(model)
+    parts: dict[tuple[str, int], set[str]] = {}
+    for name in names:
+        for place, rest in _places_behind(name, lists):
+            parts.setdefault(place, set()).update(rest.split("."))
+    extra = {place for place, own in parts.items() if not own & mtp.OWN_PARTS}
+    for name in sorted({name for name, _ in extra}):
+        config: Any = model.config.get_text_config()
+        counts = (field for field, value in config.to_dict().items() if value == lists[name])
+        field = next((each for each in counts if LAYER_COUNT.fullmatch(each) or "experts" in each), "their number")
+        held = 1 + max(index for each, index in extra if each == name)
+        there = f"{name[1:]} has {held} entries in the files, and {field} is {lists[name]}"
+        advice = "correct it, or save the model that was cut anew"
+        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {there}; {advice}")
+
+
+def _lengths(model: PreTrainedModel) -> dict[str, int]:
+    """The lengths of a model's lists of parts, by name."""
+    return {f".{name}": len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+
+
+def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], str]]:
+    """The places behind the end of a model's lists that a tensor lies at, and its name from there on."""
+    for number in re.finditer(r"\.(\d+)\.", name):
+        found = [each for each in lists if each.endswith(f".{name[: number.start()]}")]
+        if len(found) == 1 and int(number[1]) >= lists[found[0]]:
+            yield (found[0], int(number[1])), name[number.end() :]
+
+
+def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """The names but those of parts that no text goes through, of MTP layers, and of what models compute themselves."""
+    lists, buffers = _lengths(model), [f".{name}" for name, _ in model.named_buffers()]
+
+    def is_harmless(name: str) -> bool:
+        if any(pattern.fullmatch(name) for pattern in (MODALITIES, MTP, TABLES)):
+            return True
+        return any(buffer.endswith(f".{name}") for buffer in buffers) or any(_places_behind(name, lists))
+
+    return [name for name in names if not is_harmless(name)]
+
+
+def shortened(names: Collection[str]) -> str:
+    """Names, one for those that differ in numbers alone, and how many there are if that is not all."""
+    kinds = {re.sub(r"\d+", "*", name): name for name in sorted(names, reverse=True)}
+    shown = sorted(kinds.values())[:SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more
