@@ -84,6 +84,7 @@ _ALL_TOOLS = "the model is told of all tools"
 _NO_SETS = "there are no tool sets"
 _ANSWERED = "calls are answered before the model goes on"
 _NO_MODERATION = "there is no moderation"
+_TEXT_HAS_ALL = "no effect: the text is read without them"
 _KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _DIRECT = ({"type": "direct"}, ["direct"])
 _FUNCTION_CALLER = Refused("functions are called by the model alone", _DIRECT)
@@ -202,9 +203,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     },
     "chat.messages": {
         "cache_control": NoEffect(_FOUND),
-        "refusal": Refused("leave it out, or give it as content"),
-        "audio": Refused("give text"),
-        "annotations": Refused("leave it out"),
+        "annotations": NoEffect(_TEXT_HAS_ALL),
         "function_call": Refused("it is deprecated; give tool_calls"),
     },
     "chat.messages.content": {"cache_control": NoEffect(_FOUND), "prompt_cache_breakpoint": NoEffect(_FOUND)},
@@ -248,7 +247,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
     "responses.tools.namespace": {"description": NoEffect("functions have descriptions of their own", str)},
     "responses.input.message": {"phase": NoEffect("no effect", str)},
     "responses.input.message.content": {
-        "annotations": Refused("leave it out"),
+        "annotations": NoEffect(_TEXT_HAS_ALL),
         "prompt_cache_breakpoint": NoEffect(_FOUND),
     },
     "responses.input.function_call": {
@@ -296,7 +295,7 @@ FIELDS: dict[str, dict[str, Refused | NoEffect | Clamped]] = {
         "defer_loading": NoEffect(_ALL_TOOLS, bool),
         "input_examples": Refused("give them in the description"),
     },
-    "messages.text": {"cache_control": NoEffect(_FOUND), "citations": Refused("leave it out")},
+    "messages.text": {"cache_control": NoEffect(_FOUND), "citations": NoEffect(_TEXT_HAS_ALL)},
     "messages.tool_use": {
         "cache_control": NoEffect(_FOUND),
         "caller": _TOOL_CALLER,

@@ -244,9 +244,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
             "a tool to be called of type 'custom' is not served; give function",
         ),
         (
-            {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {}}]}]},
+            {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "c", "type": "mcp"}]}]},
             "messages.1.tool_calls.0",
-            "a call of type 'custom' is not served; give function",
+            "a call of type 'mcp' is not served; give function or custom",
         ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: this asks for a call, but there are no tools; give"),
         (
@@ -357,7 +357,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str | None, str]]] = {
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "input.0",
-            "an item of type 'item_reference' is not served; give",
+            "an item of type 'item_reference' is not served; nothing is stored, send the item",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

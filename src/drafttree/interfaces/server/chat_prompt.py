@@ -12,7 +12,7 @@ from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming
-from drafttree.interfaces.server.request import ChatRequest, Message, Tool, ToolCallParam
+from drafttree.interfaces.server.request import ChatRequest, CustomCall, Message, Tool, ToolCallParam
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
@@ -91,10 +91,10 @@ def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
     return {"role": message.role if known else "system", "content": as_parts(texts), **found}
 
 
-def _native_call(call: ToolCallParam, dialect: Dialect, form: CallForm) -> dict[str, Any]:
+def _native_call(call: ToolCallParam | CustomCall, dialect: Dialect, form: CallForm) -> dict[str, Any]:
     arguments = call.function.arguments if form.template_writes_text else json.loads(call.function.arguments)
     function = {"name": call.function.name, "arguments": arguments}
-    return {"id": dialect.call_id(call.id), "type": call.type, "function": function}
+    return {"id": dialect.call_id(call.id), "type": "function", "function": function}
 
 
 def _with_tools(

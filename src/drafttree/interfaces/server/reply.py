@@ -20,6 +20,7 @@ from drafttree.engine.generation import Chunk
 from drafttree.interfaces.server.admission import read_request
 from drafttree.interfaces.server.errors import ServerError, as_server_error
 from drafttree.interfaces.server.fields import RequestModel
+from drafttree.interfaces.server.request import shown_otherwise
 from drafttree.interfaces.server.sampling import SamplingFields, SeveralTexts, StreamOptions
 from drafttree.interfaces.server.serving import ServingContext
 from drafttree.interfaces.server.texts import Json, Texts
@@ -33,7 +34,7 @@ STREAMED: dict[int | str, Json] = {
 """What a route's description has besides the type of its whole replies."""
 
 MOST_NAMED = 20
-"""Fields and tools without effect that a header names: longer ones are refused by proxies and clients."""
+"""Fields, tools and parts of messages that a header names: longer ones are refused by proxies and clients."""
 
 
 class Described(BaseModel):
@@ -147,7 +148,7 @@ def reply_head(prefix: str, request: SamplingFields, serving: ServingContext) ->
 
 
 async def warning(request: RequestModel, serving: ServingContext, *, enforced: bool = True) -> dict[str, str]:
-    """The header that names the fields and tools without effect, if there are any.
+    """The header that names the fields and tools without effect, and what the model is shown in another form.
 
     Args:
         request: what the client asks for.
@@ -155,11 +156,21 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
         enforced: whether calls conform to the schemas of all tools, which the header says otherwise.
     """
     reads_thoughts = serving.dialect.thought_name is not None
-    idle = await read_request(lambda: sorted(set(request.without_effect(reads_thoughts=reads_thoughts))))
-    more = [f"and {len(idle) - MOST_NAMED} more"] * (len(idle) > MOST_NAMED)
-    told = [f"without effect: {', '.join([*idle[:MOST_NAMED], *more])}"] * bool(idle)
+
+    def listed() -> list[str]:
+        idle, other = request.without_effect(reads_thoughts=reads_thoughts), shown_otherwise(request)
+        return [*_named("without effect", idle), *_named("shown as text", other)]
+
+    told = await read_request(listed)
     told += ["not enforced: schemas of tools"] * (not enforced)
     return {"Warning": ", ".join(f'299 drafttree "{each}"' for each in told)} if told else {}
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
+    """What a header says of names, if there are any: the first of them."""
+    names = sorted(set(names))
+    more = [f"and {len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
+    return [f"{what}: {', '.join([*names[:MOST_NAMED], *more])}"] * bool(names)
 
 
 async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer) -> Response:

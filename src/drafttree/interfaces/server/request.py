@@ -37,8 +37,62 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, SeveralTexts, TokenCount
 
+CONTENT = "content is text. In earlier turns and in what tools return, a text stands for images and other parts"
+MEDIA = {"image", "audio", "file", "video", "document"}
 TOOLS = "functions that the model may call; tools of other types are left out, with a warning"
 ANSWER_LIMIT = "maximum number of tokens; default: the model's own, or else 2,048, limited by the context"
+
+
+def shown_name(name: str) -> str:
+    """A name of the client's as headers, logs and prompts may have it."""
+    return ascii(name[:LONGEST_NAME])[1:-1].replace('"', "'")
+
+
+class OtherForm(RequestModel):
+    """A part of a conversation that the model is shown in another form, which the reply's `Warning` header tells."""
+
+    type: Any
+
+    @property
+    def shown(self) -> str:
+        """Its type as headers and prompts may have it."""
+        return shown_name(self.type)
+
+
+class Unserved(OtherForm):
+    """A part of a kind that is not served, which a text stands for: without it no client could go on.
+
+    In what the reply is to answer it is refused, see `refuse_unserved`.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+    @property
+    def text(self) -> str:
+        """What stands for it."""
+        medium = self.shown.removeprefix("input_").removesuffix("_url")
+        if medium in MEDIA:
+            return f"[{medium} omitted: this server reads text only]"
+        return f"[{self.shown} omitted: this server does not read it]"
+
+
+def shown_otherwise(part: object) -> Iterator[str]:
+    """The types of those parts of a request that the model is shown in another form."""
+    if isinstance(part, OtherForm):
+        yield part.shown
+    inner = part.__dict__.values() if isinstance(part, RequestModel) else part if isinstance(part, list) else ()
+    for each in inner:
+        yield from shown_otherwise(each)
+
+
+def refuse_unserved(parts: Sequence[RequestModel] | None, what: str, served: str, *place: str | int) -> None:
+    """Refuse parts of a kind that is not served in what the reply is to answer."""
+    for index, part in enumerate(parts or ()):
+        if isinstance(part, Unserved):
+            message = f"{what} of type {part.type[:LONGEST_NAME]!r} is not served; give {served}"
+            raise mistake("not_served", message, *place, index)
 
 
 class ContentPart(fields_of("chat.messages.content")):
@@ -46,6 +100,18 @@ class ContentPart(fields_of("chat.messages.content")):
 
     type: Literal["text"]
     text: str
+
+
+class Refusal(RequestModel):
+    """A part of a message in which the assistant says that it refuses."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
 
 
 NO_OBJECT = "INVALID_JSON"
@@ -89,13 +155,49 @@ class ToolCallParam(fields_of("chat.messages.tool_calls")):
     function: FunctionCall
 
 
+class CustomInput(RequestModel):
+    """Which custom tool was called, and with what."""
+
+    name: str
+    input: str
+
+    @property
+    def as_function(self) -> FunctionCall:
+        """The call of a function that the model is shown."""
+        return FunctionCall(name=self.name, arguments=json.dumps({"input": self.input}, ensure_ascii=False))
+
+
+class CustomCall(OtherForm):
+    """A call of a custom tool, which the model is shown as that of a function."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomInput
+
+    @property
+    def function(self) -> FunctionCall:
+        """The call of a function that the model is shown."""
+        return self.custom.as_function
+
+
+class EarlierAudio(Unserved):
+    """What the assistant has said as audio."""
+
+    type: str = "audio"
+
+
+PartOfMessage = Annotated[ContentPart | Refusal | Unserved, by_type("a content part")]
+
+
 class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[Annotated[ContentPart, by_type("a content part")]], or_text()] | None = None
+    content: Annotated[list[PartOfMessage], or_text()] | None = None
     name: str | None = None
-    tool_calls: list[Annotated[ToolCallParam, by_type("a call")]] | None = None
+    refusal: str | None = None
+    audio: EarlierAudio | None = None
+    tool_calls: list[Annotated[ToolCallParam | CustomCall, by_type("a call")]] | None = None
     tool_call_id: str | None = None
     reasoning_content: Annotated[str | None, THOUGHT] = None
 
@@ -112,7 +214,8 @@ class Message(fields_of("chat.messages")):
     @property
     def texts(self) -> list[str]:
         """The texts of the parts of the content."""
-        return [part.text for part in self.content or ()]
+        parts = [part.text for part in self.content or ()]
+        return [*parts, *filter(None, [self.refusal, self.audio and self.audio.text])]
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -192,7 +295,7 @@ class LeftOut(RequestModel):
     @property
     def shown(self) -> str:
         """Its name as headers and logs may have it."""
-        return ascii((self.name or self.type)[:LONGEST_NAME])[1:-1].replace('"', "'")
+        return shown_name(self.name or self.type)
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
         yield f"tool {self.shown}"
@@ -250,7 +353,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a reply")
-    messages: Messages = Field(description="roles system, developer, user, assistant and tool; content is text")
+    messages: Messages = Field(description=f"roles system, developer, user, assistant and tool; {CONTENT}")
     max_completion_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
     max_tokens: TokenCount | None = Field(None, description="older name of max_completion_tokens")
     logprobs: bool | None = Field(None, description="return the target model's own log-probability of every token")
@@ -297,6 +400,19 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         except ValidationError as error:
             names = {field: others[api] for field, others in NAMES.items() if api in others}
             raise refusal_of(error.errors()[0], names) from None
+
+    @model_validator(mode="after")
+    def _check_asked(self) -> Self:
+        """Refuse what is not served in the last message, unless it is beside what a tool has returned."""
+        if self._api != "chat":  # it has told of this with its own places
+            return self
+        last = len(self.messages) - 1
+        if last > 0 and self.messages[last].role == "assistant":  # the answer continues it
+            last -= 1
+        asked, before = self.messages[last], self.messages[last - 1] if last > 0 else None
+        if asked.role == "user" and not (before and before.role == "tool"):
+            refuse_unserved(asked.content, "a content part", "text", "messages", last, "content")
+        return self
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:

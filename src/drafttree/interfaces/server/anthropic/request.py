@@ -20,6 +20,7 @@ from drafttree.interfaces.server.fields import (
     or_text,
 )
 from drafttree.interfaces.server.request import (
+    CONTENT,
     TOOLS,
     ChatRequest,
     FunctionDefinition,
@@ -27,7 +28,9 @@ from drafttree.interfaces.server.request import (
     LeftOut,
     Parameters,
     ToolList,
+    Unserved,
     as_object,
+    refuse_unserved,
 )
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
 
@@ -40,6 +43,7 @@ class TextBlock(fields_of("messages.text")):
 
 
 TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text()]
+ReturnedBlocks = Annotated[list[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
 
 
 class ToolUseBlock(fields_of("messages.tool_use")):
@@ -56,7 +60,7 @@ class ToolResultBlock(fields_of("messages.tool_result")):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = Field(default_factory=list)
+    content: ReturnedBlocks = Field(default_factory=list)
 
 
 class ThinkingBlock(RequestModel):
@@ -80,17 +84,20 @@ KINDS = {
 }
 
 
+SERVED = {kind for kinds in KINDS.values() for kind in kinds}
+
+
 def _check_kind(block: Any, info: ValidationInfo) -> Any:
-    """Refuse a block that is not served, or not in a turn of its role."""
+    """Refuse a block in a turn of another role than its own."""
     role = info.data.get("role")
     kind = block.get("type") if isinstance(block, dict) else None
-    if role in KINDS and isinstance(kind, str) and kind not in KINDS[role]:
+    if role in KINDS and isinstance(kind, str) and kind in SERVED and kind not in KINDS[role]:
         raise not_served(f"a block of the {role}", kind, KINDS[role])
     return block
 
 
 Block = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | Unserved,
     by_type("a block"),
     BeforeValidator(_check_kind),
 ]
@@ -112,12 +119,12 @@ class Turn(ConversationTurn):
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that it stands for: results of tools are messages of their own."""
-        texts: list[TextBlock] = []
+        texts: list[TextBlock | Unserved] = []
         calls: list[dict[str, Any]] = []
         thoughts: list[str] = []
         for block in self.content:
             match block:
-                case TextBlock():
+                case TextBlock() | Unserved():
                     texts.append(block)
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
@@ -196,7 +203,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
 
     model: str | None = Field(None, description="name of the served model, which is the default")
     messages: Annotated[list[Turn], Field(min_length=1)] = Field(
-        description="roles user, assistant and system; blocks of text, reasoning, tool calls and tool results"
+        description=f"roles user, assistant and system; text, reasoning, tool calls and tool results; {CONTENT}"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")
     tools: ToolList[AnyTool] | None = Field(None, description=TOOLS)
@@ -210,6 +217,20 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="vLLM: variables of the model's chat template, such as enable_thinking"
     )
+
+    @model_validator(mode="after")
+    def _check_asked(self) -> Self:
+        """Refuse what is not served in the last turn of the user, unless it is beside what a tool has returned."""
+        last = len(self.messages) - 1
+        if last > 0 and self._goes_on:
+            last -= 1
+        asked, before = self.messages[last], self.messages[last - 1].content if last > 0 else []
+        behind_results = any(isinstance(block, ToolResultBlock) for block in [*before[-1:], *asked.content])
+        if asked.role == "user" and not behind_results:
+            refuse_unserved(
+                asked.content, "a block of the user", " or ".join(KINDS["user"]), "messages", last, "content"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_prefill(self) -> Self:

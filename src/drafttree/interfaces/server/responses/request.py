@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from drafttree.constraints.refusals import METADATA
+from drafttree.interfaces.server.errors import LONGEST_NAME
 from drafttree.interfaces.server.fields import (
     THOUGHT,
     ConversationTurn,
@@ -19,6 +20,7 @@ from drafttree.interfaces.server.fields import (
 )
 from drafttree.interfaces.server.request import (
     ANSWER_LIMIT,
+    CONTENT,
     MAX_NAME,
     MAX_TOOLS,
     TOOLS,
@@ -26,12 +28,17 @@ from drafttree.interfaces.server.request import (
     Arguments,
     AtLeastOne,
     ChatRequest,
+    CustomInput,
     FunctionDefinition,
     FunctionName,
     LeftOut,
     Mode,
+    OtherForm,
+    Refusal,
     ToolList,
     ToolName,
+    Unserved,
+    refuse_unserved,
 )
 from drafttree.interfaces.server.sampling import MAX_LOGPROBS, SamplingFields, TokenCount
 
@@ -47,7 +54,7 @@ class TextPart(fields_of("responses.input.message.content")):
 
 
 Parts = Annotated[
-    list[Annotated[TextPart, by_type("a content part")]],
+    list[Annotated[TextPart | Refusal | Unserved, by_type("a content part")]],
     or_text(lambda text: [{"type": "input_text", "text": text}]),
 ]
 
@@ -85,6 +92,50 @@ class FunctionOutputItem(StoredFields, fields_of("responses.input.function_call_
     output: Parts
 
 
+class CustomCallItem(OtherForm, StoredFields):
+    """A call of a custom tool, which the model is shown as that of a function."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        """Those of the function."""
+        return CustomInput(name=self.name, input=self.input).as_function.arguments
+
+
+class CustomOutputItem(OtherForm, StoredFields):
+    """What a custom tool returned."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: Parts
+
+
+class UnservedItem(Unserved):
+    """An item of another type, such as a search of OpenAI's own."""
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        if self.type == "item_reference":
+            raise mistake(
+                "not_served", f"an item of type {self.type!r} is not served; nothing is stored, send the item"
+            )
+        return self
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it says what a tool has returned."""
+        return self.type.endswith("_output")
+
+
 class ReasoningText(RequestModel):
     """A part of what a model has thought."""
 
@@ -99,31 +150,71 @@ class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
     content: Annotated[list[ReasoningText] | None, THOUGHT] = None
 
 
-Item = Annotated[InputMessage | FunctionCallItem | FunctionOutputItem | ReasoningItem, by_type("an item")]
+Item = Annotated[
+    InputMessage
+    | FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ReasoningItem
+    | UnservedItem,
+    by_type("an item"),
+]
+SERVED_ITEMS = "message, function_call, function_call_output or reasoning"
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The messages of a chat that items stand for: calls belong to the message before, thoughts to what comes next."""
     messages: list[dict[str, Any]] = []
     thought = {}
+    last_role = None
     for item in items:
         match item:
             case ReasoningItem(content=content):
                 thought = {"reasoning_content": "".join(part.text for part in content)} if content else thought
                 continue
+            case UnservedItem():
+                if not messages or messages[-1]["role"] is not None:
+                    messages.append({"role": None, "content": []})
+                messages[-1]["content"].append(item)
+                continue
             case InputMessage(role=role):
                 messages.append({"role": role, "content": item.content})
                 messages[-1] |= thought if role == "assistant" else {}
-            case FunctionCallItem():
-                if thought or not messages or messages[-1]["role"] != "assistant":
+            case FunctionCallItem() | CustomCallItem():
+                if thought or last_role != "assistant":
                     messages.append({"role": "assistant", **thought})
                 function = {"name": _within(item.namespace, item.name), "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                messages[-1].setdefault("tool_calls", []).append(call)
-            case FunctionOutputItem():
+                caller = next(message for message in reversed(messages) if message["role"])
+                caller.setdefault("tool_calls", []).append(call)
+            case FunctionOutputItem() | CustomOutputItem():
                 messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         thought = {}
-    return messages
+        last_role = next(message["role"] for message in reversed(messages) if message["role"])
+    return _without_roleless(messages)
+
+
+def _without_roleless(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the content of those without a role in the message beside them: the assistant's if one is.
+
+    Templates refuse two messages of one role in a row, and a last message that is the assistant's.
+    """
+    found: list[dict[str, Any]] = []
+    content: list[Any] = []
+    for message, following in zip(messages, [*messages[1:], None], strict=True):
+        if message["role"] is not None:
+            found.append({**message, "content": [*content, *(message.get("content") or ())]})
+            content = []
+        elif following and following["role"] == "assistant":
+            content = message["content"]
+        elif found and (found[-1]["role"] == "assistant") == (following is not None):
+            found[-1]["content"] += message["content"]
+        elif following and (not found or found[-1]["role"] in ("system", "developer")):
+            content = message["content"]
+        else:
+            found.append({"role": "assistant" if following else "user", "content": message["content"]})
+    return found
 
 
 class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
@@ -184,7 +275,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     """A conversation whose next response is wanted."""
 
     input: Annotated[list[Item], Field(min_length=1), or_text(lambda text: [{"role": "user", "content": text}])] = (
-        Field(description="a text, or a list of messages, reasoning, function calls and their outputs; content is text")
+        Field(description=f"a text, or a list of messages, reasoning, function calls and their outputs; {CONTENT}")
     )
     instructions: str | None = Field(None, description="system message before the input")
     max_output_tokens: TokenCount | None = Field(None, description=ANSWER_LIMIT)
@@ -229,6 +320,20 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
                 raise mistake("long_name", what, f"{place}.name")
         if not self.instructions and all(isinstance(item, ReasoningItem) for item in self.input):
             raise mistake("no_message", "reasoning alone cannot be answered; send a message with it", "input", 0)
+        return self
+
+    @model_validator(mode="after")
+    def _check_asked(self) -> Self:
+        """Refuse what is not served in the last item, unless it is, or is beside, what a tool has returned."""
+        last, before = self.input[-1], self.input[-2] if len(self.input) > 1 else None
+        place = len(self.input) - 1
+        if isinstance(last, UnservedItem) and not last.is_output:
+            what = f"an item of type {last.type[:LONGEST_NAME]!r} is not served; give {SERVED_ITEMS}"
+            raise mistake("not_served", what, "input", place)
+        behind_results = isinstance(before, FunctionOutputItem | CustomOutputItem)
+        behind_results = behind_results or (isinstance(before, UnservedItem) and before.is_output)
+        if isinstance(last, InputMessage) and last.role == "user" and not behind_results:
+            refuse_unserved(last.content, "a content part", "input_text", "input", place, "content")
         return self
 
     @property
