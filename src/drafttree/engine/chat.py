@@ -32,6 +32,7 @@ def render_chat(
     tokenizer: Any,
     context: int | None = None,
     first: int = 1,
+    restore: Callable[[str], str] = str,
     /,
     *,
     add_generation_prompt: bool = True,
@@ -46,6 +47,7 @@ def render_chat(
         tokenizer: the tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
         first: the number by which errors name the first message; 0 for one that tells of tools before the client's own.
+        restore: puts back what stands for something else in messages, in what the template renders.
         add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
         continue_final_message: end within the last message, which the text goes on with; no answer begins then.
         **variables: variables of the template, such as `tools`.
@@ -55,19 +57,32 @@ def render_chat(
         InputError: there is no chat template, it fails or leaves out what a message says, or the messages are
             malformed; names the message.
     """
+    try:
+        text = _rendered(messages, tokenizer, first, add_generation_prompt, continue_final_message, variables)
+    except InputError as error:
+        raise InputError(restore(str(error))) from error.__cause__
+    text = restore(text)
+    check_characters(text, tokenizer, context)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _rendered(
+    messages: Sequence[Message], tokenizer: Any, first: int, begins: bool, goes_on: bool, variables: dict[str, Any]
+) -> str:
+    """What the chat template makes of messages."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
     said = [_texts(number, message) for number, message in enumerate(messages, first)]
     if variables.get("tools") is None and any(map(_is_about_calls, messages)):
         variables["tools"] = _no_tools(tokenizer)
-    begins = add_generation_prompt and not continue_final_message
+    begins = begins and not goes_on
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
-    if continue_final_message and not any(said[-1]):
+    if goes_on and not any(said[-1]):
         raise InputError("the last message has no content that continue_final_message could go on with")
 
     def render(shaped: Sequence[Message]) -> str:
-        ends = {"add_generation_prompt": begins, "continue_final_message": continue_final_message}
+        ends = {"add_generation_prompt": begins, "continue_final_message": goes_on}
         ends = ends if len(shaped) == len(messages) else {}
         return tokenizer.apply_chat_template(list(shaped), tokenize=False, **{**variables, **ends})
 
@@ -81,8 +96,7 @@ def render_chat(
         raise
     except Exception as error:  # a template is a program: it raises what it likes
         raise _failure(error, shaped, render, first) from error
-    check_characters(text, tokenizer, context)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text
 
 
 def _is_about_calls(message: Message) -> bool:

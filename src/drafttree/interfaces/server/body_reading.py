@@ -17,6 +17,7 @@ from starlette.types import Scope
 from drafttree.core.machine_memory import collection_pause
 from drafttree.interfaces.server.admission import open_request, read_request
 from drafttree.interfaces.server.errors import AGAIN, NO_OBJECT, ServerError, refusal_of
+from drafttree.interfaces.server.written_json import read_float, read_integer
 
 BYTES, BYTES_PER_TOKEN = 4 << 20, 16
 ITEMS, ITEMS_PER_TOKEN = 1 << 16, 4
@@ -217,7 +218,7 @@ def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
 def _parse(body: bytes) -> Any:
     """The value of a JSON text, in which `TOO_LONG` stands for integers that Python does not read."""
     try:
-        return json.loads(body, parse_int=_integer)
+        return json.loads(body, parse_int=_integer, parse_float=read_float)
     except json.JSONDecodeError as error:
         raise ServerError(400, f"the body is not JSON: {error.msg}", code="invalid_json") from None
     except UnicodeDecodeError:
@@ -228,7 +229,7 @@ def _parse(body: bytes) -> Any:
 
 def _integer(digits: str) -> object:
     try:
-        return int(digits)
+        return read_integer(digits)
     except ValueError:
         return TOO_LONG
 

@@ -13,12 +13,14 @@ from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming
 from drafttree.interfaces.server.request import ChatRequest, CustomCall, Message, Tool, ToolCallParam
+from drafttree.interfaces.server.written_json import WrittenArguments
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
 OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """What `apply_chat_template` itself takes or sets, so that a request may not."""
 NO_EFFORT = "none"
+Call = ToolCallParam | CustomCall
 
 
 def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context: int | None = None) -> list[int]:
@@ -33,17 +35,19 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
+    form = ShownMessages(dialect)
     begins, goes_on = request.add_generation_prompt is not False, bool(request.continue_final_message)
     variables = _effort(request, dialect) | variables
     variables |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
-    messages = told = [_message(message, dialect) for message in request.messages]
+    messages = told = [form.message(message) for message in request.messages]
     if dialect.native:
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.told_tools]
         variables["tools"] = described or None
     else:
-        told = _with_tools(messages, request.told_tools, dialect)
+        told = form.with_tools(messages, request.told_tools)
+    first = 1 - len(told) + len(messages)
     with blaming(request.called("messages")):
-        return render_chat(told, tokenizer, context, 1 - len(told) + len(messages), **variables)
+        return render_chat(told, tokenizer, context, first, form.arguments.restored, **variables)
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -61,55 +65,70 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     return {"reasoning_effort": effort, **dict.fromkeys(SWITCHES, effort != NO_EFFORT)}
 
 
-def _thought(message: Message, dialect: Dialect) -> dict[str, str]:
-    """What was thought before a message, for a template that reads it."""
-    name = dialect.thought_name
-    if not name or not message.reasoning_content:
-        return {}
-    if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template raises for both
-        return {}
-    return {name: message.reasoning_content}
+class ShownMessages:
+    """The messages of a request as a chat template is given them.
 
+    Args:
+        dialect: how the template, and the model, write calls and thinking.
 
-def _message(message: Message, dialect: Dialect) -> dict[str, Any]:
-    """A message as the template wants it; one that knows no tools sees calls and their results as text."""
-    native, texts, calls = dialect.native, message.texts, message.tool_calls or ()
-    if message.role == "tool" and not native:
-        return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(texts)}\n</tool_response>"])}
-    known = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
-    found: dict[str, Any] = {} if message.name is None else {"name": message.name}
-    if native and message.tool_call_id is not None:
-        found["tool_call_id"] = dialect.call_id(message.tool_call_id)
-    if native and calls:
-        found["tool_calls"] = [_native_call(call, dialect, native) for call in calls]
-    elif calls:
-        form = dialect.calls or HERMES
+    Attributes:
+        arguments: reads the arguments of calls.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect, self.arguments = dialect, WrittenArguments()
+
+    def message(self, message: Message) -> dict[str, Any]:
+        """A message; a template that knows no tools sees calls and their results as text."""
+        dialect, native = self._dialect, self._dialect.native
+        texts, calls = message.texts, message.tool_calls or ()
+        if message.role == "tool" and not native:
+            return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(texts)}\n</tool_response>"])}
+        known = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
+        found: dict[str, Any] = {} if message.name is None else {"name": message.name}
+        if native and message.tool_call_id is not None:
+            found["tool_call_id"] = dialect.call_id(message.tool_call_id)
+        if native and calls:
+            found["tool_calls"] = [self._native_call(call, native) for call in calls]
+        elif calls:
+            texts = [*filter(None, texts), self._calls_as_text(calls)]
+        found |= self._thought(message)
+        return {"role": message.role if known else "system", "content": as_parts(texts), **found}
+
+    def with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool]) -> list[Mapping[str, Any]]:
+        """The messages, the first of which tells of the tools if there are any."""
+        shown = {"name", "description", "parameters"}
+        functions = [tool.function.model_dump(exclude_none=True, include=shown) for tool in tools]
+        if not functions:
+            return [*messages]
+        form = self._dialect.calls or HERMES
+        example = "{...}" if form.arguments == "json" else written_arguments(form.arguments, '{"KEY": "VALUE"}')
+        how = HOW_TO_CALL + form.text([("NAME", example)])
+        told = "\n".join([TOOLS_INTRODUCTION, *map(json.dumps, functions), how])
+        first, rest = messages[0], messages[1:]
+        if first["role"] == "system":
+            return [{**first, "content": [*first["content"], *as_parts([f"\n{told}"])]}, *rest]
+        return [{"role": "system", "content": told}, *messages]
+
+    def _thought(self, message: Message) -> dict[str, str]:
+        """What was thought before a message, for a template that reads it."""
+        name = self._dialect.thought_name
+        if not name or not message.reasoning_content:
+            return {}
+        if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template raises for both
+            return {}
+        return {name: message.reasoning_content}
+
+    def _calls_as_text(self, calls: Iterable[Call]) -> str:
+        form = self._dialect.calls or HERMES
         functions = [call.function for call in calls]
-        written = [(each.name, written_arguments(form.arguments, each.arguments)) for each in functions]
-        texts = [*filter(None, texts), form.text(written)]
-    found |= _thought(message, dialect)
-    return {"role": message.role if known else "system", "content": as_parts(texts), **found}
+        written = [
+            (each.name, written_arguments(form.arguments, each.arguments, self.arguments.read)) for each in functions
+        ]
+        return form.text(written)
 
-
-def _native_call(call: ToolCallParam | CustomCall, dialect: Dialect, form: CallForm) -> dict[str, Any]:
-    arguments = call.function.arguments if form.template_writes_text else json.loads(call.function.arguments)
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": dialect.call_id(call.id), "type": "function", "function": function}
-
-
-def _with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool], dialect: Dialect
-) -> list[Mapping[str, Any]]:
-    """The messages, the first of which tells of the tools if there are any."""
-    shown = {"name", "description", "parameters"}
-    described = [json.dumps(tool.function.model_dump(exclude_none=True, include=shown)) for tool in tools]
-    if not described:
-        return [*messages]
-    form = dialect.calls or HERMES
-    example = "{...}" if form.arguments == "json" else written_arguments(form.arguments, '{"KEY": "VALUE"}')
-    how = HOW_TO_CALL + form.text([("NAME", example)])
-    told = "\n".join([TOOLS_INTRODUCTION, *described, how])
-    first, rest = messages[0], messages[1:]
-    if first["role"] == "system":
-        return [{**first, "content": [*first["content"], *as_parts([f"\n{told}"])]}, *rest]
-    return [{"role": "system", "content": told}, *messages]
+    def _native_call(self, call: Call, form: CallForm) -> dict[str, Any]:
+        text = call.function.arguments
+        arguments = text if form.template_writes_text else self.arguments.read(text)
+        function = {"name": call.function.name, "arguments": arguments}
+        return {"id": self._dialect.call_id(call.id), "type": "function", "function": function}

@@ -44,7 +44,7 @@ def _as_list(prompt: object) -> object:
 
 
 def _all(values: object, kind: type) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+    return isinstance(values, list) and all(isinstance(each, kind) and not isinstance(each, bool) for each in values)
 
 
 Prompts = Annotated[

@@ -182,14 +182,19 @@ async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, 
         async for place, chunk in chunks:
             for _ in writer.add(place, chunk):
                 pass
-    return Response(to_json(writer.whole), media_type="application/json", headers=headers)
+    return Response(_as_json(writer.whole), media_type="application/json", headers=headers)
+
+
+def _as_json(found: Json) -> bytes:
+    """What is sent; a number of a call that has no place in a float is null, since JSON has no infinity."""
+    return to_json(found, inf_nan_mode="null")
 
 
 async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]]:
     """The events of a stream; those that have a type are named by it, and an error after the first one is the last."""
 
     def event(found: Json) -> dict[str, str]:
-        return ({"event": found["type"]} if "type" in found else {}) | {"data": to_json(found).decode()}
+        return ({"event": found["type"]} if "type" in found else {}) | {"data": _as_json(found).decode()}
 
     try:
         async with aclosing(texts.read()) as chunks:

@@ -118,26 +118,23 @@ NO_OBJECT = "INVALID_JSON"
 """The key under which arguments that are no JSON object are told, as Anthropic advises for calls that were cut off."""
 
 
-def as_object(arguments: Any) -> Any:
-    """The arguments of a call as an object, as chat templates want them; what is neither text nor null as it is."""
+def as_object_text(arguments: Any) -> Any:
+    """The arguments of a call as a JSON object, as chat templates want them: the client's own text where it is one.
+
+    What is neither text nor null is left as it is.
+    """
     if not isinstance(arguments, str | None):
         return arguments
     try:
-        found = json.loads((arguments or "").strip() or "{}")
+        found = json.loads((arguments or "").strip() or "null", parse_int=float)
     except (ValueError, RecursionError):
         found = arguments
-    return {} if found is None else found if isinstance(found, dict) else {NO_OBJECT: arguments}
+    if arguments and isinstance(found, dict):
+        return arguments
+    return "{}" if found is None else json.dumps({NO_OBJECT: arguments}, ensure_ascii=False)
 
 
-def _as_object_text(arguments: Any) -> Any:
-    """The same as text: the client's own where that is an object."""
-    found = as_object(arguments)
-    if isinstance(arguments, str | None) and (not found or NO_OBJECT in found):
-        return json.dumps(found, ensure_ascii=False)
-    return arguments
-
-
-Arguments = Annotated[str, BeforeValidator(_as_object_text, json_schema_input_type=str | None)]
+Arguments = Annotated[str, BeforeValidator(as_object_text, json_schema_input_type=str | None)]
 
 
 class FunctionCall(RequestModel):

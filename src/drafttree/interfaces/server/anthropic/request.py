@@ -1,6 +1,5 @@
 """The requests to /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +9,6 @@ from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
     THOUGHT,
     ConversationTurn,
-    JsonObject,
     RequestModel,
     Schema,
     by_type,
@@ -29,10 +27,11 @@ from drafttree.interfaces.server.request import (
     Parameters,
     ToolList,
     Unserved,
-    as_object,
+    as_object_text,
     refuse_unserved,
 )
 from drafttree.interfaces.server.sampling import SamplingFields, StopStrings, TokenCount
+from drafttree.interfaces.server.written_json import write_json
 
 
 class TextBlock(fields_of("messages.text")):
@@ -46,13 +45,20 @@ TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text()
 ReturnedBlocks = Annotated[list[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
 
 
+def _as_text(given: Any) -> Any:
+    """The input of a call as JSON text, its numbers as they were written; what the server has cut off may be text."""
+    if not isinstance(given, dict | str | None):
+        raise mistake("dict_type", "")
+    return write_json(given) if isinstance(given, dict) else as_object_text(given)
+
+
 class ToolUseBlock(fields_of("messages.tool_use")):
     """A call that the model has asked for."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Annotated[JsonObject, BeforeValidator(as_object)] = Field(default_factory=dict)
+    input: Annotated[str, BeforeValidator(_as_text, json_schema_input_type=dict[str, Any])] = "{}"
 
 
 class ToolResultBlock(fields_of("messages.tool_result")):
@@ -129,7 +135,7 @@ class Turn(ConversationTurn):
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
-                    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                    function = {"name": block.name, "arguments": block.input}
                     calls.append({"id": block.id, "type": "function", "function": function})
                 case ToolResultBlock():
                     if texts:

@@ -1,7 +1,7 @@
 """The arguments of a call as they grow: JSON from whatever form a family writes them in."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import regex
@@ -114,13 +114,19 @@ class MarkedPairs:
             return True
 
 
-def written_arguments(kind: Arguments, arguments: str) -> str:
-    """Arguments that are a JSON object as text, in the form of a family."""
+def written_arguments(kind: Arguments, arguments: str, read: Callable[[str], dict[str, Any]] = json.loads) -> str:
+    """Arguments that are a JSON object as text, in the form of a family.
+
+    Args:
+        kind: how the family writes them.
+        arguments: the text.
+        read: reads it where its values are to be told apart.
+    """
     if kind == "json":
         return arguments
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for key, value in json.loads(arguments).items()
+        for key, value in read(arguments).items()
     }
     if kind == "qwen_xml":
         return "\n".join(f"<parameter={key}>\n{text}\n</parameter>" for key, text in texts.items())
