@@ -182,7 +182,9 @@ class Fingerprint:
 
     def _read_members(self) -> list[object]:
         """All that the module holds, classes, hooks and the `forward` functions of classes included."""
-        dicts = [*filter(None, self._dicts)]
+        beside_weights = (owner.parameters for owner in self._released)
+        # of a layer that has released its weight again, the other parameters may be others than before
+        dicts = [*filter(None, self._dicts), *beside_weights]
         classes = map(type, self._owners)
         own = (vars(kind).values() for kind in self._foreign)
         return list(

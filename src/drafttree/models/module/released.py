@@ -72,10 +72,16 @@ class ReleasedParameters(dict[str, Any]):
         """The weight that the layer has instead, None if it was never given back or is gone."""
         return self._given() if self._given else None
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the layer has, in order, with `weight` for one that is released; not to be changed."""
+        plain = self._plain
+        return self._looked if plain is None else plain
+
     def look(self) -> dict[str, Any]:
-        """All parameters in order, with `weight` for one that is released."""
+        """A copy of `parameters`."""
         with _giving:
-            return dict(self._looked) if self._plain is None else dict(self._plain)
+            return dict(self.parameters)
 
     def give_back(self) -> dict[str, Any]:
         """Let the layer have the weight again; its parameters."""

@@ -1,0 +1,105 @@
+"""Whatever is edited after it was packed, the next text is that of a model packed anew, on the same backend.
+
+Models of one seed are edited before and after they are packed; both have to give the same logits bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+import drafttree
+from drafttree.models import TargetModel, append, select_backend
+from drafttree.models.fused.int8_linear import quantize_int8
+from drafttree.models.native.native_backend import NativeBackend
+from testing import tiny
+from testing.fused_families import CONFIGS
+from testing.marks import needs_native
+
+pytestmark = needs_native
+Edit = Callable[[Any], object]
+TOKENS = tiny.random_tokens(12, 1)
+
+
+def make(name: str, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> Any:
+    module: Any = tiny.from_config(CONFIGS[name]()).to(dtype)
+    if quantize:
+        quantize_int8(module)
+    return module
+
+
+@torch.inference_mode()
+def logits(model: TargetModel) -> torch.Tensor:
+    return append(model, model.new_cache(len(TOKENS)), TOKENS).logits
+
+
+def vector(module: PreTrainedModel, size: int, seed: int = 3) -> nn.Parameter:
+    return nn.Parameter(torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(module.dtype))
+
+
+def check(make_module: Callable[[], Any], edits: Sequence[Edit]) -> None:
+    """Each edit changes the logits, into those of a model that had all edits so far before it was packed."""
+    model = TargetModel(make_module(), select_backend)
+    before = logits(model)
+    for count, edit in enumerate(edits, start=1):
+        edit(model.module)
+        after = logits(model)
+        anew = make_module()
+        for earlier in edits[:count]:
+            earlier(anew)
+        assert torch.equal(after, logits(TargetModel(anew, select_backend))), count
+        assert not torch.equal(after, before), count
+        assert isinstance(model.backend, NativeBackend), count
+        before = after
+
+
+def output(module: Any) -> Any:
+    return module.model.layers[1].self_attn.o_proj
+
+
+def assign(module: Any) -> None:
+    bias = {"model.layers.1.self_attn.o_proj.bias": vector(module, 32, 5)}
+    module.load_state_dict(bias, assign=True, strict=False)
+
+
+BIASES: list[Edit] = [
+    lambda module: setattr(output(module), "bias", vector(module, 32)),
+    lambda module: setattr(output(module), "bias", vector(module, 32, 4)),
+    assign,
+    lambda module: setattr(output(module), "bias", None),
+    lambda module: output(module).register_parameter("bias", vector(module, 32, 6)),
+    lambda module: output(module)._parameters.update(bias=None),
+    lambda module: setattr(module.lm_head, "bias", vector(module, tiny.VOCAB)),
+    lambda module: setattr(module.model.layers[0].self_attn.k_proj, "bias", vector(module, 16)),
+]
+
+
+def rescale(module: Any) -> None:
+    output(module).scale = nn.Parameter(output(module).scale * 1.5, requires_grad=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_biases_beside_packed_weights_are_noticed(dtype):
+    check(lambda: make("llama", dtype), BIASES)
+
+
+def test_biases_and_scales_beside_packed_weights_of_eight_bits_are_noticed():
+    check(lambda: make("llama", torch.bfloat16, "int8"), [rescale, BIASES[0], BIASES[1], rescale])
+
+
+def test_a_text_alone_in_a_list_and_in_an_engine_has_the_new_bias():
+    module = make("llama")
+    decoder = drafttree.load(module, "lookup", policy="chain")
+    with drafttree.Engine(decoder) as engine:
+        for token in (5, 6, 7):
+            module.lm_head.bias = nn.Parameter(1e3 * nn.functional.one_hot(torch.tensor(token), tiny.VOCAB).float())
+            if token == 5:
+                found = [decoder.generate(TOKENS, max_new_tokens=4)]
+            elif token == 6:
+                found = decoder.generate([TOKENS, TOKENS[:5]], max_new_tokens=4)
+            else:
+                found = [engine.submit(TOKENS, max_new_tokens=4).result()]
+            assert all(text.tokens == [token] * 4 for text in found)
