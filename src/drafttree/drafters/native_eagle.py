@@ -12,7 +12,7 @@ from drafttree.drafters.eagle import Eagle3Head, EagleHead
 from drafttree.models import Segment, TreeCache
 from drafttree.models.native.kernels import BEFORE_NORM, draft_chains, run_pass
 from drafttree.models.native.native_layers import NativeLlamaLayer, norm_of, weight_of
-from drafttree.models.native.packed_model import add_head, add_layer, new_model
+from drafttree.models.native.packed_model import add_head, add_layer, new_model, rotaries_of
 
 ROWS = 16
 """Above so many rows, hidden states are fused by multiples of them."""
@@ -44,9 +44,11 @@ class NativeEagle:
                 self._output = len(layers)
         else:
             entry = None, None, weight_of(head.fc), False, False
-        self._model, kinds = new_model(head.embed_tokens, entry), dict[str | None, int]()
+        self._model, rotaries = new_model(head.embed_tokens, entry), rotaries_of(layers, head.rotary)
+        for rotary in rotaries.values():
+            self._model.add_rotary(*rotary)
         for layer in layers:
-            add_layer(self._model, layer, head.rotary, kinds)
+            add_layer(self._model, layer, rotaries)
         add_head(self._model, norm, head.lm_head)
         self._head, self._like = head, head.fc.weight.new_empty(0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MistralConfig, PreTrainedModel
 
 import drafttree
 from drafttree.models import TargetModel, append, select_backend
@@ -88,6 +88,71 @@ def test_biases_beside_packed_weights_are_noticed(dtype):
 
 def test_biases_and_scales_beside_packed_weights_of_eight_bits_are_noticed():
     check(lambda: make("llama", torch.bfloat16, "int8"), [rescale, BIASES[0], BIASES[1], rescale])
+
+
+@torch.no_grad()
+def scale_last(tensor: torch.Tensor) -> None:
+    tensor[-1] *= 1.02
+
+
+def turn(block: Any) -> None:
+    block.use_parallel_residual = not block.use_parallel_residual
+
+
+def swap(mlp: Any) -> None:
+    mlp.gate_proj, mlp.up_proj = mlp.up_proj, mlp.gate_proj
+
+
+SETTINGS: dict[str, list[Edit]] = {
+    "llama": [
+        lambda module: scale_last(module.model.rotary_emb.inv_freq),
+        lambda module: setattr(module.model.rotary_emb, "inv_freq", module.model.rotary_emb.inv_freq * 0.9),
+        lambda module: setattr(module.model.rotary_emb, "attention_scaling", 1.001),
+        lambda module: setattr(module.model.layers[1].self_attn, "scaling", 0.36),
+        lambda module: setattr(module.model.layers[0].self_attn, "scaling", torch.tensor(0.3)),
+        lambda module: module.model.layers[0].self_attn.scaling.mul_(1.1),
+        lambda module: setattr(module.model.layers[1].input_layernorm, "variance_epsilon", 1e-4),
+        lambda module: setattr(module.model.norm, "variance_epsilon", 1e-3),
+        lambda module: setattr(module.model.layers[1].mlp, "act_fn", nn.GELU(approximate="tanh").eval()),
+        lambda module: swap(module.model.layers[1].mlp),
+    ],
+    "granite": [
+        lambda module: setattr(module.model, "embedding_multiplier", 3.01),
+        lambda module: setattr(module.model.layers[0], "residual_multiplier", 0.401),
+        lambda module: setattr(module.config, "logits_scaling", 6.01),
+    ],
+    "gemma3": [
+        lambda module: module.get_input_embeddings().embed_scale.mul_(1.01),
+        lambda module: scale_last(module.model.rotary_emb.sliding_attention_inv_freq),
+        lambda module: setattr(module.model.layers[0].self_attn.q_norm, "eps", 1e-2),
+    ],
+    "gpt_neox": [
+        lambda module: turn(module.gpt_neox.layers[0]),
+        lambda module: setattr(module.gpt_neox.layers[1].input_layernorm, "eps", 1e-3),
+        lambda module: setattr(module.gpt_neox.final_layer_norm, "bias", None),
+    ],
+    "mistral_sliding": [lambda module: setattr(module.config, "sliding_window", 3)],
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_packed_beside_weights_is_noticed(name):
+    check(lambda: make(name), SETTINGS[name])
+
+
+def test_a_window_that_no_comparison_reaches_is_noticed():
+    """Windows longer than the trees by which backends are compared with the module."""
+    sizes = {**tiny.GROUPED, "max_position_embeddings": 512}
+
+    def text(window: int, edited: int) -> list[float]:
+        module = tiny.from_config(MistralConfig(**sizes, sliding_window=window))
+        decoder = drafttree.load(module, "none")
+        decoder.generate(prompt, max_new_tokens=1)
+        module.config.sliding_window = edited
+        return decoder.generate(prompt, max_new_tokens=1, temperature=0, logprobs=True).logprobs
+
+    prompt = tiny.random_tokens(90, 1)
+    assert text(80, 50) == text(50, 50) != text(80, 80)
 
 
 def test_a_text_alone_in_a_list_and_in_an_engine_has_the_new_bias():

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.fused.fused_layers import (
@@ -66,8 +66,9 @@ class FusedBackend:
             for layer in self.layers
         }
         self.spans = tuple({kind.span for kind in self._angles})
-        self._embedding_scale: float = getattr(config, "embedding_multiplier", 1.0)
-        self._logits_divisor: float = getattr(config, "logits_scaling", 1.0)
+        multiplier = embedding_multiplier(decoder)
+        self._embedding_scale = 1.0 if multiplier is None else multiplier
+        self._logits_divisor = logits_divisor(config)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)
@@ -112,6 +113,17 @@ class FusedBackend:
             return x.new_empty(*x.shape[:2], self._head.width)
         logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
+
+
+def embedding_multiplier(decoder: Any) -> float | None:
+    """What a decoder multiplies embeddings with (Granite), None for one that does not."""
+    multiplier = getattr(decoder, "embedding_multiplier", None)
+    return None if multiplier is None else float(multiplier)
+
+
+def logits_divisor(config: PreTrainedConfig) -> float:
+    """What a model divides its logits by (Granite)."""
+    return float(config.logits_scaling) if config.model_type == "granite" else 1.0
 
 
 def is_supported(module: PreTrainedModel) -> bool:

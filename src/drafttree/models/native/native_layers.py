@@ -1,5 +1,6 @@
 """What drafttree-native has to know of decoder layers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,12 +9,17 @@ from torch import Tensor, nn
 
 from drafttree.models.fused.fused_layers import LayerKind, norm_offset
 from drafttree.models.fused.int8_linear import Int8Linear
+from drafttree.models.module.released import look
 
 ACTIVATIONS = {
     **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
     **{"NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"},
 }
 """Names of activations in drafttree-native by those of transformers' and torch's classes."""
+
+
+Arrays = tuple[list[Tensor], Tensor | None, Tensor | None]
+"""The weights that a product is made of, their bias, and the scales of weights of eight bits."""
 
 
 class Place(NamedTuple):
@@ -31,16 +37,15 @@ class Place(NamedTuple):
 
 
 class Products:
-    """The products of a decoder layer.
+    """The products of a decoder layer, whose weights are read only when they are packed.
 
     Attributes:
-        arrays: by name, the weights that they are made of, their bias, and the scales of weights of eight bits.
-        places: where the outputs of each linear layer are.
+        layers: by name, the linear layers of one input whose outputs lie behind each other.
     """
 
     def __init__(self) -> None:
-        self.arrays: dict[str, tuple[list[Tensor], Tensor | None, Tensor | None]] = {}
-        self.places: dict[Any, list[Place]] = {}
+        self.layers: dict[str, Sequence[Any]] = {}
+        self._takes: dict[str, Callable[[Tensor], Tensor] | None] = {}
 
     def add(self, name: str, layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None = None) -> None:
         """Add the product of linear layers of one input.
@@ -51,20 +56,41 @@ class Products:
             taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
                 without.
         """
-        first, take = 0, taken or (lambda rows: rows)
-        for layer in layers:
-            outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
-            self.places.setdefault(layer, []).append(Place(name, first, outputs))
-            first += layer.out_features if outputs is None else len(outputs)
-        weights = [take(getattr(layer, weight_name(layer)).detach()).contiguous() for layer in layers]
-        is_int8 = isinstance(layers[0], Int8Linear)
-        scales = torch.cat([take(layer.scale.detach()) for layer in layers]) if is_int8 else None
-        biases = [  # some may have one and others none
-            torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
-            for layer in layers
-        ]
-        has_bias = any(layer.bias is not None for layer in layers)
-        self.arrays[name] = weights, torch.cat([take(bias) for bias in biases]) if has_bias else None, scales
+        self.layers[name], self._takes[name] = layers, taken
+
+    def read(self) -> dict[str, Arrays]:
+        """By name, what is packed; layers that have released their weights get them back."""
+        return {name: _read(layers, self._takes[name]) for name, layers in self.layers.items()}
+
+    @property
+    def places(self) -> dict[Any, list[Place]]:
+        """Where the outputs of each linear layer are."""
+        places = defaultdict[Any, list[Place]](list)
+        for name, layers in self.layers.items():
+            first, taken = 0, self._takes[name]
+            for layer in layers:
+                outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
+                places[layer].append(Place(name, first, outputs))
+                first += layer.out_features if outputs is None else len(outputs)
+        return places
+
+    @property
+    def tensors(self) -> list[Any]:
+        """What is packed of linear layers, with a `Released` for a weight that is released, and None for no bias."""
+        return [tensor for layers in self.layers.values() for layer in layers for tensor in tensors_of(layer)]
+
+
+def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Arrays:
+    take = taken or (lambda rows: rows)
+    weights = [take(getattr(layer, weight_name(layer)).detach()).contiguous() for layer in layers]
+    is_int8 = isinstance(layers[0], Int8Linear)
+    scales = torch.cat([take(layer.scale.detach()) for layer in layers]) if is_int8 else None
+    biases = [  # some may have one and others none
+        torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
+        for layer in layers
+    ]
+    has_bias = any(layer.bias is not None for layer in layers)
+    return weights, torch.cat([take(bias) for bias in biases]) if has_bias else None, scales
 
 
 class NativeLayer:
@@ -113,8 +139,8 @@ class NativeLlamaLayer(NativeLayer):
             "groups": groups,
             "width": width,
             "window": kind.span.window,
-            "scale": attention.scaling,
-            "multiplier": getattr(block, "residual_multiplier", 1.0),
+            "scale": float(attention.scaling),
+            "multiplier": float(getattr(block, "residual_multiplier", 1.0)),
             "parallel": False,
             "activation": _activation(activation),
         }
@@ -146,18 +172,22 @@ class NativeNeoXLayer(NativeLayer):
             "groups": 1,
             "width": width,
             "window": None,
-            "scale": attention.scaling,
+            "scale": float(attention.scaling),
             "multiplier": 1.0,
             "parallel": block.use_parallel_residual,
             "activation": _activation(mlp.act),
         }
 
 
-def weight_of(layer: Any) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
-    """The product of a linear layer alone, as of `Products.arrays`."""
-    products = Products()
-    products.add("own", [layer])
-    return products.arrays["own"]
+def weight_of(layer: Any) -> Arrays:
+    """The product of a linear layer alone."""
+    return _read([layer], None)
+
+
+def tensors_of(layer: Any) -> list[Any]:
+    """What is packed of a linear layer, as of `Products.tensors`."""
+    scale = layer.scale if isinstance(layer, Int8Linear) else None
+    return [look(layer)[weight_name(layer)], layer.bias, scale]
 
 
 def weight_name(layer: Any) -> str:
@@ -184,11 +214,12 @@ def norm_of(norm: Any) -> tuple | None:
         return None
     weight = norm.weight.detach().float()
     if isinstance(norm, nn.LayerNorm):
-        return weight, None if norm.bias is None else norm.bias.detach().float(), norm.eps, True
+        return weight, None if norm.bias is None else norm.bias.detach().float(), float(norm.eps), True
     offset = norm_offset(norm, norm.weight.detach())
-    if offset is None:
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if offset is None or epsilon is None:
         raise AttributeError(f"{type(norm).__name__} is no norm that is known")
-    return weight + offset, None, getattr(norm, "variance_epsilon", getattr(norm, "eps", None)), False
+    return weight + offset, None, float(epsilon), False
 
 
 def _activation(function: Any) -> str:

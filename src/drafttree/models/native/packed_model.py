@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.models.cache.kv_cache import CacheLayout
-from drafttree.models.fused.fused_backend import LLAMAS
+from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_divisor
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.mtp_embedding import MtpEmbedding
-from drafttree.models.module.released import Released, ReleasedParameters, can_release, look, weights
+from drafttree.models.module.released import Released, ReleasedParameters, can_release, look
 from drafttree.models.native import kernels
 from drafttree.models.native.native_layers import (
     NativeLayer,
@@ -22,6 +22,7 @@ from drafttree.models.native.native_layers import (
     Place,
     Products,
     norm_of,
+    tensors_of,
     weight_name,
     weight_of,
 )
@@ -36,31 +37,40 @@ def new_model(embedding: nn.Embedding, entry: tuple | None = None, multiplier: f
             whether states come first, and whether the residual stream begins with the normed state.
         multiplier: of embeddings, None for the embedding's own.
     """
-    weight = embedding.weight.detach()
-    # Gemma rounds its factor to the dtype of the weights, and so does its module
-    scale = torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(weight.dtype).item()
-    scale = scale if multiplier is None else multiplier
+    weight, scale = embedding.weight.detach(), embedding_scale(embedding, multiplier)
     model = kernels.native.Model(torch.get_num_threads(), weight, scale, kernels.FORMATS[weight.dtype])
     if entry:
         model.add_entry(*entry)
     return model
 
 
-def add_layer(model: Any, layer: NativeLayer, rotary: Any, kinds: dict[str | None, int]) -> None:
-    """Add a decoder layer.
+def embedding_scale(embedding: nn.Embedding, multiplier: float | None = None) -> float:
+    """What embeddings are multiplied with, as of `new_model`."""
+    if multiplier is not None:
+        return multiplier
+    # Gemma rounds its factor to the dtype of the weights, and so does its module
+    return torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight.dtype).item()
+
+
+def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, tuple[Tensor, float]]:
+    """Frequencies and scaling of the rotary embeddings of layers, by type.
 
     Args:
-        model: of drafttree-native.
-        layer: what has to be known of it.
+        layers: the layers.
         rotary: the rotary embedding of a model of transformers.
-        kinds: the rotary embeddings that the model has, by type.
     """
-    if layer.rotary not in kinds:
-        kinds[layer.rotary] = len(kinds)
-        prefix = f"{layer.rotary}_" if hasattr(rotary, f"{layer.rotary}_inv_freq") else ""
+    rotaries: dict[str | None, tuple[Tensor, float]] = {}
+    for layer_type in dict.fromkeys(layer.rotary for layer in layers):
+        prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
         frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
-        model.add_rotary(frequencies, getattr(rotary, f"{prefix}attention_scaling"))
-    model.add_layer(layer.norms, layer.products.arrays, {**layer.shape, "rotary": kinds[layer.rotary]})
+        rotaries[layer_type] = frequencies, float(getattr(rotary, f"{prefix}attention_scaling"))
+    return rotaries
+
+
+def add_layer(model: Any, layer: NativeLayer, rotaries: dict[str | None, tuple[Tensor, float]]) -> None:
+    """Add a decoder layer to a model of drafttree-native, which has these rotary embeddings already."""
+    shape = {**layer.shape, "rotary": [*rotaries].index(layer.rotary)}
+    model.add_layer(layer.norms, layer.products.read(), shape)
 
 
 def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) -> bool:
@@ -76,6 +86,67 @@ def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) ->
     return owner is None
 
 
+class PackingPlan:
+    """All that is packed of a module; weights that are released stay so until they are packed.
+
+    Args:
+        module: the module.
+
+    Attributes:
+        embedding: of the tokens.
+        mtp: what a multi-token-prediction layer reads in place of it, None for other models.
+        multiplier: of embeddings, None for the embedding's own.
+        layers: the decoder layers.
+        rotaries: their rotary embeddings.
+        norm: the last norm.
+        head: the output projection.
+        divisor: of logits.
+
+    Raises:
+        AttributeError: a layer is not as those of its family.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        decoder: Any = module.get_decoder()
+        config, embedding = module.config, module.get_input_embeddings()
+        is_llama = config.model_type in LLAMAS
+        self.mtp = embedding if isinstance(embedding, MtpEmbedding) else None
+        self.embedding: Any = embedding if self.mtp is None else self.mtp.embed_tokens
+        self.multiplier = embedding_multiplier(decoder)
+        layer = NativeLlamaLayer if is_llama else NativeNeoXLayer
+        self.layers: list[NativeLayer] = [layer(block, config) for block in decoder.layers]
+        self.rotaries = rotaries_of(self.layers, decoder.rotary_emb)
+        self.norm = norm_of(decoder.norm if is_llama else decoder.final_layer_norm)
+        self.head: Any = module.get_output_embeddings()
+        self.divisor = logits_divisor(config)
+
+    @property
+    def entry(self) -> tuple | None:
+        """What an MTP layer begins with; see `new_model`."""
+        if self.mtp is None:
+            return None
+        return *self._mtp_norms, weight_of(self.mtp.eh_proj), self.mtp.states_first, False
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of the embedding and of linear layers, with a `Released` for each that is released."""
+        projection = tensors_of(self.mtp.eh_proj) if self.mtp else []
+        layers = (tensor for layer in self.layers for tensor in layer.products.tensors)
+        return [self.embedding.weight, *projection, *layers, *tensors_of(self.head)]
+
+    @property
+    def settings(self) -> object:
+        """All else that is packed, as values that are equal where the same is packed."""
+        mtp = [*self._mtp_norms, self.mtp.states_first] if self.mtp else None
+        scale = embedding_scale(self.embedding, self.multiplier)
+        layers = [(layer.norms, layer.shape, layer.rotary) for layer in self.layers]
+        return _as_values([scale, mtp, layers, self.rotaries, self.norm, self.divisor])
+
+    @property
+    def _mtp_norms(self) -> list[tuple | None]:
+        return [norm_of(self.mtp.enorm), norm_of(self.mtp.hnorm)] if self.mtp else []
+
+
 class PackedModel:
     """A model of drafttree-native with a module's weights, which the module's layers release as they are packed.
 
@@ -85,53 +156,50 @@ class PackedModel:
     Attributes:
         model: the model.
         layout: the layout of its KV caches.
+
+    Raises:
+        AttributeError: as of `PackingPlan`.
+        ValueError: sizes of layers do not fit together.
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
-        decoder: Any = module.get_decoder()
-        embedding: Any = module.get_input_embeddings()
-        config, entry = module.config, None
-        if isinstance(embedding, MtpEmbedding):
-            projection = weight_of(embedding.eh_proj)
-            entry = norm_of(embedding.enorm), norm_of(embedding.hnorm), projection, embedding.states_first, False
-            embedding = embedding.embed_tokens
-        self.model = new_model(embedding, entry, getattr(config, "embedding_multiplier", None))
-        kinds, shape = dict[str | None, int](), dict[str, Any]()
-        kind = NativeLlamaLayer if config.model_type in LLAMAS else NativeNeoXLayer
-        for index, block in enumerate(decoder.layers):
-            layer = kind(block, config)
-            add_layer(self.model, layer, decoder.rotary_emb, kinds)
+        plan = PackingPlan(module)
+        self.model = new_model(plan.embedding, plan.entry, plan.multiplier)
+        for rotary in plan.rotaries.values():
+            self.model.add_rotary(*rotary)
+        for index, layer in enumerate(plan.layers):
+            add_layer(self.model, layer, plan.rotaries)
             self._release(index, layer.products)
-            shape = layer.shape
-        self.layout = CacheLayout.uniform(len(decoder.layers), shape["key_heads"], shape["width"])
-        norm = decoder.norm if config.model_type in LLAMAS else decoder.final_layer_norm
-        head: Any = module.get_output_embeddings()
-        if add_head(self.model, norm_of(norm), head, getattr(config, "logits_scaling", 1.0)):
+        shape = plan.layers[-1].shape
+        self.layout = CacheLayout.uniform(len(plan.layers), shape["key_heads"], shape["width"])
+        if add_head(self.model, plan.norm, plan.head, plan.divisor):
             products = Products()
-            products.places[head] = [Place("head", 0, None)]
+            products.add("head", [plan.head])
             self._release(-1, products)
-        self._stamps, self._head = [*map(_stamp, weights(module))], _stamp(look(head)[weight_name(head)])
-        self._head_bias = None if head.bias is None else _stamp(head.bias)
+        self._settings, self._stamps = plan.settings, [*map(_stamp, plan.tensors)]
+        self._head = [*map(_stamp, tensors_of(plan.head))]
+        self._owners = [stamp.owner for stamp in [*self._stamps, *self._head] if isinstance(stamp, Released)]
 
     def has_head(self, layer: Any) -> bool:
         """Whether a linear layer is the output projection that is packed."""
-        bias = None if layer.bias is None else _stamp(layer.bias)
-        return bias == self._head_bias and _is_stamped(self._head, look(layer)[weight_name(layer)])
+        return _are_stamped(self._head, tensors_of(layer))
 
     def holds(self, module: PreTrainedModel) -> bool:
-        """Whether a module's weights are those that are packed."""
-        now = [*weights(module)]
-        return len(now) == len(self._stamps) and all(map(_is_stamped, self._stamps, now))
+        """Whether what is packed is what would be packed of a module now.
+
+        Raises:
+            AttributeError: as of `PackingPlan`.
+        """
+        plan = PackingPlan(module)
+        return _are_stamped(self._stamps, plan.tensors) and plan.settings == self._settings
 
     def take_back(self) -> None:
         """Let layers release again what they were given back, where that can be."""
-        for stamp in self._stamps:
-            if isinstance(stamp, Released):
-                stamp.owner.take_back()
+        for owner in self._owners:
+            owner.take_back()
 
     def _release(self, index: int, products: Products) -> None:
         """Let the layers that were packed release their weights."""
-        products.arrays.clear()
         for layer, found in products.places.items():
             weight = look(layer)[weight_name(layer)]
             unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
@@ -145,16 +213,31 @@ packed_models = WeakKeyDictionary[PreTrainedModel, PackedModel]()
 """The packed models of modules, which several backends may share."""
 
 
-def _stamp(weight: Any) -> Any:
-    if isinstance(weight, Released):
-        return weight
-    return weight.data_ptr(), version(weight), *(view.flatten().tolist() for view in samples(weight))
+def _stamp(tensor: Any) -> Any:
+    """What tells a tensor from others and from what it is after an edit; a released one stands for itself."""
+    if not isinstance(tensor, Tensor):
+        return tensor
+    return tensor.data_ptr(), version(tensor), tensor.shape, _as_values(samples(tensor))
 
 
-def _is_stamped(stamp: Any, weight: Any) -> bool:
+def _are_stamped(stamps: Sequence[Any], tensors: Sequence[Any]) -> bool:
+    return len(stamps) == len(tensors) and all(map(_is_stamped, stamps, tensors))
+
+
+def _is_stamped(stamp: Any, tensor: Any) -> bool:
     if isinstance(stamp, Released):
-        return stamp is weight or stamp.is_unchanged(weight)
-    return stamp == _stamp(weight)
+        return stamp is tensor or stamp.is_unchanged(tensor)
+    return stamp == _stamp(tensor)
+
+
+def _as_values(value: Any) -> Any:
+    """Numbers, tensors and containers of them as values that are compared by what they hold, NaN included."""
+    if isinstance(value, Tensor):
+        entries = value.detach().clone(memory_format=torch.contiguous_format).view(-1)
+        return value.dtype, value.shape, entries.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _as_values(entry) for key, entry in value.items()}
+    return tuple(map(_as_values, value)) if isinstance(value, list | tuple) else value
 
 
 def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, dtype: torch.dtype) -> Tensor:
