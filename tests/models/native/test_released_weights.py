@@ -144,6 +144,14 @@ def test_memory_goes_and_what_was_read_is_released_again():
     assert released(module)
 
 
+def test_weights_exist_once_after_an_edit_too():
+    model = build()
+    count = len(released(model.module))
+    double(model.module.get_input_embeddings().weight)
+    logits(model)
+    assert len(released(model.module)) == count
+
+
 def test_what_is_read_all_the_time_stays():
     model = build()
     for _ in range(MOST + 1):

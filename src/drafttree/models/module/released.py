@@ -24,17 +24,24 @@ _giving = threading.RLock()
 
 
 class Released:
-    """Stands for a released weight where it is only looked at.
+    """Stands for a released weight where it is only looked at, as long as its owner lives.
 
     Attributes:
-        owner: gives it back.
         shape: its shape.
         dtype: its dtype.
         nbytes: its bytes.
     """
 
     def __init__(self, owner: "ReleasedParameters", weight: Tensor) -> None:
-        self.owner, self.shape, self.dtype, self.nbytes = owner, weight.shape, weight.dtype, weight.nbytes
+        self._owner = weakref.ref(owner)  # no circle, so that weights go when they are packed anew
+        self.shape, self.dtype, self.nbytes = weight.shape, weight.dtype, weight.nbytes
+
+    @property
+    def owner(self) -> "ReleasedParameters":
+        """What gives it back."""
+        owner = self._owner()
+        assert owner is not None, "whoever keeps a Released keeps its owner"
+        return owner
 
     def numel(self) -> int:
         return self.shape.numel()
