@@ -90,7 +90,10 @@ class Race:
     def gain(self, way: str) -> Interval | None:
         """The gain in decoding speed over plain decoding, with its interval over prompts; None without a text."""
         ratio = self.ratio_to(way, PLAIN)
-        return ratio and Interval(*(None if end is None else end - 1 for end in (ratio.mean, ratio.low, ratio.high)))
+        if ratio is None:
+            return None
+        low, high = (None if end is None else end - 1 for end in (ratio.low, ratio.high))
+        return Interval(ratio.mean - 1, low, high)
 
     def ratio_to(self, way: str, rival: str) -> Interval | None:
         """The decoding speed of a way over another's, with its interval; None without a text.
