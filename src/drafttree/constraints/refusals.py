@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from transformers import GenerationConfig
 
 from drafttree.core.errors import ConfigError, unknown
@@ -90,8 +90,20 @@ _DIRECT = ({"type": "direct"}, ["direct"])
 _FUNCTION_CALLER = Refused("functions are called by the model alone", _DIRECT)
 _TOOL_CALLER = Refused("tools are called by the model alone", _DIRECT)
 _LEVEL = Literal["low", "medium", "high"]
+
+
+def _check_items(table: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    for item in table.items() if isinstance(table, dict) else ():
+        check(dict([item]))
+    return check(table)
+
+
+ITEM_BY_ITEM = WrapValidator(_check_items)
+"""Lets the check of an object end at its first mistake, since no other one is told; pydantic does it from 2.13 on."""
 METADATA = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    ITEM_BY_ITEM,
 ]
 """The type of OpenAI's `metadata`."""
 

@@ -212,7 +212,7 @@ def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
     name = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return unknown(f"parameter of {policy.__name__}", name, policy.model_fields)
-    if "less" in reason or "greater" in reason:
+    if first["type"].startswith(("less_than", "greater_than")):
         limits = policy.model_fields[name].metadata
         bounds = [getattr(limit, side) for limit in limits for side in ("ge", "le") if hasattr(limit, side)]
         reason = f"between {' and '.join(map(str, bounds))}"

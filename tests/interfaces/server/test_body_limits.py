@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -56,6 +58,45 @@ BODIES = {
     "/v1/responses": {"input": "x"},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
 }
+TEXT, CALL = {"type": "text", "text": "x"}, {"id": "c", "type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+SAMPLED = {"stop": ["x"], "stop_token_ids": [1], "logit_bias": {"1": 1}}
+TABLES = ("logit_bias", "metadata")
+"""Fields of objects whose names are free."""
+WHOLE = {
+    "/v1/chat/completions": {
+        **SAMPLED,
+        "messages": [{"role": "user", "content": [TEXT]}, {"role": "assistant", "content": "x", "tool_calls": [CALL]}],
+        "tools": [NAMED],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+        "modalities": ["text"],
+        "metadata": {"a": "b"},
+    },
+    "/v1/completions": {**SAMPLED, "prompt": ["x"], "structured_outputs": {"choice": ["x"]}},
+    "/v1/responses": {
+        **SAMPLED,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+        ],
+        "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        "include": ["x"],
+        "metadata": {"a": "b"},
+    },
+    "/v1/messages": {
+        **SAMPLED,
+        "max_tokens": 1,
+        "system": [TEXT],
+        "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [TEXT]}]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "stop_sequences": ["x"],
+    },
+    "/tokenize": {"messages": [{"role": "user", "content": [TEXT]}], "tools": [NAMED]},
+    "/detokenize": {"tokens": [1]},
+}
+"""By route, a body with every list and table that it may have."""
 JSON_TEXTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('",:[]{}\\é\ud83d\ude00a\n'),
     lambda each: st.lists(each) | st.dictionaries(st.text('",:[]{}\\é'), each),
@@ -140,20 +181,42 @@ def test_items_are_counted_over_all_parts_of_a_body_and_what_strings_hold_is_non
     assert reply.status_code == status
 
 
-@pytest.mark.parametrize(("path", "field"), ROUTES.items())
-def test_a_list_is_checked_up_to_its_first_mistake(post, monkeypatch, path, field):
-    found, made = [], body_reading.refusal_of
+def places_of(value: object, place: tuple = ()) -> Iterator[tuple]:
+    """The places of all lists and tables in a body."""
+    if isinstance(value, list) or (place and place[-1] in TABLES):
+        yield place
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, part in steps:
+        yield from places_of(part, (*place, step))
+
+
+def with_value(body: Any, place: tuple, value: object) -> Any:
+    """A body with another value at a place."""
+    if not place:
+        return value
+    step, *others = place
+    changed = with_value(body[step], tuple(others), value)
+    return body | {step: changed} if isinstance(body, dict) else [*body[:step], changed, *body[step + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("path", "place"), [(path, place) for path, body in WHOLE.items() for place in places_of(body)]
+)
+def test_a_list_or_a_table_is_checked_up_to_its_first_mistake(post, monkeypatch, path, place):
+    counts, refuse = [], body_reading.refusal_of
 
     def note(first):
         error = sys.exc_info()[1]
         assert isinstance(error, ValidationError)
-        found.append(error.error_count())
-        return made(first)
+        counts.append(error.error_count())
+        return refuse(first)
 
     monkeypatch.setattr(body_reading, "refusal_of", note)
-    reply = post(path, listed(field, b'{"no": 1}', 30_000))
+    wrong = {f"{number}": ["no"] for number in range(2000)} if place[-1] in TABLES else [{"no": 1}] * 2000
+    reply = post(path, json.dumps(with_value(WHOLE[path], place, wrong)).encode())
     assert reply.status_code == 400
-    assert all(count < 10 for count in found)
+    assert reply.json()["error"]["message"].startswith(".".join(map(str, place)))
+    assert max(counts) < 10
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])

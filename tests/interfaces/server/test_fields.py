@@ -110,6 +110,30 @@ def test_every_field_says_what_it_does_or_why_it_is_refused(model):
         assert bool(field.description) != isinstance(entry_of(field), Refused), name
 
 
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+SPACE = {"type": "namespace", "name": "n", "tools": [FUNCTION, {"type": "custom", "name": "g"}]}
+TEXT = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ResponseRequest, {"input": [{"type": "reasoning", "content": []}, {"role": "user", "content": []}]}),
+        (ResponseRequest, {"input": "x", "tools": [FUNCTION, SPACE, {"type": "web_search"}], "tool_choice": "auto"}),
+        (ResponseRequest, {"input": "x", "tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}}),
+        (ResponseRequest, {"input": "x", "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [TEXT]}], "response_format": {"type": "text"}}),
+        (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": [TEXT]}], "system": [TEXT]}),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_request_is_written_as_it_was_given(model, body):
+    request = model.model_validate(body)
+    as_lists = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]}
+    expected = body | as_lists if body.get("input") == "x" else body
+    assert request.model_dump(mode="json", by_alias=True, exclude_unset=True) == expected
+
+
 def test_the_tables_of_fields_are_of_today():
     spec = importlib.util.spec_from_file_location("server_fields", ROOT / "docs" / "server_fields.py")
     page = importlib.util.module_from_spec(spec)

@@ -77,7 +77,7 @@ def read_paper(name: str) -> Paper:
         told = f"no key {steps[-1]!r} here" if steps[-1] in known else str(unknown("key", steps[-1], known))
     elif first["type"] == "missing":
         told = f"{steps[-1]!r} is missing"
-    elif first["type"] == "union_tag_invalid":
+    elif first["type"] == "union_tag_invalid" and context.keys() >= {"tag", "expected_tags"}:
         steps = (*steps, "kind")
         told = f"{context['tag']!r} is none of {context['expected_tags'].replace(chr(39), '')}"
     elif told.startswith("Input should"):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -42,7 +42,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 TOO_LONG = object()
 """Stands for an integer of more digits than Python reads."""
 Model = TypeVar("Model")
-Body = Annotated[Model, WrapValidator(lambda found, _: found)]
+AS_READ = WrapValidator(lambda found, _: found)
+Body = Annotated[Model, AS_READ]
 """The type of a parameter that is a body: `BodyRoute` has checked it, and FastAPI describes it."""
 
 
@@ -173,10 +174,11 @@ class BodyRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of a request."""
         handle = super().get_route_handler()
-        if self.body_field is None:
+        hints = get_type_hints(self.endpoint, include_extras=True).values()
+        bodies = [get_args(hint)[0] for hint in hints if AS_READ in get_args(hint)]
+        if not bodies:
             return handle
-        body_type: Any = self.body_field.field_info.annotation
-        adapter = TypeAdapter[Any](body_type)
+        adapter = TypeAdapter[Any](bodies[0])
 
         async def read_and_handle(request: Request) -> Response:
             found = await request.app.state.serving.bodies.read(request, adapter)

@@ -14,7 +14,7 @@ from drafttree.engine.generation import Chunk, Logprobs
 from drafttree.engine.prompt import encode
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.errors import blaming
-from drafttree.interfaces.server.fields import fields_of, mistake
+from drafttree.interfaces.server.fields import ListOf, fields_of, mistake
 from drafttree.interfaces.server.grammar import outputs_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
 from drafttree.interfaces.server.sampling import INT64, MAX_LOGPROBS, SeveralTexts, TokenId, engine_options
@@ -26,7 +26,7 @@ MAX_PROMPTS = 256
 DEFAULT_LIMIT = 16
 
 PromptText = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[ListOf[TokenId], Field(min_length=1)]
 
 
 def _as_list(prompt: object) -> object:
@@ -48,7 +48,7 @@ def _all(values: object, kind: type) -> bool:
 
 
 Prompts = Annotated[
-    list[PromptText] | list[TokenIds],
+    ListOf[PromptText] | ListOf[TokenIds],
     Field(max_length=MAX_PROMPTS),
     BeforeValidator(_as_list, json_schema_input_type=PromptText | list[PromptText] | TokenIds | list[TokenIds]),
 ]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,10 +31,13 @@ ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error"}
 LONGEST_NAME = 200
 """Characters of a name that an error tells; a client may send one of a hundred thousand."""
 NO_OBJECT = "send a JSON object, with the header Content-Type: application/json"
+BRANCH = "[as {}]"
+"""The step of a place by which pydantic tells how it has read a part; requests have none."""
+INNER_STEP = re.compile(r"\[(key|as \w+)\]")
 PLAIN = {
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "give an object"),
     "too_short": "give at least {min_length} item",
-    "too_long": "give at most {max_length} items, not {actual_length}",
+    "too_long": "give at most {max_length} items, not {length}",
     "missing": "this is required",
     "list_type": "give a list",
     "bool_type": "give true or false",
@@ -200,11 +204,12 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
     """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
     kind, context = first["type"], first.get("ctx", {})
     steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
-    shown = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps if step != "[key]"]
+    steps = [step for step in steps if not INNER_STEP.fullmatch(step)]
+    shown = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps]
     place, what = ".".join(shown), str(first["msg"]).removeprefix("Value error, ")
     if kind in PLAIN and not context.get("message"):  # a mistake of ours has words of its own
         value, last = first.get("input"), steps[-1:]
-        what = PLAIN[kind].format(**{name: _as_json(bound) for name, bound in context.items()})
+        what = _plainly(kind, context, value) or what
         shown_value = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
         if value is None and not "".join(last).isdecimal():
             what = f"this is required; {what}"
@@ -213,6 +218,17 @@ def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None)
     if not place and kind == "model_attributes_type":
         what = NO_OBJECT
     return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=kind)
+
+
+def _plainly(kind: str, context: Mapping[str, Any], value: object) -> str | None:
+    """What is wrong with a value in our words; None where pydantic does not tell a bound that these have."""
+    bounds = {name: _as_json(bound) for name, bound in context.items() if bound is not None}
+    if isinstance(value, list | dict):
+        bounds["length"] = len(value)
+    try:
+        return PLAIN[kind].format_map(bounds)
+    except KeyError:  # a release of pydantic may rename it, or leave it out; its own words have it
+        return None
 
 
 def _as_json(bound: object) -> object:

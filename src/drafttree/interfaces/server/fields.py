@@ -4,33 +4,37 @@ The fields that change no text and those that are refused come from one table, `
 """
 
 import difflib
-import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
+from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
+    Tag,
     TypeAdapter,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     create_model,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from drafttree.constraints.json_schema import drop_nulls
 from drafttree.constraints.refusals import FIELDS, NoEffect, Refused
-from drafttree.interfaces.server.errors import LONGEST_NAME
+from drafttree.interfaces.server.errors import BRANCH, LONGEST_NAME
 
 THOUGHT = "thought"
 """Marks a field with what a model has thought before, which has no effect where the chat template does not read it."""
@@ -44,29 +48,15 @@ NAMES: dict[str, dict[str, str]] = {
     "stop": {"messages": "stop_sequences"},
 }
 """The fields of a chat that have other names in other APIs, and those by API."""
-FAIL_FAST = ["list", "dict"] if "fail_fast" in inspect.signature(core_schema.dict_schema).parameters else ["list"]
-"""What pydantic can check up to its first mistake; objects since 2.13."""
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is checked up to its first mistake, since no other one is told; objects: `refusals.ITEM_BY_ITEM`."""
 
 
 class RequestModel(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """Let the check of a list or an object end at its first mistake, since no other one is told."""
-        schema = handler(source)
-        waiting: list[Any] = [schema]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, dict):
-                if part.get("type") in FAIL_FAST:
-                    part["fail_fast"] = True
-                waiting += part.values()
-            elif isinstance(part, list | tuple):
-                waiting += part
-        return schema
 
     @model_validator(mode="before")
     @classmethod
@@ -146,45 +136,93 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def by_type(what: str) -> GetPydanticSchema:
-    """Read a part by its `type` as one of the models of its annotation, whose texts may stand in its place.
+class TypeChoice:
+    """Which of several parts a value is, told by its `type`; texts may stand in their place.
 
-    The model whose `type` may be left out is that of parts without one. A model of any `type` is that of all types that
-    no other has; without it they are refused. Pydantic's own unions would add steps that no request has to places.
+    The model whose `type` may be left out is that of values without one. A model of any `type` is that of all types
+    that no other has; without it they are refused.
+
+    Args:
+        what: what errors call the part.
+        members: models, and literals of the texts.
+    """
+
+    def __init__(self, what: str, members: Sequence[Any]) -> None:
+        types = {model: model.model_fields["type"] for model in members if isinstance(model, type)}
+        self._what = what
+        self._served = {name: model for model, field in types.items() for name in get_args(field.annotation) if name}
+        self._default = next((model for model, field in types.items() if not field.is_required()), None)
+        self._other = next((model for model, field in types.items() if field.annotation is str), None)
+        self._words = {word: words for words in members if get_origin(words) is Literal for word in get_args(words)}
+
+    def member_of(self, value: Any) -> Any:
+        """The one of the members that a value is to be read as.
+
+        Raises:
+            PydanticCustomError: it is none of them.
+        """
+        if not isinstance(value, dict):
+            return self._text_of(value)
+        name, choices = value.get("type"), [*self._words, *self._served]
+        if name is None and self._default:
+            return self._default
+        if not isinstance(name, str):
+            raise mistake("missing", f"give the type of {self._what}: {_listed([*self._served])}", "type")
+        if name in self._words:
+            raise mistake("literal_error", f'give "{name}" as a text, not as an object')
+        if (model := self._served.get(name, self._other)) is None:
+            raise not_served(self._what, name, choices)
+        return model
+
+    def _text_of(self, value: Any) -> Any:
+        """The texts of which a value is one."""
+        if isinstance(value, str) and value in self._words:
+            return self._words[value]
+        if isinstance(value, str) and value in self._served:
+            raise mistake("model_type", f'give {{"type": "{value}"}}')
+        if self._words:
+            raise mistake("literal_error", f"give {_listed([*self._words, *self._served])}")
+        raise mistake("model_type", "")
+
+    def branch_of(self, value: Any) -> str:
+        """The step by which pydantic tells the member that a value is to be read as, or has been."""
+        return _branch(type(value) if isinstance(value, RequestModel) else self.member_of(value))
+
+
+def _branch(member: Any) -> str:
+    return BRANCH.format(member.__name__ if isinstance(member, type) else "text")
+
+
+def by_type(what: str) -> GetPydanticSchema:
+    """Read a part by its `type` as one of the members of its annotation, see `TypeChoice`.
+
+    What another API has read already stays as it is.
 
     Args:
         what: what errors call the part.
     """
 
-    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        types = {model: model.model_fields["type"] for model in _models_of(annotation)}
-        served = {kind: model for model, field in types.items() for kind in get_args(field.annotation) if kind}
-        default = next((model for model, field in types.items() if not field.is_required()), None)
-        other = next((model for model, field in types.items() if field.annotation is str), None)
-        words = [word for each in get_args(annotation) if get_origin(each) is Literal for word in get_args(each)]
-        choices = [*words, *served]
+    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        choice = TypeChoice(what, members)
+        if len(members) > 1:
+            tagged = tuple(Annotated[member, Tag(_branch(member))] for member in members)
+            annotation = Annotated[reduce(or_, tagged), Discriminator(choice.branch_of)]
 
-        def read(part: Any, _: Any) -> Any:
-            if isinstance(part, RequestModel) or part in words:
+        def read(part: Any, check: ValidatorFunctionWrapHandler) -> Any:
+            if isinstance(part, RequestModel):
                 return part
-            if not isinstance(part, dict):
-                if isinstance(part, str) and part in served:
-                    raise mistake("model_type", f'give {{"type": "{part}"}}')
-                raise mistake("literal_error", f"give {_listed(choices)}") if words else mistake("model_type", "")
-            kind = part.get("type")
-            if kind in words:
-                raise mistake("literal_error", f'give "{kind}" as a text, not as an object')
-            if kind is None and default:
-                return default.model_validate(part)
-            if not isinstance(kind, str):
-                raise mistake("missing", f"give the type of {what}: {_listed([*served])}", "type")
-            if (model := served.get(kind, other)) is None:
-                raise not_served(what, kind, choices)
-            return model.model_validate(part)
+            choice.member_of(part)  # what is none of them is told before pydantic's union would tell it
+            return check(part)
 
-        return core_schema.no_info_wrap_validator_function(read, handler(annotation))
+        return handler(Annotated[annotation, WrapValidator(read)])
 
-    return GetPydanticSchema(schema_of)
+    return GetPydanticSchema(schema_of, _any_of)
+
+
+def _any_of(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    """A union as JSON schema: a part may fit the model of any `type` too, which `oneOf` would forbid."""
+    return {"anyOf" if keyword == "oneOf" else keyword: value for keyword, value in handler(schema).items()}
 
 
 def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text", "text": text}]) -> GetPydanticSchema:
@@ -195,7 +233,7 @@ def or_text(as_list: Callable[[str], list[Any]] = lambda text: [{"type": "text",
             return as_list(given) if isinstance(given, str) else given
         raise mistake("list_type", "give a text or a list")
 
-    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def schema_of(annotation: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         reading = BeforeValidator(read, json_schema_input_type=str | annotation)
         return reading.__get_pydantic_core_schema__(annotation, handler)
 
@@ -306,7 +344,7 @@ class StructuredOutputs(RequestModel):
 
     json_schema: Annotated[SchemaOrText | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[ListOf[str], Field(min_length=1)] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
 

@@ -26,6 +26,7 @@ from drafttree.interfaces.server.fields import (
     NAMES,
     THOUGHT,
     JsonSchemaFormat,
+    ListOf,
     PlainFormat,
     RequestModel,
     Schema,
@@ -190,11 +191,11 @@ class Message(fields_of("chat.messages")):
     """A turn of the conversation; fields beyond role, content and name belong to some roles alone."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[PartOfMessage], or_text()] | None = None
+    content: Annotated[ListOf[PartOfMessage], or_text()] | None = None
     name: str | None = None
     refusal: str | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[Annotated[ToolCallParam | CustomCall, by_type("a call")]] | None = None
+    tool_calls: ListOf[Annotated[ToolCallParam | CustomCall, by_type("a call")]] | None = None
     tool_call_id: str | None = None
     reasoning_content: Annotated[str | None, THOUGHT] = None
 
@@ -215,7 +216,7 @@ class Message(fields_of("chat.messages")):
         return [*parts, *filter(None, [self.refusal, self.audio and self.audio.text])]
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[ListOf[Message], Field(min_length=1)]
 
 
 class PromptEnd(RequestModel):
@@ -301,8 +302,8 @@ class LeftOut(RequestModel):
 PlacedTool = tuple[str, FunctionDefinition | LeftOut]
 """A tool behind its place in the client's request."""
 AnyTool = TypeVar("AnyTool")
-ToolList = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
-AtLeastOne = Annotated[list[AnyTool], Field(min_length=1)]
+ToolList = Annotated[ListOf[AnyTool], Field(max_length=MAX_TOOLS)]
+AtLeastOne = Annotated[ListOf[AnyTool], Field(min_length=1)]
 Tools = ToolList[Annotated[Tool | LeftOut, by_type("a tool")]]
 
 
@@ -366,7 +367,7 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     reasoning_effort: str | None = Field(
         None, description="how much to reason, or none; only if the model's chat template supports it"
     )
-    modalities: list[Literal["text"]] | None = Field(None, description="only text")
+    modalities: ListOf[Literal["text"]] | None = Field(None, description="only text")
     _functions: Mapping[str, FunctionDefinition] = PrivateAttr()
 
     def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:

@@ -7,10 +7,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from drafttree.constraints.options import MAX_FACTOR
-from drafttree.constraints.refusals import FIELDS, Clamped
+from drafttree.constraints.refusals import FIELDS, ITEM_BY_ITEM, Clamped
 from drafttree.engine.decoder import Decoder
 from drafttree.interfaces.server.errors import ServerError
-from drafttree.interfaces.server.fields import NAMES, RequestModel, StructuredOutputs, fields_of, mistake, or_text
+from drafttree.interfaces.server.fields import (
+    NAMES,
+    ListOf,
+    RequestModel,
+    StructuredOutputs,
+    fields_of,
+    mistake,
+    or_text,
+)
 
 DEFAULT_LIMIT = 2048
 """Tokens of an answer at most where neither the request nor the model says."""
@@ -22,7 +30,7 @@ INT64 = 2**63
 TOKEN_ID = re.compile("[0-9]{1,10}")
 
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS), or_text(lambda text: [text] if text else [])]
+StopStrings = Annotated[ListOf[StopString], Field(max_length=MAX_STOPS), or_text(lambda text: [text] if text else [])]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]
@@ -65,7 +73,7 @@ class SamplingFields(fields_of("server")):
     frequency_penalty: Penalty | None = Field(
         None, description="penalty on tokens that the text already contains, for each occurrence"
     )
-    logit_bias: dict[str, Bias] | None = Field(
+    logit_bias: Annotated[dict[str, Bias], ITEM_BY_ITEM] | None = Field(
         None, description="token ids, as strings, each with the value to add to its logit"
     )
     top_k: Annotated[int, Field(ge=-1, lt=INT64)] | None = Field(
@@ -80,7 +88,9 @@ class SamplingFields(fields_of("server")):
     min_tokens: Annotated[int, Field(ge=0, lt=INT64)] | None = Field(
         None, description="vLLM: minimum number of tokens before an EOS or stop token"
     )
-    stop_token_ids: list[TokenId] | None = Field(None, description="vLLM: tokens that end the text, in addition to EOS")
+    stop_token_ids: ListOf[TokenId] | None = Field(
+        None, description="vLLM: tokens that end the text, in addition to EOS"
+    )
     ignore_eos: bool | None = Field(None, description="vLLM: continue after EOS tokens")
     structured_outputs: StructuredOutputs | None = Field(
         None, description="vLLM: exactly one of json, regex, choice, grammar (GBNF) and json_object"

@@ -14,7 +14,7 @@ from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming, shutting_down
-from drafttree.interfaces.server.fields import RequestModel, fields_of, mistake
+from drafttree.interfaces.server.fields import ListOf, RequestModel, fields_of, mistake
 from drafttree.interfaces.server.reply import warning
 from drafttree.interfaces.server.request import ChatRequest, Messages, PromptEnd, Tools
 from drafttree.interfaces.server.sampling import TokenId, check_tokens
@@ -122,7 +122,7 @@ class DetokenizeRequest(RequestModel):
     """Tokens whose text is wanted."""
 
     model: str | None = Field(None, description="name of the served model, which is the default")
-    tokens: list[TokenId] = Field(description="token ids")
+    tokens: ListOf[TokenId] = Field(description="token ids")
 
 
 class DetokenizeReply(BaseModel):

@@ -9,6 +9,7 @@ from drafttree.interfaces.server.dialect.model_dialect import SWITCHES
 from drafttree.interfaces.server.fields import (
     THOUGHT,
     ConversationTurn,
+    ListOf,
     RequestModel,
     Schema,
     by_type,
@@ -41,8 +42,8 @@ class TextBlock(fields_of("messages.text")):
     text: str
 
 
-TextBlocks = Annotated[list[Annotated[TextBlock, by_type("a block")]], or_text()]
-ReturnedBlocks = Annotated[list[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
+TextBlocks = Annotated[ListOf[Annotated[TextBlock, by_type("a block")]], or_text()]
+ReturnedBlocks = Annotated[ListOf[Annotated[TextBlock | Unserved, by_type("a block")]], or_text()]
 
 
 def _as_text(given: Any) -> Any:
@@ -113,7 +114,7 @@ class Turn(ConversationTurn):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], or_text()]
+    content: Annotated[ListOf[Block], or_text()]
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -208,7 +209,7 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     """A conversation whose tokens are to be counted."""
 
     model: str | None = Field(None, description="name of the served model, which is the default")
-    messages: Annotated[list[Turn], Field(min_length=1)] = Field(
+    messages: Annotated[ListOf[Turn], Field(min_length=1)] = Field(
         description=f"roles user, assistant and system; text, reasoning, tool calls and tool results; {CONTENT}"
     )
     system: TextBlocks | None = Field(None, description="system message before the messages")

@@ -11,6 +11,7 @@ from drafttree.interfaces.server.fields import (
     THOUGHT,
     ConversationTurn,
     JsonSchema,
+    ListOf,
     PlainFormat,
     RequestModel,
     by_type,
@@ -54,7 +55,7 @@ class TextPart(fields_of("responses.input.message.content")):
 
 
 Parts = Annotated[
-    list[Annotated[TextPart | Refusal | Unserved, by_type("a content part")]],
+    ListOf[Annotated[TextPart | Refusal | Unserved, by_type("a content part")]],
     or_text(lambda text: [{"type": "input_text", "text": text}]),
 ]
 
@@ -147,7 +148,7 @@ class ReasoningItem(StoredFields, fields_of("responses.input.reasoning")):
     """What a model has thought before it went on."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ReasoningText] | None, THOUGHT] = None
+    content: Annotated[ListOf[ReasoningText] | None, THOUGHT] = None
 
 
 Item = Annotated[
@@ -274,7 +275,7 @@ class ResponseStreamOptions(fields_of("responses.stream_options")):
 class ResponseRequest(SamplingFields, fields_of("responses")):
     """A conversation whose next response is wanted."""
 
-    input: Annotated[list[Item], Field(min_length=1), or_text(lambda text: [{"role": "user", "content": text}])] = (
+    input: Annotated[ListOf[Item], Field(min_length=1), or_text(lambda text: [{"role": "user", "content": text}])] = (
         Field(description=f"a text, or a list of messages, reasoning, function calls and their outputs; {CONTENT}")
     )
     instructions: str | None = Field(None, description="system message before the input")
@@ -289,7 +290,7 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         None, description="none, auto (the default), required, one function by name, or a subset of the tools"
     )
     parallel_tool_calls: bool | None = Field(None, description="false allows at most one call in a response")
-    include: list[str] | None = Field(
+    include: ListOf[str] | None = Field(
         None, description=f"`{LOGPROBS}` returns the target model's own; other values have no effect"
     )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
