@@ -446,9 +446,7 @@ class Decoder:
             policy=policy,
             verifier=verifier,
             randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
-            text=Detokenizer(
-                self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab), options.get("unstopped", ())
-            ),
+            text=Detokenizer(self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab)),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=PathConstraints(processors, state, frozenset(eos)),
             recorder=Logprobs.asked_for(options.get("logprobs")),

@@ -2,11 +2,10 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
 from drafttree.core.errors import ConfigError
-from drafttree.engine.stop_scope import StopScope, Stretch, unfinished
 
 CONTEXT = 6
 UNFINISHED = "\ufffd"
@@ -37,6 +36,11 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(strings)
 
 
+def unfinished(text: str, strings: Iterable[str]) -> int:
+    """Length of the longest end of a text that one of these strings begins with, without being the whole string."""
+    return max((n for each in strings for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
+
+
 def special_tokens(tokenizer: object) -> dict[int, str]:
     """The special tokens of a tokenizer of transformers, and how they are spelled."""
     names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
@@ -58,7 +62,6 @@ class Detokenizer:
         prompt: token ids before the text. Prompt and text together are what the tokenizer makes of both.
         stop: strings that end the text; none of them becomes part of it.
         spelled: ids of special tokens that are a part of the text; others are none.
-        unstopped: stretches of the text in which stop strings do not apply.
 
     Attributes:
         shown: how much of the text has been read.
@@ -74,16 +77,12 @@ class Detokenizer:
         prompt: Sequence[int],
         stop: Sequence[str] = (),
         spelled: Sequence[int] = (),
-        unstopped: Sequence[Stretch] = (),
     ) -> None:
         check_stop(stop, tokenizer, spelled)
         special = special_tokens(tokenizer) if stop or spelled else {}
         self._tokenizer = cast(Any, tokenizer)
-        self._stop, self._scope = tuple(stop), StopScope(unstopped)
-        self._longest_stop = max(map(len, stop), default=0)
-        self._searched = self._cut_from = 0
-        marks = "\n".join(mark for each in unstopped for mark in (each.begin, each.end))
-        self._stop_tokens = {token: text for token, text in special.items() if text in stop and text not in marks}
+        self._stop = tuple(stop)
+        self._stop_tokens = {token: text for token, text in special.items() if text in stop}
         self._unspelled = special.keys() - set(spelled) if spelled else None
         self._cleans, self._falls_back = _cleans_up(tokenizer), _falls_back(tokenizer)
         self._characters: list[str] = []
@@ -103,8 +102,7 @@ class Detokenizer:
 
     def stops(self, token: int) -> bool:
         """Whether the text ends before a token, since a stop string is its name."""
-        if self._scope.begin is not None:
-            self.stopped_by, self._cut_from = self._stop_tokens.get(token), self._scope.begin
+        self.stopped_by = self._stop_tokens.get(token)
         return self.stopped_by is not None
 
     def push(self, token: int) -> bool:
@@ -120,8 +118,7 @@ class Detokenizer:
         """End the text: it is now what the tokenizer makes of all tokens at once."""
         decoded = self._decode(self._before + self._pushed + self._waiting)
         text = decoded[_shared(self._decode(self._before), decoded) :]
-        cut = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
-        self._whole = text if cut < 0 else text[:cut]
+        self._whole = text.partition(self.stopped_by)[0] if self.stopped_by else text
 
     @property
     def text(self) -> str:
@@ -137,19 +134,14 @@ class Detokenizer:
     def read(self) -> str:
         """The text since the last read that no later token can change or turn out to make a stop string of."""
         characters = self._decoded()
-        end = len(characters) if self._whole is not None else self._read_end(characters)
+        end = len(characters)
+        if self._whole is None:
+            longest = max(map(len, self._stop), default=0)
+            last = "".join(characters[max(0, self._settled - longest) : self._settled])
+            end = self._settled - unfinished(last, self._stop)
         news = "".join(characters[self.shown : end])
         self.shown = max(end, self.shown)
         return news
-
-    def _read_end(self, characters: Sequence[str]) -> int:
-        """Where the text ends that is neither to change nor to turn out to make a stop string of."""
-        begin = self._scope.begin
-        if begin is None or not self._stop:
-            return self._settled
-        end = min(self._settled, self._scope.known)
-        last = "".join(characters[max(begin, end - self._longest_stop) : end])
-        return end - unfinished(last, self._stop)
 
     def _decoded(self) -> list[str]:
         """The characters so far, those of tokens that waited included."""
@@ -162,6 +154,7 @@ class Detokenizer:
 
     def _add(self, token: int) -> bool:
         """Decode a token; whether a stop string ends the text."""
+        settled = self._settled
         self._pushed.append(token)
         self._window.append(token)
         name = self._tokenizer.convert_ids_to_tokens(token) if self._falls_back else ""
@@ -173,7 +166,7 @@ class Detokenizer:
         self._ends.append(len(self._characters))
         if not self._run and len(self._window) >= 2 * CONTEXT:
             self._move_window()
-        return self._cut()
+        return self._cut(settled)
 
     def _add_text(self) -> None:
         """Decode the window, whose last token is new."""
@@ -217,26 +210,17 @@ class Detokenizer:
             self._window, self._known, self._begin = window, known, begin
             del self._ends[:count]
 
-    def _cut(self) -> bool:
-        """Cut the text at the first stop string that ends in what has not been searched."""
+    def _cut(self, checked: int) -> bool:
+        """Cut the text at the first stop string that ends after `checked`."""
         if not self._stop:
             return False
-        end = len(self._characters) - _unfinished_characters("".join(self._characters[-MAX_UNFINISHED:]))
-        spans = self._scope.read(self._characters, self._settled)
-        if self._scope.begin is not None:
-            spans.append((self._scope.begin, self._scope.known if self._scope.holds(self._settled) else end))
-        return any(self._cut_within(*span) for span in spans)
-
-    def _cut_within(self, begin: int, end: int) -> bool:
-        """Cut the text at the first stop string that stands in a part of it."""
-        first = max(begin, self._searched - self._longest_stop + 1)
-        text = "".join(self._characters[first:end])
-        self._searched = max(self._searched, min(end, self._settled))
-        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
+        first = max(0, checked - max(map(len, self._stop)) + 1)
+        text = "".join(self._characters[first:])
+        text = text[: len(text) - _unfinished_characters(text)]
+        found = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if found:
-            place, self.stopped_by = min(found)
-            self._cut_from = begin
-            del self._characters[first + place :], self._origins[first + place :]
+            start, self.stopped_by = min(found)
+            del self._characters[first + start :], self._origins[first + start :]
         return bool(found)
 
     def _context(self, tokens: list[int]) -> list[int]:
