@@ -225,15 +225,31 @@ def hold(module: PreTrainedModel, scales: list[float]) -> None:
     module.model.layers[1].mlp = Holding(module.model.layers[1].mlp, scales).eval()
 
 
+class Calling(nn.Module):
+    """A layer of a user's own, which calls a function."""
+
+    def __init__(self, inner: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.functions = inner, [function]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.functions[0](self.inner(x))
+
+
+def call(module: PreTrainedModel, scales: list[float]) -> None:
+    module.model.layers[1].mlp = Calling(module.model.layers[1].mlp, lambda x: x * scales[0]).eval()
+
+
 UNSEEN = {
     add_hook: "the forward hook of model.layers.1",
     replace_forward: "the replaced forward of model.layers.1",
     hold: "the attribute held of the class Holding",
+    call: "the attribute functions of the class Calling",
 }
 
 
 @pytest.mark.parametrize("add", UNSEEN)
-def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add):
+def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add, caplog):
     module, scales = module_of(), [1.0]
     add(module, scales)
     decoder = drafttree.load(module, "lookup", policy="chain:depth=4", tokenizer=chat_words())
@@ -250,7 +266,12 @@ def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add):
             assert found.metrics.reused_tokens == turn.metrics.reused_tokens == 0
             assert found.tokens == own_text(decoder, module)
             assert turn.tokens == own_text(decoder, module, talked)
+    assert not caplog.messages
     decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS)
+    assert caplog.messages == [
+        f"reuse_prefix=True: {UNSEEN[add]} may have a state that cannot be compared, and rows of earlier texts are "
+        "reused even if it has changed; pass reuse_prefix=False after a change"
+    ]
     assert decoder.generate(PROMPT, reuse_prefix=True, **OPTIONS).metrics.reused_tokens
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.models import prefill, select_backend
+from drafttree.models import TargetModel, prefill, select_backend
 from testing import families, tiny
 
 TOLERANCE = 1e-3  # rounding grows in recurrent layers
@@ -27,7 +27,8 @@ def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefi
 
 @every_family
 def test_loading_accepts_it(name):
-    select_backend(tiny.from_config(families.config(name)))
+    model = TargetModel(tiny.from_config(families.config(name)), select_backend)
+    assert model.unseen is None
 
 
 def test_attention_sinks_count():

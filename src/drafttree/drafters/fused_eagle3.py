@@ -20,7 +20,7 @@ from drafttree.models.fused.fused_backend import STATIC_ROPES
 from drafttree.models.fused.fused_layers import LlamaLayer, PassContext, RotaryAngles, rms_norm
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.module.fingerprint import is_plain_module
+from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.native.kernels import knows
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedPasses

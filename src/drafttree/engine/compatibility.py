@@ -3,6 +3,8 @@
 A verifier that is lossy says so in its name and in `lossless`; every other pair that is let through is exact.
 """
 
+import logging
+
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
@@ -10,6 +12,8 @@ from drafttree.core.tree import Proposal
 from drafttree.models import Model
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers import Coupled, Greedy, Verifier
+
+logger = logging.getLogger("drafttree")
 
 
 def default_verifier(sampling: Sampling) -> type[Verifier]:
@@ -75,6 +79,16 @@ def is_sharded(target: Model) -> bool:
 def hides_state(target: Model) -> bool:
     """Whether a target has a hook or a replaced `forward` whose state is not compared before rows are reused."""
     return getattr(target, "unseen", None) is not None
+
+
+def log_hidden_state(target: Model) -> None:
+    """Say that rows may be reused which a state that is not compared has decided, if the target may have one."""
+    if hides_state(target):
+        logger.warning(
+            "reuse_prefix=True: %s may have a state that cannot be compared, and rows of earlier texts are reused even "
+            "if it has changed; pass reuse_prefix=False after a change",
+            getattr(target, "unseen", None),
+        )
 
 
 def check_sharded(target: Model, verifier: type[Verifier] | None) -> None:

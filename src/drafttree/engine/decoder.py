@@ -428,8 +428,10 @@ class Decoder:
             sampling = replace(sampling, seed=seed)
         verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
         repeats, seed = compatibility.is_text_of_seed(type(verifier)), verifier.sampling.seed
-        if alone and options.get("reuse_prefix"):
-            compatibility.check_reuse(type(verifier))
+        if options.get("reuse_prefix"):
+            if alone:
+                compatibility.check_reuse(type(verifier))
+            compatibility.log_hidden_state(self.target)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity = limit + min(policy.budget, TREE_HEADROOM)

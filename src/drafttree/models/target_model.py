@@ -40,7 +40,7 @@ class TargetModel:
         quantization: how the others are quantised, None if there are none.
         tensor_parallel_size: number of processes that its weights are sharded over; 1 if they are whole.
         own_context: tokens of prompt and text that the model itself has room for, None for any number.
-        unseen: the hook or replaced `forward` of the module that may have a state which decides texts and cannot be
+        unseen: the hook, function or attribute of the module that may have a state which decides texts and cannot be
             compared, so that no rows are reused by default; None if there is none.
 
     Raises:

@@ -23,8 +23,8 @@ from drafttree.models.fused.fused_layers import (
 )
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import ropes
+from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.segment import Output, Segment, join, split, split_layers
 
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}

@@ -19,57 +19,40 @@ It does not notice
 
 - an edit through `.data` of a few entries of a matrix;
 - another method than `forward` that is replaced on a class, and functions and globals that a `forward` calls or reads;
-- what an object deep inside a module holds, if that is a numpy array, has `__slots__`, or is of the standard library,
-  torch or transformers and no module or config; and containers of more than `LONGEST` entries;
+- what objects that are compared as wholes hold, and containers of more than `LONGEST` entries;
 - any change while a text is being generated.
 
-What hooks and `forward` functions of no library close over is not looked at, nor such an object as an attribute of a
-layer of no library: `unseen` names them.
+What of this hooks, functions and layers of no library have, `unseen` names (`drafttree.models.module.unseen_state`).
 """
 
 import math
 import operator
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
-from types import GetSetDescriptorType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as global_hooks
-from transformers import PreTrainedConfig
+from torch.nn.modules import module as torch_modules
 
-from drafttree.models.module.released import Released, ReleasedParameters, look
-
-CLASSES = (
-    "torch.nn.modules.",
-    "transformers.models.",
-    "transformers.activations",
-    "drafttree.drafters.",
-    "drafttree.models.",
+from drafttree.models.module.released import Released, ReleasedParameters
+from drafttree.models.module.unseen_state import (
+    CONTAINERS,
+    LONGEST,
+    UNREAD,
+    VALUES,
+    foreign_classes,
+    global_hooks,
+    is_code_of_class,
+    is_read,
+    own_hooks,
+    unseen_state,
 )
-"""Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
-INERT_HOOKS = "transformers.utils.output_capturing"
-"""transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
-LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.")
-"""Packages whose hooks and replaced `forward` functions have no state but what modules hold."""
-KNOWN = (*LIBRARIES, "builtins", "drafttree.", "transformers_modules.", "bitsandbytes.", "torchao.")
-"""Packages whose classes of modules hold all that they read in their instances."""
-VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
-UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
-    *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
-    *("_attention_before_drafttree", "_verified_by_drafttree"),
-}
-"""Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
-CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
-"""Packages whose objects are compared as wholes, unless they are modules or configs."""
+
 AS_GIVEN_BACK = {ReleasedParameters: dict, Released: nn.Parameter}
 """Types that are compared as those of the layer with its weight."""
-LONGEST = 1 << 16
-"""Entries of the largest list or dict whose contents are compared."""
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types of whole numbers that entries are compared as, by their size in bytes, so that NaN equals itself."""
 
@@ -92,8 +75,8 @@ class Fingerprint:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._facts: list[object] = [*map(id, _global_hooks())]
-        self._dicts: list[dict] = [global_hooks._global_forward_pre_hooks, global_hooks._global_forward_hooks]
+        self._facts: list[object] = [*map(id, global_hooks())]
+        self._dicts: list[dict] = [torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks]
         self._lists: list[Iterable] = []
         self._owners: list[object] = []
         self._foreign: dict[type, None] = {}
@@ -101,7 +84,7 @@ class Fingerprint:
         self._walk()
         parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
         self._kinds: list[Any] = [*{type(part) for part in parts}]
-        self._released = [each.owner for each in self._tensors if isinstance(each, Released)]
+        self._released = [tensor.owner for tensor in self._tensors if isinstance(tensor, Released)]
         tensors = [each for each in self._tensors if isinstance(each, Tensor)]
         self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
         self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
@@ -111,7 +94,7 @@ class Fingerprint:
             views[tensor.device, whole] += [view.view(whole) for view in samples(tensor)]
         self._views = [*views.values()]
         self._members, self._state, self._entries = self._read_members(), self._read_state(), self._read_entries()
-        self.unseen = _unseen(module, parts)
+        self.unseen = unseen_state(module, self._owners)
 
     def matches(self) -> bool:
         """Whether the module is as it was."""
@@ -148,7 +131,7 @@ class Fingerprint:
                 facts.append(len(own))
                 pending += own
                 pending += own.values()
-            elif isinstance(value, dict | list | tuple | set | frozenset) and len(value) <= LONGEST:
+            elif isinstance(value, CONTAINERS) and len(value) <= LONGEST:
                 places[id(value)] = len(places)
                 facts.append(len(value))
                 pending += value
@@ -157,19 +140,22 @@ class Fingerprint:
                     self._dicts.append(value)
                 elif not isinstance(value, tuple):
                     self._lists.append(value)
-            elif _is_read(value):
+            elif isinstance(value, partial):
+                places[id(value)] = len(places)
+                pending += value.func, value.args, value.keywords
+            elif is_read(value):
                 places[id(value)] = len(places)
                 read = {name: each for name, each in vars(value).items() if name not in UNREAD}
                 facts.append([*read])
                 pending += read.values()
                 self._owners.append(value)
                 self._dicts.append(vars(value))
+                for kind in foreign_classes(value):
+                    if kind not in self._foreign:
+                        self._foreign[kind] = None
+                        pending += [each for each in vars(kind).values() if not is_code_of_class(each)]
                 if isinstance(value, nn.Module):
                     scratch.update(map(id, _working_buffers(value)))
-                    for kind in _foreign_classes(value):
-                        if kind not in self._foreign:
-                            self._foreign[kind] = None
-                            pending += [each for each in vars(kind).values() if not _is_code(each)]
                     facts.append([*map(id, (type(value).forward, *own_hooks(value)))])
                     self._dicts += value._forward_pre_hooks, value._forward_hooks
             else:
@@ -200,30 +186,6 @@ class Fingerprint:
         return [torch.cat(list(map(torch.flatten, views))) for views in self._views]
 
 
-def _is_read(value: object) -> bool:
-    """Whether the attributes of an object are compared."""
-    if isinstance(value, nn.Module | PreTrainedConfig | SimpleNamespace):
-        return True
-    package = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and not isinstance(value, type) and package not in CLOSED
-
-
-def _foreign_classes(part: nn.Module) -> list[type]:
-    """Those of a module's classes that no library defines."""
-    return [kind for kind in type(part).__mro__ if not f"{kind.__module__}.".startswith(KNOWN)]
-
-
-def _is_code(value: object) -> bool:
-    """Whether a class attribute decides nothing but by being another object."""
-    return callable(value) or isinstance(value, property | staticmethod | classmethod | GetSetDescriptorType)
-
-
-def _is_opaque(value: object) -> bool:
-    """Whether an attribute may hold values that are not compared."""
-    compared = type(value) in VALUES or isinstance(value, Tensor | dict | list | tuple | set | frozenset)
-    return not (compared or _is_read(value) or callable(value))
-
-
 def _working_buffers(part: nn.Module) -> list[Tensor]:
     """Buffers that LongRoPE writes in every pass, from others."""
     if "longrope" not in str(getattr(part, "rope_type", "")):
@@ -250,45 +212,6 @@ def _is_readable(tensor: Tensor) -> bool:
     """Whether single entries of a tensor can be read."""
     whole = tensor.layout is torch.strided and tensor.itemsize in SAME_SIZE
     return whole and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
-
-
-def _unseen(module: nn.Module, parts: Iterable[nn.Module]) -> str | None:
-    """Where a hook or a replaced `forward` may have a state of its own, None if nowhere."""
-    if not all(map(_is_of_library, _global_hooks())):
-        return "a global forward hook"
-    for part in parts:
-        replaced = [vars(part)[name] for name in ("forward", "_old_forward") if name in vars(part)]
-        for what, functions in (("the forward hook", own_hooks(part)), ("the replaced forward", replaced)):
-            if not all(map(_is_of_library, functions)):
-                name = next((name for name, each in module.named_modules() if each is part), "")
-                return f"{what} of {name or type(part).__name__}"
-        if is_patched(type(part)):
-            return f"the forward of the class {type(part).__name__}"
-        if _foreign_classes(part):
-            hidden = (name for name, each in vars(part).items() if name not in UNREAD and _is_opaque(each))
-            if (name := next(hidden, None)) is not None:
-                return f"the attribute {name} of the class {type(part).__name__}"
-    return None
-
-
-def is_patched(kind: type[nn.Module]) -> bool:
-    """Whether the `forward` of a class is no library's, and closes over values or was put there by another module."""
-    owner = next(each for each in kind.__mro__ if "forward" in vars(each))
-    forward = vars(owner)["forward"]
-    if _is_of_library(forward):
-        return False
-    closes_over = getattr(getattr(forward, "__code__", None), "co_freevars", ())
-    return getattr(forward, "__globals__", {}).get("__name__") != owner.__module__ or not {*closes_over} <= {
-        "__class__"
-    }
-
-
-def _is_of_library(function: Any) -> bool:
-    """Whether a function or callable object is one of `LIBRARIES`, whatever `functools.wraps` says of it."""
-    while isinstance(function, partial):
-        function = function.func
-    space = getattr(getattr(function, "__func__", function), "__globals__", None)
-    return (space["__name__"] if space else type(function).__module__).startswith(LIBRARIES)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -329,29 +252,6 @@ def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:
     """Rows and columns of a tensor cut between two of its dimensions, such that few entries are in all of them."""
     cuts = [(math.prod(shape[:cut]), math.prod(shape[cut:])) for cut in range(1, len(shape))]
     return min(cuts, key=lambda sizes: max(sizes) / min(sizes))
-
-
-def own_hooks(part: nn.Module) -> tuple[object, ...]:
-    """The forward hooks of a module itself."""
-    return (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
-
-
-def _global_hooks() -> tuple[object, ...]:
-    return (*global_hooks._global_forward_pre_hooks.values(), *global_hooks._global_forward_hooks.values())
-
-
-def is_plain_module(module: nn.Module) -> bool:
-    """Whether a module in evaluation mode has neither hooks nor layers or weights of another kind than its class's."""
-    return not _global_hooks() and all(_is_plain_part(part) for part in module.modules())
-
-
-def _is_plain_part(part: nn.Module) -> bool:
-    replaced = "forward" in vars(part) or is_patched(type(part)) or hasattr(part, "_hf_hook") or part.training
-    hooked = any(getattr(hook, "__module__", None) != INERT_HOOKS for hook in own_hooks(part))
-    known = type(part).__module__.startswith(CLASSES) and (type(part) is nn.Linear or not isinstance(part, nn.Linear))
-    tensors = chain(look(part).values(), part._buffers.values())
-    plain = (each is None or isinstance(each, Released) or is_plain(each) for each in tensors)
-    return known and not replaced and not hooked and all(plain)
 
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -12,10 +12,10 @@ from transformers import DynamicCache, PreTrainedModel
 
 from drafttree.models.base import Backend, append
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.module.fingerprint import is_plain_module
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_checks import input_device, logits_width, recurrent_layers
 from drafttree.models.module.module_inputs import as_cache
+from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.segment import Output, Segment, forward_in_groups
 
 PREFIX = 20

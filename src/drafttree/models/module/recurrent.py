@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, StatePool, States
-from drafttree.models.module.fingerprint import own_hooks
+from drafttree.models.module.unseen_state import own_hooks
 from drafttree.models.segment import Segment, join
 
 FIRST_MAMBA = "x_proj", "x_proj_weight"

@@ -1,0 +1,80 @@
+"""Whether a module is what its classes say, so that its layers may be run by other code than their own."""
+
+import inspect
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from types import CodeType, FunctionType
+
+from torch import nn
+
+from drafttree.models.module.fingerprint import is_plain
+from drafttree.models.module.released import Released, look
+from drafttree.models.module.unseen_state import global_hooks, is_patched, own_hooks
+
+CLASSES = (
+    "torch.nn.modules.",
+    "transformers.models.",
+    "transformers.activations",
+    "drafttree.drafters.",
+    "drafttree.models.",
+)
+"""Packages whose module classes count as plain: not peft, bitsandbytes, torch's parametrizations ..."""
+INERT_HOOKS = "transformers.utils.output_capturing"
+"""transformers leaves hooks behind that do nothing outside of a call with `output_hidden_states`."""
+
+
+def why_not_plain(module: nn.Module) -> str | None:
+    """The hook, or the layer or weight of another kind than its class's, that a module has; None if it has none.
+
+    What acts otherwise in training mode counts too, while it is in that mode.
+    """
+    if global_hooks():
+        return "a hook of all modules is registered"
+    layers = ((name or type(module).__name__, layer) for name, layer in module.named_modules())
+    return next(filter(None, (_peculiarity(name, layer) for name, layer in layers)), None)
+
+
+def is_plain_module(module: nn.Module) -> bool:
+    """Whether a module has nothing of what `why_not_plain` names."""
+    return why_not_plain(module) is None
+
+
+def _peculiarity(name: str, layer: nn.Module) -> str | None:
+    cls = type(layer)
+    if not cls.__module__.startswith(CLASSES) or (isinstance(layer, nn.Linear) and cls is not nn.Linear):
+        return f"{name} is of the class {cls.__name__}, which is none of transformers' own layers"
+    if "forward" in vars(layer):
+        return f"the forward of {name} is replaced"
+    if is_patched(cls):
+        return f"the forward of the class {cls.__name__} is replaced"
+    if hasattr(layer, "_hf_hook") or any(getattr(hook, "__module__", None) != INERT_HOOKS for hook in own_hooks(layer)):
+        return f"{name} has a forward hook"
+    if layer.training and _reads_mode(cls):
+        return f"{name} is in training mode; call its eval()"
+    for tensor in chain(look(layer).values(), layer._buffers.values()):
+        if not (tensor is None or isinstance(tensor, Released) or is_plain(tensor)):
+            return f"{name} has a weight of the type {type(tensor).__name__}"
+    return None
+
+
+@lru_cache
+def _reads_mode(cls: type[nn.Module]) -> bool:
+    """Whether modules of a class look whether they are in training mode, as dropout does and linear layers do not."""
+    return any("training" in code.co_names for code in _codes(cls))
+
+
+def _codes(cls: type[nn.Module]) -> Iterator[CodeType]:
+    """The code of the methods of a class, but for those that every module has."""
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for method in vars(base).values():
+            if isinstance(method, FunctionType):
+                for function in (method, inspect.unwrap(method)):
+                    yield from _with_inner(function.__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)

@@ -1,0 +1,276 @@
+"""What may decide a text and cannot be compared: state that functions and objects hide from a `Fingerprint`.
+
+Values, tensors, containers, configs, modules and objects with a `__dict__` are compared. A function is compared by what
+it is, so it hides what it closes over, mutable defaults and its attributes; a method bound to an object hides that
+object; and numpy arrays, objects with `__slots__` and most objects of libraries are compared as wholes. Functions of
+libraries hide nothing but the functions of others that they close over.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from functools import cached_property, lru_cache, partial
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
+from transformers import PreTrainedConfig
+
+LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.")
+"""Packages whose functions have no state but what modules hold."""
+KNOWN = (*LIBRARIES, "builtins", "drafttree.", "transformers_modules.", "bitsandbytes.", "torchao.")
+"""Packages whose classes of modules hold all that they read in their instances."""
+CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
+"""Packages whose objects are compared as wholes, unless they are modules or configs."""
+VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+CONTAINERS = dict | list | tuple | set | frozenset
+LONGEST = 1 << 16
+"""Entries of the largest container whose contents are compared."""
+UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
+    *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
+    *("_attention_before_drafttree", "_verified_by_drafttree"),
+}
+"""Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
+FUNCTIONS = FunctionType | MethodType
+CODE = BuiltinFunctionType | ClassMethodDescriptorType | MethodDescriptorType | WrapperDescriptorType
+DESCRIPTORS = property | staticmethod | classmethod | cached_property | GetSetDescriptorType | MemberDescriptorType
+
+
+def unseen_state(module: nn.Module, compared: Iterable[object]) -> str | None:
+    """Where something may decide a text that is not compared, None if nowhere.
+
+    Args:
+        module: the whole.
+        compared: the modules and other objects whose attributes are compared, the whole included.
+    """
+    if not all(map(is_of_library, global_hooks())):
+        return "a global forward hook"
+    compared = [*compared]
+    hidden = HiddenState(compared)
+    layers = (layer for layer in compared if isinstance(layer, nn.Module))
+    return next(filter(None, (_unseen_of(layer, module, hidden) for layer in layers)), None)
+
+
+def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> str | None:
+    """What of a layer of a module hides a state, None if nothing."""
+    replaced = [vars(layer)[name] for name in ("forward", "_old_forward") if name in vars(layer)]
+    for what, functions in (("the forward hook", own_hooks(layer)), ("the replaced forward", replaced)):
+        if not all(map(is_of_library, functions)):
+            name = next((name for name, other in module.named_modules() if other is layer), "")
+            return f"{what} of {name or type(layer).__name__}"
+    if is_patched(type(layer)):
+        return f"the forward of the class {type(layer).__name__}"
+    member = hidden.attribute(layer) or hidden.method(layer)
+    return member and f"{member} of the class {type(layer).__name__}"
+
+
+class HiddenState:
+    """Finds what is not compared of modules.
+
+    Args:
+        compared: as of `unseen_state`.
+    """
+
+    def __init__(self, compared: Iterable[object]) -> None:
+        self._compared = {*map(id, compared)}
+        self._visited: dict[int, object] = {}
+
+    def attribute(self, layer: nn.Module) -> str | None:
+        """The attribute of a module that hides a state; of a library's own layer, a function that was put there."""
+        hides = self._hides if foreign_classes(layer) else self._hides_local
+        attributes = ((name, value) for name, value in vars(layer).items() if name not in UNREAD)
+        return next((f"the attribute {name}" for name, value in attributes if hides(value)), None)
+
+    def method(self, layer: nn.Module) -> str | None:
+        """The method of a class of no library that hides a state."""
+        methods = (method for cls in foreign_classes(layer) for method in _methods(cls).items())
+        return next((f"the method {name}" for name, function in methods if self._method_hides(function)), None)
+
+    def _hides(self, value: Any) -> bool:
+        """Whether a value may hold what is not compared."""
+        if type(value) in VALUES or isinstance(value, Tensor | nn.Module | PreTrainedConfig | Enum):
+            return False
+        if id(value) in self._visited:
+            return False
+        self._visited[id(value)] = value
+        if isinstance(value, CONTAINERS):
+            contents = [*value, *value.values()] if isinstance(value, dict) else value
+            return len(value) > LONGEST or any(map(self._hides, contents))
+        if isinstance(value, partial):
+            return any(map(self._hides, (value.func, value.args, value.keywords)))
+        if isinstance(value, type):
+            return self._class_hides(value) or any(map(_has_values, _foreign(value)))
+        if isinstance(value, MethodType):
+            return self._is_hidden(value.__self__) or self._hides(value.__func__)
+        if isinstance(value, FunctionType):
+            return self._function_hides(value, self._is_code)
+        if isinstance(value, CODE):
+            return self._is_hidden(getattr(value, "__self__", None))
+        if is_read(value):
+            return not _is_class_of_library(type(value)) and self._object_hides(value)
+        return not (callable(value) and _is_class_of_library(type(value)))
+
+    def _hides_local(self, value: Any) -> bool:
+        """Whether a value is a function that no module has, unlike kernels of libraries, and may have a state."""
+        if isinstance(value, partial):
+            return any(map(self._hides_local, (value.func, *value.args, *value.keywords.values())))
+        if not isinstance(value, FUNCTIONS) or is_of_library(value):
+            return False
+        return getattr(sys.modules.get(value.__module__), value.__name__, None) is not value and self._hides(value)
+
+    def _is_hidden(self, owner: object) -> bool:
+        """Whether what a method is bound to is not compared."""
+        if owner is None or id(owner) in self._compared or type(owner).__name__ in ("module", "PyCapsule"):
+            return False
+        return not isinstance(owner, type) or self._hides(owner)
+
+    def _object_hides(self, value: object) -> bool:
+        has_slots = any(map(_has_slots, type(value).__mro__))
+        return has_slots or self._class_hides(type(value)) or any(map(self._hides, vars(value).values()))
+
+    def _class_hides(self, cls: type) -> bool:
+        return any(self._method_hides(function) for base in _foreign(cls) for function in _methods(base).values())
+
+    def _method_hides(self, method: FunctionType) -> bool:
+        """Whether a method of a class may have a state; numbers that it closes over are parameters of a decorator."""
+        return self._function_hides(method, self._is_fixed)
+
+    def _function_hides(self, function: FunctionType, is_harmless: Callable[[object], bool]) -> bool:
+        closed_over = [*_closed_over(function)]
+        if is_of_library(function):
+            functions = filter(callable, closed_over)
+            return any(self._hides(inner) for inner in functions if not _is_method_of_library(inner))
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        has_attributes = any(not name.startswith("__") for name in vars(function))
+        return has_attributes or not all(map(self._is_fixed, defaults)) or not all(map(is_harmless, closed_over))
+
+    def _is_code(self, value: object) -> bool:
+        """Whether what a function closes over is code without a state."""
+        is_function = isinstance(value, type | FunctionType | CODE)
+        return isinstance(value, ModuleType) or (is_function and not self._hides(value))
+
+    def _is_fixed(self, value: object) -> bool:
+        """Whether a value stays what it is."""
+        if isinstance(value, tuple):
+            return all(map(self._is_fixed, value))
+        return type(value) in VALUES or isinstance(value, Enum) or self._is_code(value)
+
+
+def _closed_over(function: FunctionType) -> Iterator[object]:
+    """What a function closes over, but for its class."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__":
+            yield _content(cell)
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return ...
+
+
+def _methods(cls: type) -> dict[str, FunctionType]:
+    """The functions of a class itself, but for those that no pass calls, such as `__init__`."""
+    functions = {name: _function_of(value) for name, value in vars(cls).items()}
+    return {
+        name: function
+        for name, function in functions.items()
+        if isinstance(function, FunctionType) and (not name.startswith("__") or name in ("__call__", "__getattr__"))
+    }
+
+
+def _function_of(attribute: Any) -> object:
+    """The function of a method, a property and the like."""
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute.func if isinstance(attribute, cached_property) else attribute
+
+
+def _has_values(cls: type) -> bool:
+    """Whether a class itself has attributes that are no code."""
+    return any(not name.startswith("__") and not is_code_of_class(value) for name, value in vars(cls).items())
+
+
+def _has_slots(cls: type) -> bool:
+    """Whether a class itself has attributes that no `__dict__` has."""
+    slots = vars(cls).get("__slots__", ())
+    return any(not name.startswith("__") for name in ([slots] if isinstance(slots, str) else slots))
+
+
+def _is_method_of_library(value: object) -> bool:
+    return isinstance(value, MethodType) and is_of_library(value)
+
+
+def _is_class_of_library(cls: type) -> bool:
+    return f"{cls.__module__}.".startswith(LIBRARIES)
+
+
+def is_read(value: object) -> bool:
+    """Whether the attributes of an object are compared."""
+    if isinstance(value, nn.Module | PreTrainedConfig | SimpleNamespace):
+        return True
+    package = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and not isinstance(value, type) and package not in CLOSED
+
+
+def foreign_classes(value: object) -> tuple[type, ...]:
+    """Those of an object's classes that no library defines."""
+    return _foreign(type(value))
+
+
+@lru_cache
+def _foreign(cls: type) -> tuple[type, ...]:
+    packages = ((base, f"{base.__module__}.") for base in cls.__mro__)
+    return tuple(base for base, name in packages if not name.startswith(KNOWN) and name.partition(".")[0] not in CLOSED)
+
+
+def is_code_of_class(value: object) -> bool:
+    """Whether a class attribute decides nothing but by being another object."""
+    return callable(value) or isinstance(value, DESCRIPTORS)
+
+
+def own_hooks(module: nn.Module) -> tuple[object, ...]:
+    """The forward hooks of a module itself."""
+    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+
+
+def global_hooks() -> tuple[object, ...]:
+    """The forward hooks of all modules."""
+    return *torch_modules._global_forward_pre_hooks.values(), *torch_modules._global_forward_hooks.values()
+
+
+def is_patched(cls: type[nn.Module]) -> bool:
+    """Whether the `forward` of a class is no library's, and closes over values or was put there by another module."""
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    forward = vars(owner)["forward"]
+    if is_of_library(forward):
+        return False
+    closes_over = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    return getattr(forward, "__globals__", {}).get("__name__") != owner.__module__ or not {*closes_over} <= {
+        "__class__"
+    }
+
+
+def is_of_library(function: Any) -> bool:
+    """Whether a function or callable object is one of `LIBRARIES`, whatever `functools.wraps` says of it."""
+    while isinstance(function, partial):
+        function = function.func
+    space = getattr(getattr(function, "__func__", function), "__globals__", None)
+    module = space["__name__"] if space else type(function).__module__
+    return f"{module}.".startswith(LIBRARIES)
