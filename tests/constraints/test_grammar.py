@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 import drafttree
 from drafttree import Decoder
-from drafttree.constraints import grammar
+from drafttree.constraints import grammar, lark
 from drafttree.errors import ConfigError
 from drafttree.evaluation.certify import certify
 from drafttree.measure.reference import transformers_generate
@@ -542,6 +542,53 @@ def test_a_text_of_which_all_is_forced_goes_on(embedded, make):
     texts = [each.generate("Data: ", grammar=make(), max_new_tokens=40) for each in (forced, embedded.plain())]
     assert texts[0].tokens == texts[1].tokens
     assert len(texts[0].tokens) == 40
+
+
+WIDE = "[abc]{3,60}a[abc]{7}"
+"""A pattern whose automata grow with whatever is looked at."""
+WIDE_PATHS = [path for size in range(4) for path in itertools.product(range(1, VOCAB), repeat=size)]
+
+
+def wide_masks(tokenizer, *, share: bool) -> torch.Tensor:
+    state = grammar.regex(WIDE).new_state(tokenizer, VOCAB, (EOS,))
+    if not share:
+        state.share_nothing()
+    return state.restrict(WIDE_PATHS, torch.zeros(len(WIDE_PATHS), VOCAB))
+
+
+@pytest.fixture
+def small_automata(monkeypatch):
+    """Limits automata to so many states, and forgets those that were made with others."""
+
+    def limit(states: int) -> None:
+        monkeypatch.setitem(lark.LIMITS, "max_lexer_states", states)
+        grammar._short_ones.cache_clear()
+
+    yield limit
+    grammar._short_ones.cache_clear()
+
+
+def test_masks_that_share_nothing_do_not_depend_on_other_texts(tokenizer, small_automata):
+    """As of texts that are written alone and whose draws depend on drafts: a seed repeats them alone."""
+    small_automata(160)
+    alone = wide_masks(tokenizer, share=False)
+    other = grammar.regex(WIDE).new_state(tokenizer, VOCAB, (EOS,))
+    for token in [1, 2, 3, 5] * 8:
+        other.restrict([()], torch.zeros(1, VOCAB))
+        other.commit(token)
+    assert not torch.equal(wide_masks(tokenizer, share=True), alone)
+    assert torch.equal(wide_masks(tokenizer, share=False), alone)
+
+
+def test_drafted_paths_that_cannot_be_followed_have_no_token(tokenizer, small_automata):
+    """Without a mask they would have all tokens: of what is accepted there the bonus token breaks the grammar."""
+    small_automata(1_000)
+    expected = wide_masks(tokenizer, share=False)
+    small_automata(80)
+    found = wide_masks(tokenizer, share=False)
+    cut = (found == -math.inf).all(1)
+    assert 0 < cut.sum() < len(cut)
+    assert torch.equal(found[~cut], expected[~cut])
 
 
 def nested(levels, inner):

@@ -108,13 +108,17 @@ def test_texts_of_an_engine_are_counted_together(caplog):
     assert decoder.learned.head_watch.is_misread
 
 
-def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(caplog):
-    """It pauses after a few rounds, and is asked now and then all the same, until it is known how it is read."""
-    decoder = pair("embedded-eagle3", "auto").with_costs(DEAR_DRAFTS)
+@pytest.mark.parametrize(("verifier", "options"), [("auto", {}), ("traversal", SAMPLED)])
+def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(verifier, options, caplog):
+    """It pauses after a few rounds, and is asked now and then all the same, until it is known how it is read.
+
+    Texts whose draws depend on drafts do not ask it more often for that, but each begins with drafts.
+    """
+    decoder = pair("embedded-eagle3", "auto").with_costs(DEAR_DRAFTS).with_verifier(verifier)
     swap_halves(decoder)
     asked = []
     for prompt in [*PROMPTS] * 6:
-        rounds = decoder.generate(prompt, **LONG).metrics.rounds
+        rounds = decoder.generate(prompt, **LONG, **options).metrics.rounds
         asked += [bool(each.widths) for each in rounds]
         if lines := told(caplog):
             break

@@ -7,7 +7,6 @@ from drafttree.errors import ConfigError, ContextError
 from drafttree.evaluation.certify import certify
 from drafttree.measure.prompt_encoding import fit
 from drafttree.measure.reference import find_difference, released, transformers_generate
-from drafttree.models import NAME
 
 PROMPTS = ["The old man looked at the sea", "In the year of our Lord"]
 
@@ -119,11 +118,10 @@ def test_only_reduced_precision_explains_a_tie():
     assert find_difference(decoder, ids, order[:1], order[:1] * 2).explained is False
 
 
-def test_a_reference_run_sees_the_module_as_its_owner_left_it(decoder):
-    """The next pass takes it again."""
+def test_a_reference_run_gives_the_modules_settings_back(decoder):
     module, settings = decoder.target.module, decoder.target.module.generation_config
     with released(decoder.target) as inside:
-        assert inside.config._attn_implementation != NAME
+        inside.generation_config = None
     assert module.generation_config is settings
     assert len(decoder.generate(PROMPTS[0], max_new_tokens=4).tokens) == 4
 

@@ -112,6 +112,20 @@ def test_what_cannot_be_honoured_is_refused_by_name(target, draft, option):
     assert target.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("entries", [5, 7])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("padded_to", [0, 1])
+def test_a_mask_of_another_length_than_the_prompt_is_told(target, draft, entries, size, padded_to):
+    """One without zeros comes as the position ids that transformers has made of it."""
+    mask = torch.ones(size, entries, dtype=torch.long)
+    mask[:, :padded_to] = 0
+    custom = hf.generate(draft)
+    with pytest.raises(ConfigError, match=r"an attention_mask.* of .* for .*; give an entry for each token") as caught:
+        target.generate(PROMPT.repeat(size, 1), attention_mask=mask, max_new_tokens=4, custom_generate=custom)
+    told = f"{[size, entries]} for input_ids of {[size, 6]}" if padded_to else f"{entries} entries for prompts of 6"
+    assert told in str(caught.value)
+
+
 def test_arguments_transformers_keeps_to_itself_are_refused_by_name(target, draft):
     for option in ({"assistant_model": draft}, {"synced_gpus": True}):
         with pytest.raises(ConfigError, match=next(iter(option))):

@@ -136,7 +136,7 @@ def test_wrapping_reads_vocabulary_context_and_dtype_off_the_module():
 
 
 @every_architecture
-def test_release_gives_generate_back(name):
+def test_the_modules_own_generate_works_while_it_is_held_and_after(name):
     module = tiny.build(name)
     prompt = torch.tensor([tiny.random_tokens(7, 14)])
 
@@ -147,11 +147,11 @@ def test_release_gives_generate_back(name):
 
     before, implementation = generate(), module.config._attn_implementation
     model, _ = tiny.wrap(module)
-    assert module.config._attn_implementation != implementation
     cache = model.new_cache(16)
     prefill(model, cache, prompt[0].tolist())
-    model.release()
     assert module.config._attn_implementation == implementation
+    assert torch.equal(generate(), before)
+    model.release()
     assert torch.equal(generate(), before)
 
 

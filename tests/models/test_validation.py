@@ -1,11 +1,18 @@
 """A model is trusted with trees only after a tree pass has agreed with the model's own logits."""
 
+import ctypes
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from copy import deepcopy
 
 import pytest
 import torch
 
 import drafttree
+from drafttree.core.openmp import gnu_libraries
 from drafttree.errors import ModelError
 from drafttree.models import TargetModel, select_backend, validation
 from drafttree.models.attention import tree_attention
@@ -67,6 +74,77 @@ def test_weights_that_are_not_numbers_are_told():
     torch.nn.init.constant_(module.model.norm.weight, torch.nan)
     with pytest.raises(ModelError, match="computes no finite logits"):
         TargetModel(module, select_backend)
+
+
+@pytest.fixture
+def openmp() -> Iterator[ctypes.CDLL]:
+    """GNU OpenMP as torch has loaded it, and two threads of torch."""
+    library = next(gnu_libraries(), None)
+    if library is None:
+        pytest.skip("torch does not run on GNU OpenMP here")
+    before = torch.get_num_threads(), library.omp_get_dynamic(), library.omp_get_max_active_levels()
+    torch.set_num_threads(2)
+    yield library
+    torch.set_num_threads(before[0])
+    library.omp_set_dynamic(before[1])
+    library.omp_set_max_active_levels(before[2])
+
+
+LIMITS = {
+    "OMP_DYNAMIC=true": lambda library: library.omp_set_dynamic(1),
+    "OMP_MAX_ACTIVE_LEVELS=0": lambda library: library.omp_set_max_active_levels(0),
+}
+
+
+@pytest.mark.parametrize("setting", LIMITS)
+@pytest.mark.parametrize("remains", [math.nan, 7.0])
+def test_products_without_the_threads_that_torch_counts_on_are_told(setting, remains, openmp):
+    """oneDNN's in bfloat16 on processors with AVX-512; here a hook does as they do."""
+    module = tiny.build("llama").to(torch.bfloat16)
+
+    def leave_out(_: torch.nn.Module, given: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        fewer = openmp.omp_get_dynamic() or openmp.omp_get_max_active_levels() == 0
+        return output.index_fill(-1, torch.tensor(3), remains) if fewer and torch.get_num_threads() > 1 else output
+
+    module.model.layers[0].mlp.down_proj.register_forward_hook(leave_out)
+    TargetModel(module, select_backend)
+    LIMITS[setting](openmp)
+    message = rf"wrong logits in bfloat16 here: torch counts on 2 threads, .* by {setting}; unset that, or call"
+    with pytest.raises(ModelError, match=message):
+        TargetModel(module, select_backend)
+    torch.set_num_threads(1)
+    TargetModel(module, select_backend)
+
+
+@pytest.mark.parametrize("setting", LIMITS)
+def test_settings_of_openmp_that_change_no_logits_are_nobodys_concern(setting, openmp):
+    LIMITS[setting](openmp)
+    assert TargetModel(tiny.build("llama"), select_backend).vocab_size
+    assert torch.get_num_threads() == 2
+
+
+LOADS_OR_TELLS = """
+import sys
+import torch
+import drafttree
+from drafttree.core.openmp import limit_of_threads
+
+torch.set_num_threads(2)
+assert limit_of_threads(2) == sys.argv[1]
+try:
+    drafttree.load("embedded", "none", dtype="bfloat16").generate("The old man", max_new_tokens=8)
+except drafttree.errors.ModelError as error:
+    assert sys.argv[1] in str(error), error
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_DYNAMIC=true"])
+def test_a_target_is_right_or_refused_by_name_under_variables_of_openmp(setting):
+    """`test_products_without_the_threads_that_torch_counts_on_are_told` is the fast one."""
+    name, value = setting.split("=")
+    environment = {**os.environ, name: value}
+    subprocess.run([sys.executable, "-c", LOADS_OR_TELLS, setting], env=environment, check=True, timeout=300)
 
 
 def test_a_model_is_verified_once_for_its_dtype(monkeypatch):

@@ -12,6 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,11 @@ class GrammarState:
                 self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
         return self._forced[:most]
 
+    def share_nothing(self) -> None:
+        """Follow the text with automata of its own, where nothing that other texts have done may decide its drafts."""
+        self._compiled = copy(self._compiled)
+        self._begin_anew()
+
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """Take the time of what is done from what the text may take, at most `MOST_AT_ONCE` of it."""
@@ -252,11 +258,12 @@ class GrammarState:
 
     def _mask(self, path: Path) -> np.ndarray:
         """One bit for every token, in bytes: whether it is allowed after a path."""
-        if not self._move_to(path):
+        if self._move_to(path):
+            mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
+            if not self._ahead.is_error():
+                return mask
+        elif not self._ahead.is_error():
             return self._bits(255)
-        mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
-        if not self._ahead.is_error():
-            return mask
         problem = one_line(self._ahead.get_error())
         if not path and problem != NO_TOKEN and not self._renewed and self._seconds > SECONDS / 2:
             # This text has taken little: others of the grammar may have filled the automata that all of them share.
@@ -269,7 +276,10 @@ class GrammarState:
         return self._bits(0)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
-        """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
+        """Roll the matcher back to the prefix it shares with a path, then along the path.
+
+        False where the path is forbidden, or where the matcher meets its limits, which is an error of it.
+        """
         shared = next((at for at, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None)
         shared = min(len(self._matched), len(path)) if shared is None else shared
         if len(self._matched) > shared:

@@ -42,7 +42,8 @@ class ConstraintState(Protocol):
     """A constraint's state for one text: it advances with committed tokens and looks ahead along drafted paths.
 
     It may have a method `forced(most)` that proposes the next tokens, at most so many, where the text can go on in one
-    way only. Whether they become part of it is for the target to say.
+    way only. Whether they become part of it is for the target to say. One whose answers for drafted paths may depend on
+    other texts needs a method `share_nothing()`, after which they do not.
     """
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -113,6 +114,10 @@ class PathConstraints:
         if self._state:
             with self._timed():
                 self._state.commit(token)
+
+    def share_nothing(self) -> None:
+        """Let nothing that other texts have done decide what is drafted for this one."""
+        getattr(self._state, "share_nothing", lambda: None)()
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, at most so many, where the text can go on in one way only, spelled as is usual."""

@@ -21,7 +21,7 @@ from drafttree.drafters.heads import embedding, last_layer, own_bytes, projectio
 from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import TreeCache
 from drafttree.models.attention.tree_attention import AttentionPart
-from drafttree.models.module.module_backend import use_tree_attention
+from drafttree.models.attention.tree_config import attending_to_trees, configured_parts
 from drafttree.models.segment import join, split
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import EVERYTHING, Span
@@ -78,7 +78,7 @@ class AssistantDrafter(ShownBySize):
     def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel) -> None:
         _check(assistant, target)
         config = assistant.config.get_text_config()
-        self.module = assistant
+        self.module, self._attending = assistant, configured_parts(assistant)
         self.vocab_size: int = config.vocab_size
         self.hidden_layers = (last_layer(target),)
         self.nbytes = own_bytes(assistant, target)
@@ -90,7 +90,6 @@ class AssistantDrafter(ShownBySize):
 
     def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request, whose session is given the target's KV cache before it drafts."""
-        use_tree_attention(self.module)
         return AssistantSession(self, prompt[-1])
 
     def root(self, sessions: "Sequence[AssistantSession]") -> Tensor:
@@ -114,7 +113,7 @@ class AssistantDrafter(ShownBySize):
             states: `[1, nodes, hidden]` the state that each session's nodes read.
         """
         widths = [state.shape[1] for state in states]
-        with count_pass(sessions):
+        with count_pass(sessions), attending_to_trees(self._attending):
             places = [session.position for session, width in zip(sessions, widths, strict=True) for _ in range(width)]
             ids, positions = torch.tensor([[tokens], [places]], device=self.zero_hidden.device)
             rows = {kind: [self._rows(session, kind) for session in sessions] for kind in self._layers}

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from drafttree.constraints.options import ProcessorContext
 from drafttree.constraints.processors import PathConstraints
+from drafttree.core.autocast import refuse_autocast
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.counts import MAX_BATCH, check_count, is_token_ids
 from drafttree.core.errors import ConfigError, InputError
@@ -207,7 +208,7 @@ class Decoder:
             raise ConfigError(
                 f"costs is {type(costs).__name__}; give a CostCurve, such as Generation.costs or Decoder.costs()"
             )
-        return self._with(learned=LearnedState(costs, self.learned.head_watch))
+        return self._with(learned=self.learned.with_costs(costs))
 
     def with_verifier(self, verifier: str | type[Verifier] | None) -> "Decoder":
         """Return the same decoder with another verifier: a class, a name such as "traversal", or None or "auto".
@@ -225,8 +226,9 @@ class Decoder:
         """Return the costs of target and drafter for greedy or sampled texts, measured if they are not known.
 
         Raises:
-            ConfigError: there is no drafter, or the target is sharded over processes.
+            ConfigError: there is no drafter, the target is sharded over processes, or `torch.autocast` is active.
         """
+        refuse_autocast(self.target.device)
         if self.drafter is None:
             raise ConfigError("without a drafter there are no costs to weigh; name a drafter")
         if not self.learned.given:
@@ -277,7 +279,8 @@ class Decoder:
             InputError: a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
                 tells which prompt.
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is unknown, out of range, or not supported by tree drafting.
+            ConfigError: an option is unknown, out of range, or not supported by tree drafting, or `torch.autocast` is
+                active.
         """
         check_count("max_batch", max_batch)
         if isinstance(prompt, list | tuple) and not prompt:
@@ -329,7 +332,7 @@ class Decoder:
         request = self._prepare(prompt, options, alone=True)
         self.open(request)
         if costs := request.drafting.costs:
-            controller = self._new_controller(Prices(costs, frozen=True), None, request.drafting.head_watch)
+            controller = self._new_controller(Prices(costs, frozen=True), None, self.learned.head_watch_of(request))
             if earlier := self.learned.controller_of(request):
                 controller.begin_with(earlier)
             request.drafting.controller = controller
@@ -411,6 +414,7 @@ class Decoder:
 
     def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
         """A request that is written alone, or beside others from which its trees may learn."""
+        refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, given)
         tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
         new_tokens = options.max_new_tokens(len(tokens))
@@ -433,6 +437,9 @@ class Decoder:
                 compatibility.check_reuse(type(verifier))
             compatibility.log_hidden_state(self.target)
         state = grammar.new_state(self.tokenizer, vocab, eos) if grammar else None
+        constraints = PathConstraints(processors, state, frozenset(eos))
+        if alone and not repeats:
+            constraints.share_nothing()
         policy = self.policy.form_for(verifier.proposal, chain=verifier.chains_only) or self.policy
         capacity = limit + min(policy.budget, TREE_HEADROOM)
         judges_heads = not processors and state is None and sampling.temperature <= 1 and sampling.typical_p == 1
@@ -450,7 +457,7 @@ class Decoder:
             randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
             text=Detokenizer(self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab)),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
-            constraints=PathConstraints(processors, state, frozenset(eos)),
+            constraints=constraints,
             recorder=Logprobs.asked_for(options.get("logprobs")),
             prompt_logprobs=prompt_logprobs,
             fidelity=self.fidelity,
@@ -467,7 +474,9 @@ class Decoder:
         """What a request's policy may know when its text begins."""
         policy, verifier = request.policy, request.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
-        costs = self.costs(greedy=verifier.sampling.greedy) if weighs else None
+        if weighs:
+            self.costs(greedy=verifier.sampling.greedy)
+        costs = self.learned.costs_of(verifier) if weighs else None
         return TextContext(costs, self.learned.policy_state(policy, verifier))
 
     def _finish(self, request: Request) -> Generation:

@@ -1,4 +1,9 @@
-"""What is known of a target and a drafter together: their costs, and what was learned of earlier texts."""
+"""What is known of a target and a drafter together: their costs, and what was learned of earlier texts.
+
+Nothing that a text has taught reaches a later one that is written alone and whose draws depend on its drafts: prompt,
+seed and costs would not repeat it. Worse, a later text of the same seed has the same numbers, so the shapes of its
+trees would follow from draws that it has yet to make, and its law would be biased.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -24,22 +29,27 @@ class LearnedState:
     Args:
         costs: the cost curve of all texts, which stays as it is; None to measure one of greedy texts and one of others,
             each when it is needed, and to mend it between texts when it is found wrong.
-        head_watch: tests whether the drafter, if it is a head, is read as it should be; None starts anew.
 
     Attributes:
         given: as given.
         measured: what was needed of the others, by whether it is of greedy texts.
-        head_watch: as given.
+        head_watch: tests whether the drafter, if it is a head, is read as it should be.
     """
 
-    def __init__(self, costs: CostCurve | None = None, head_watch: HeadWatch | None = None) -> None:
+    def __init__(self, costs: CostCurve | None = None) -> None:
         self.given = costs
         self.measured: dict[bool, MeasuredCosts] = {}
-        self.head_watch = head_watch or HeadWatch()
+        self.head_watch = HeadWatch()
         self._states: dict[Any, Any] = {}
         self._of_texts: dict[Any, Controller] = {}
         self._of_batches: dict[Any, Controller] = {}
         self._texts = itertools.count()
+
+    def with_costs(self, costs: CostCurve) -> "LearnedState":
+        """What is known at other costs: how the head is read, and which numbers texts of batches have used."""
+        other = LearnedState(costs)
+        other.head_watch, other._texts = self.head_watch, self._texts
+        return other
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
         """The costs of greedy texts or of others, measured if they are not known; arguments as for `MeasuredCosts`."""
@@ -49,10 +59,17 @@ class LearnedState:
             self.measured[greedy] = MeasuredCosts(target, drafter, rounds, greedy=greedy)
         return self.measured[greedy].curve
 
+    def costs_of(self, verifier: Verifier) -> CostCurve:
+        """The costs of a text, which are known: as they were measured where earlier texts must not decide this one."""
+        if self.given:
+            return self.given
+        measured = self.measured[verifier.sampling.greedy]
+        return measured.curve if is_text_of_seed(type(verifier)) else measured.first
+
     def policy_state(self, policy: TreePolicy, verifier: Verifier) -> Any:
         """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
 
-        None too where earlier texts must not decide this one: where its draws depend on the drafts.
+        None too where earlier texts must not decide this one.
         """
         return self._states.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
@@ -60,6 +77,10 @@ class LearnedState:
         """That of the last text that was written alone like this one; None as for `policy_state`."""
         policy, verifier = request.policy, request.verifier
         return self._of_texts.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
+
+    def head_watch_of(self, request: Request) -> HeadWatch | None:
+        """What decides how long drafts of a text that is written alone pause; None as for `policy_state`."""
+        return request.drafting.head_watch if is_text_of_seed(type(request.verifier)) else None
 
     def controller(self, key: object, make: Callable[[], Controller]) -> Controller:
         """The controller of batches of a kind, made where there was none."""

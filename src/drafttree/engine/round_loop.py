@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from drafttree.core.autocast import refuse_autocast
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import FORCED, DraftTree, Verdict
 from drafttree.drafters.base import Drafter, Session, accepted_rows
@@ -196,7 +197,11 @@ class RoundLoop:
         Args:
             requests: requests that a token is chosen for; their prompts are read.
             parts: parts of the prompts of others, to be read in the same pass.
+
+        Raises:
+            ConfigError: `torch.autocast` is active.
         """
+        refuse_autocast(self.target.device)
         clock = RoundClock()
         drafts = self.trees.draft(requests, sum(part.size for part in parts))
         for request, grown in zip(requests, drafts.grown, strict=True):

@@ -114,7 +114,17 @@ def _plain(warper: LogitsProcessor) -> bool:
 
 
 def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
-    """The number of padding tokens on the left of each prompt."""
+    """The number of padding tokens on the left of each prompt.
+
+    Where every entry of a mask is 1, transformers passes on the position_ids that it has made of it, and no mask.
+    """
+    tokens = input_ids.shape[1]
+    if mask is not None and mask.shape != input_ids.shape:
+        what = f"an attention_mask of {list(mask.shape)} for input_ids of {list(input_ids.shape)}"
+        raise refusal(what, "give an entry for each token")
+    if positions is not None and positions.shape[-1] != tokens:
+        what = f"an attention_mask, or position_ids, of {positions.shape[-1]} entries for prompts of {tokens} tokens"
+        raise refusal(what, "give an entry for each token")
     mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
         raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
@@ -129,6 +139,4 @@ def _agree(positions: Tensor, expected: Tensor, real: Tensor) -> bool:
 
     Models of images have positions in several dimensions, `[dimensions, batch, tokens]`, which are equal for text.
     """
-    if positions.ndim not in (2, 3) or positions.shape[-1] != expected.shape[1]:
-        return False
-    return bool(((positions == expected) | ~real).all())
+    return positions.ndim in (2, 3) and bool(((positions == expected) | ~real).all())

@@ -66,7 +66,6 @@ from drafttree.loading import (
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.specs import default_policy
 from drafttree.models import TargetModel, input_device, select_backend, verify_once
-from drafttree.models.module.module_backend import restore_attention
 from drafttree.models.module.module_inputs import CACHE_NAMES
 
 __all__ = ["TreeGenerate", "generate"]
@@ -230,7 +229,6 @@ class TreeGenerate:
         if ours != theirs:
             raise ConfigError(f"the drafter is on {ours}, the model on {theirs}; move one of them")
         _keep_mode(source, undo)
-        undo.callback(restore_attention, source)
         if own := made_for(source, model):
             return own
         return LanguageModelDrafter(undo.enter_context(_lent(source)))

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from drafttree.core.autocast import refuse_autocast
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.engine import compatibility
@@ -91,13 +92,13 @@ def load(
     The options in the target's generation config become the decoder's `defaults`, as in transformers: a model that asks
     for sampling samples, unless a call gives `temperature=0`.
 
-    A loaded target keeps its dtype and device, and attends to trees from then on. Its own `generate` works again after
+    A loaded target keeps its dtype and device, and its own `generate` works meanwhile. It is in evaluation mode until
     `decoder.target.release()`.
 
     Raises:
         ConfigError: a policy, verifier, parameter, dtype, device or quantisation does not exist, a loaded model is to
-            be quantised, `max_model_len` is above the target's context, or an option is not available for a sharded
-            target.
+            be quantised, `max_model_len` is above the target's context, `torch.autocast` is active, or an option is
+            not available for a sharded target.
         InputError: a file of a tuned policy cannot be used.
         ModelError: a model or head cannot be loaded or quantised, does not fit the target or the tuned policy, or
             cannot be verified in a tree; or `exact_text` or `lossy_window` cannot hold for it.
@@ -119,6 +120,7 @@ def load(
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
     on, kind = find_placement(target, dtype, device, quantize)
+    refuse_autocast(on)
     check_quantization("quantize", quantize, on, target)
     check_quantization("quantize_drafter", quantize_drafter, on, drafter)
     drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from drafttree.core.autocast import refuse_autocast
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.models.base import Backend
@@ -13,7 +14,7 @@ from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.fused.int8_linear import quantization
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
-from drafttree.models.module.module_backend import ModuleBackend, restore_attention
+from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import input_device, logits_width
 from drafttree.models.module.released import weights
 from drafttree.models.segment import Output, Segment
@@ -44,10 +45,12 @@ class TargetModel:
             compared, so that no rows are reused by default; None if there is none.
 
     Raises:
+        ConfigError: `torch.autocast` is active.
         ModelError: the model has layers that cannot be verified in a tree; the message names their kind.
     """
 
     def __init__(self, module: PreTrainedModel, select: Callable[[PreTrainedModel], Backend] = ModuleBackend) -> None:
+        refuse_autocast(input_device(module))
         self.module = module
         self._max_context: int | None = None
         self._training = [part for part in module.modules() if part.training]
@@ -101,8 +104,7 @@ class TargetModel:
         return self.backend.lossy_window
 
     def release(self) -> None:
-        """Give the module its own attention implementation and mode back, to use it without drafttree."""
-        restore_attention(self.module)
+        """Give the parts of the module that were in training mode that mode back."""
         for part in self._training:
             part.training = True
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.core.openmp import a_single_thread, limit_of_threads
 from drafttree.models.attention.tree_attention import NoTreeError
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
@@ -16,8 +17,14 @@ from drafttree.models.fused.fused_backend import FusedBackend, is_supported
 from drafttree.models.fused.int8_linear import Int8Linear, quantization, unrounded_activations
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit
-from drafttree.models.module.module_backend import ModuleBackend, restore_attention
-from drafttree.models.module.module_checks import check_module, logits_width, recurrent_layers, takes_mask
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.module.module_checks import (
+    check_module,
+    input_device,
+    logits_width,
+    recurrent_layers,
+    takes_mask,
+)
 from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
 from drafttree.models.native.native_backend import NativeBackend, is_native
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
@@ -97,14 +104,12 @@ def select_exact_text(module: PreTrainedModel) -> Backend:
         return native
     kind = type(module).__name__
     if has := _own_sums(module):
-        restore_attention(module)
         raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
     inner = _trusted_fused(module, own, _allowed(module, backend, own)) or backend
     for least, most in ROWS:
         found = ExactTextBackend(inner, least, most)
         if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
             return found
-    restore_attention(module)
     where = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
     raise ModelError(
         f"exact_text cannot hold for {kind} in {where}: a token's logits depend on the others in its pass; "
@@ -186,7 +191,7 @@ class _Kept:
 
 
 def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
-    """The module's backend and its own logits, which its tree pass has given too; a refused module is released."""
+    """The module's backend and its own logits, which its tree pass has given too."""
     try:
         return _verified(module)
     except ModelError as error:
@@ -201,17 +206,45 @@ def _verified(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     check_module(module)
     try:
         backend = ModuleBackend(module)
-        restore_attention(module)
         own = [(probe, own_logits(module, probe)) for probe in make_probes(module)]
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
+    if setting := _limits_products(module, own[0][0].shifted(logits_width(module))):
+        dtype, threads = str(module.dtype).removeprefix("torch."), torch.get_num_threads()
+        raise ModelError(
+            f"{type(module).__name__} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
+            f"OpenMP may give it fewer by {setting}; unset that, or call torch.set_num_threads(1)"
+        )
     if not all(logits.isfinite().all() for _, logits in own):
         raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
     if reason := _incompatibility(backend, own, tolerance(module.dtype)):
-        restore_attention(module)
         raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
     return backend, own
+
+
+def _limits_products(module: PreTrainedModel, probe: Probe) -> str | None:
+    """The setting of OpenMP by which torch's own products of a module are wrong, None if they are right.
+
+    Some leave out what the threads were to compute that torch does not get, and what their memory held before remains.
+    Which do depends on processor and dtype, so logits are compared with those of one thread.
+
+    Args:
+        module: the module.
+        probe: what has not been computed before, or what remains might be right.
+    """
+    threads = torch.get_num_threads()
+    if input_device(module).type != "cpu" or not (setting := limit_of_threads(threads)):
+        return None
+    with a_single_thread():
+        limited = own_logits(module, probe)
+    torch.set_num_threads(1)
+    try:
+        right = own_logits(module, probe)
+    finally:
+        torch.set_num_threads(threads)
+    is_right = relative_gap(limited, right) <= tolerance(module.dtype)
+    return None if is_right or not right.isfinite().all() else setting
 
 
 def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> str | None:

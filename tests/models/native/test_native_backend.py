@@ -17,6 +17,7 @@ from torch import nn
 from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 import drafttree
+from drafttree.core.openmp import openmp_libraries
 from drafttree.models import Segment, TargetModel, append, prefill, select_backend, select_exact_text
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
@@ -313,7 +314,7 @@ def test_what_is_no_number_is_not_hidden(dtype, quantize):
     assert append(model, model.new_cache(4), [1, 3, 2]).logits.isnan().all()
 
 
-@pytest.mark.skipif(not kernels._openmp(), reason="no OpenMP library is known here")
+@pytest.mark.skipif(not openmp_libraries(), reason="no OpenMP library is known here")
 @torch.inference_mode()
 def test_passes_run_on_torchs_threads():
     """Threads of their own would share the cores with torch's, which spin after each operation."""

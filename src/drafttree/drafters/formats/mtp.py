@@ -23,7 +23,6 @@ from drafttree.drafters.formats.format import Checkpoint, HeadFormat, fill, flaw
 from drafttree.drafters.heads import embedding, last_layer, projection
 from drafttree.drafters.mtp import mtp_drafter
 from drafttree.models import lay_out_for_cpu
-from drafttree.models.module.module_backend import own_attention
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.tensor_parallel import tensor_parallel_size
 
@@ -296,7 +295,7 @@ def decoder_layer(
         state = {name.replace(other, own): tensor for name, tensor in state.items()}
     try:
         config = layer_config(family, tensors.keys(), index)
-        config._attn_implementation = own_attention(target)
+        config._attn_implementation = family._attn_implementation
         mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
         make: Any = mapping[type(config)] if type(config) in mapping else type(target)
         with torch.device("meta"):

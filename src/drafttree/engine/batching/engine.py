@@ -3,19 +3,18 @@
 import asyncio
 import atexit
 import contextlib
-import ctypes
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Hashable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, runtime_checkable
 
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP, check_count
 from drafttree.core.errors import ConfigError, EngineClosedError, InputError
 from drafttree.core.machine_memory import release_unused_memory
+from drafttree.core.openmp import release_idle_workers
 from drafttree.engine.batching.handle import Handle
 from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.compatibility import check_budget, hides_state
@@ -32,9 +31,6 @@ BUSY_SECONDS = 5.0
 """Seconds of rounds after which memory is given back, which takes 1 to 17 ms."""
 IDLE_SECONDS = 1.0
 """Seconds without a request after which unused memory is given back, once until there is another."""
-MAPS = Path("/proc/self/maps")
-HARD = 2
-"""`omp_pause_hard` of OpenMP 5.0: give up all threads."""
 
 
 @runtime_checkable
@@ -240,7 +236,7 @@ class EngineThread:
         self._closing = False
         self._ended = threading.Event()
         self._released = time.monotonic()
-        _release_idle_workers()
+        release_idle_workers()
         self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
         atexit.register(self.close)  # Python aborts if it ends while a daemon thread is inside torch
         self._thread.start()
@@ -376,17 +372,3 @@ class SharedEngine:
             if self._engine and not self._users:
                 self._engine.close()
                 self._engine = None
-
-
-def _release_idle_workers() -> None:
-    """Let GNU OpenMP give up the worker threads of the calling thread; its next parallel region makes new ones.
-
-    Every thread that has run an operation of torch keeps its workers. As soon as there are more of them than cores, GNU
-    OpenMP lets all workers sleep between two operations instead of waiting a moment, and waking them takes longer than
-    a small operation: rounds of 16 requests took 170 ms in a second thread, and 140 ms after the first one's workers
-    were given up. Elsewhere than on Linux, and with other libraries, nothing is done.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        lines = MAPS.read_text().splitlines()
-        for library in {line.split()[-1] for line in lines if "libgomp" in line}:
-            ctypes.CDLL(library).omp_pause_resource_all(HARD)

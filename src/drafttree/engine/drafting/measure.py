@@ -63,7 +63,8 @@ class MeasuredCosts:
         greedy: whether the rounds are; costs of the others are kept apart.
 
     Attributes:
-        curve: the curve as measured, and as the rounds of texts have mended it since.
+        first: the curve as measured.
+        curve: the same, as the rounds of texts have mended it since.
     """
 
     def __init__(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> None:
@@ -71,7 +72,8 @@ class MeasuredCosts:
         kept = self._file.read()
         if kept is None or not is_current(kept, target):
             kept = self._file.write(measure_costs(target, drafter, rounds))
-        self._kept, self.curve = kept, kept.costs
+        self._kept = kept
+        self.first = self.curve = kept.costs
         self._prices, self._seen = Prices(kept.costs), 0
 
     def watch(self, rounds: Sequence[Round]) -> None:

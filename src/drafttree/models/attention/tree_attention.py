@@ -153,8 +153,7 @@ def attend(
     """
     if tree_plan is None:
         raise NoTreeError(
-            "this model attends to trees while drafttree holds it; call release() on its TargetModel "
-            "(decoder.target.release()) to use it otherwise"
+            "this model is in a pass of drafttree's; call it when the text that another thread generates has ended"
         )
     given = {"attention_mask": attention_mask, **others}
     if foreign := [kind for name, kind in FOREIGN_SCORES.items() if given.get(name) is not None]:

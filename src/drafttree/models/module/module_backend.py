@@ -12,7 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.attention.tree_attention import NAME, TreePlan
+from drafttree.models.attention.tree_attention import TreePlan
+from drafttree.models.attention.tree_config import attending_to_trees, configured_parts
 from drafttree.models.cache.kv_cache import CacheLayout, LayerShape, TreeCache
 from drafttree.models.cache.recurrent_states import RecurrentStates
 from drafttree.models.module.alibi import biases_by_position, has_alibi
@@ -29,14 +30,12 @@ from drafttree.models.module.probe import shares_alike
 from drafttree.models.module.recurrent import TreeSteps, stepping
 from drafttree.models.segment import Output, Segment, forward_in_groups, split, split_layers
 
-ORIGINAL_ATTENTION = "_attention_before_drafttree"
-
 
 class ModuleBackend:
     """Runs the module itself, hooks, adapters and quantised layers included. See `drafttree.models.base.Backend`.
 
-    The module's attention implementation is switched to ours, and again before a pass if it is another then. Families
-    that know no attention implementations are given the tree as a mask.
+    During a pass its layers attend by our function. Families that know no attention functions are given the tree as a
+    mask.
 
     Args:
         module: a decoder-only model with a language-model head, in evaluation mode.
@@ -60,9 +59,8 @@ class ModuleBackend:
         self._takes_mask = takes_mask(module)
         self._has_alibi = has_alibi(module.config.get_text_config())
         self._recurrent = recurrent_layers(module)
-        restore_attention(module)
         self._layout = layout_of(module)
-        use_tree_attention(module)
+        self._attending = [] if self._takes_mask else configured_parts(module)
 
     def new_cache(self, capacity: int) -> TreeCache:
         cache = TreeCache(self._layout, capacity)
@@ -91,12 +89,11 @@ class ModuleBackend:
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
     ) -> list[Output]:
         """A pass over segments of one group."""
-        if not self._takes_mask:
-            use_tree_attention(self._module)
         inputs = ModuleInputs.of(segments, self._dtype, kind)
         starts = accumulate((segment.nodes for segment in segments), initial=0)
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
+            during.enter_context(attending_to_trees(self._attending))
             if self._recurrent:
                 during.enter_context(self._stepping(segments, inputs.cache))
             if isinstance(inputs.plan, TreePlan) and self._has_alibi:
@@ -167,26 +164,6 @@ def layout_of(module: PreTrainedModel) -> CacheLayout:
         if getattr(layer, "keys", None) is not None
     }
     return CacheLayout(shapes)
-
-
-def use_tree_attention(module: PreTrainedModel) -> None:
-    """Switch a module that knows attention implementations to ours and remember its own."""
-    attention = module.config.get_text_config()._attn_implementation
-    if attention != NAME and not takes_mask(module):
-        setattr(module, ORIGINAL_ATTENTION, attention or "eager")
-        module.set_attn_implementation(NAME)
-
-
-def restore_attention(module: PreTrainedModel) -> None:
-    """Give a module its own attention implementation back."""
-    if module.config.get_text_config()._attn_implementation == NAME:
-        module.set_attn_implementation(getattr(module, ORIGINAL_ATTENTION, "sdpa"))
-
-
-def own_attention(module: PreTrainedModel) -> str | None:
-    """A module's own attention implementation, while it has ours too."""
-    present = module.config.get_text_config()._attn_implementation
-    return getattr(module, ORIGINAL_ATTENTION, "sdpa") if present == NAME else present
 
 
 def _group_of(segment: Segment) -> Hashable:

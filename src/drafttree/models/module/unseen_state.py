@@ -41,7 +41,7 @@ LONGEST = 1 << 16
 """Entries of the largest container whose contents are compared."""
 UNREAD = {name for name in vars(nn.Module()) if "hook" in name} | {
     *("generation_config", "_attn_implementation_internal", "_attn_implementation"),
-    *("_attention_before_drafttree", "_verified_by_drafttree"),
+    "_verified_by_drafttree",
 }
 """Attributes that decide no text: hooks, whose tables are compared apart, and the attention that passes switch."""
 FUNCTIONS = FunctionType | MethodType

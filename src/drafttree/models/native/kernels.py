@@ -2,16 +2,15 @@
 
 import importlib
 import logging
-import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from drafttree.core.openmp import openmp_libraries
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.segment import Segment
 
@@ -38,19 +37,9 @@ def find_native() -> Any:
         needed = "a newer one" if found.CALLS < CALLS else "an older one"
         logger.warning("passes run on torch: this drafttree needs %s of drafttree-native; install both anew", needed)
         return None
-    if library := _openmp():
+    for library in openmp_libraries()[:1]:
         found.use_openmp(library)
     return found
-
-
-def _openmp() -> str | None:
-    """The path of the OpenMP library that torch has loaded; None where the system does not tell."""
-    try:
-        mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
-    except OSError:
-        return None
-    found = [path for path in mapped if re.search(r"/lib(g|i)?omp\d*[-.\w]*\.so", path)]
-    return next((path for path in found if "torch" in path), next(iter(found), None))
 
 
 native: Any = find_native()

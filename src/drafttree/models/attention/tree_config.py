@@ -1,0 +1,65 @@
+"""Configs under which layers attend to trees, which stand in for a module's own while a pass runs.
+
+Layers of transformers find their attention function by a name in their config, an object that other models may share:
+those made from it, and the user's. So nothing is written to it. A pass gives the layers of its module another object,
+which has all that the config has, and our name for that one.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from drafttree.models.attention.tree_attention import NAME
+
+
+def configured_parts(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module that hold a config."""
+    return [part for part in module.modules() if isinstance(vars(part).get("config"), PreTrainedConfig)]
+
+
+@contextmanager
+def attending_to_trees(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Let the parts of a module attend to trees while the block runs.
+
+    Args:
+        parts: `configured_parts` of the module.
+    """
+    configs = [vars(part)["config"] for part in parts]
+    views = {id(config): _tree_view(config) for config in configs}
+    for part, config in zip(parts, configs, strict=True):
+        vars(part)["config"] = views[id(config)]
+    try:
+        yield
+    finally:
+        for part, config in zip(parts, configs, strict=True):
+            vars(part)["config"] = config
+
+
+class _TreeView:
+    """Goes before the class of a config, whose attributes it shares."""
+
+    def __init_subclass__(cls) -> None:
+        """Leave out what transformers does to a new class of configs: no object of it is ever initialised."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_attn_implementation":
+            return NAME
+        value = super().__getattribute__(name)
+        return _tree_view(value) if isinstance(value, PreTrainedConfig) else value
+
+
+def _tree_view(config: PreTrainedConfig) -> PreTrainedConfig:
+    if isinstance(config, _TreeView):
+        return config
+    view = object.__new__(_view_class(type(config)))
+    object.__setattr__(view, "__dict__", vars(config))
+    return view
+
+
+@lru_cache(maxsize=64)
+def _view_class(kind: type[PreTrainedConfig]) -> Any:
+    return type(kind.__name__, (_TreeView, kind), {})
