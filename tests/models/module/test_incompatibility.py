@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertConfig,
@@ -103,13 +102,6 @@ def test_the_first_pass_refuses_what_only_a_pass_can_show(case):
     model = TargetModel(tiny.from_config(config()))
     with pytest.raises(ModelError, match=kind):
         prefill(model, model.new_cache(8), [1, 2, 3])
-
-
-def test_a_wrapped_module_refuses_a_plain_pass():
-    module = tiny.build("llama")
-    TargetModel(module)
-    with pytest.raises(ModelError, match="release"):
-        module(torch.tensor([[1, 2]]))
 
 
 def test_longrope_limits_the_context_to_its_original_length(caplog):
