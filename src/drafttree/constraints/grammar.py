@@ -258,12 +258,11 @@ class GrammarState:
 
     def _mask(self, path: Path) -> np.ndarray:
         """One bit for every token, in bytes: whether it is allowed after a path."""
-        if self._move_to(path):
-            mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
-            if not self._ahead.is_error():
-                return mask
-        elif not self._ahead.is_error():
+        if not self._move_to(path):
             return self._bits(255)
+        mask = np.frombuffer(self._ahead.compute_bitmask(), np.uint8)[: -(-self._vocab_size // 8)]
+        if not self._ahead.is_error():
+            return mask
         problem = one_line(self._ahead.get_error())
         if not path and problem != NO_TOKEN and not self._renewed and self._seconds > SECONDS / 2:
             # This text has taken little: others of the grammar may have filled the automata that all of them share.
@@ -276,10 +275,7 @@ class GrammarState:
         return self._bits(0)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
-        """Roll the matcher back to the prefix it shares with a path, then along the path.
-
-        False where the path is forbidden, or where the matcher meets its limits, which is an error of it.
-        """
+        """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
         shared = next((at for at, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None)
         shared = min(len(self._matched), len(path)) if shared is None else shared
         if len(self._matched) > shared:

@@ -145,9 +145,9 @@ class Decoder:
         self.close()
 
     def close(self) -> None:
-        """Free the KV rows of earlier texts and release the target, so that a loaded model generates by itself again.
+        """Free the KV rows of earlier texts, and give a loaded target the mode back in which it was.
 
-        Use the decoder as a context manager, or call this. A later text takes the target again.
+        Use the decoder as a context manager, or call this. A later text runs the target again.
         """
         self.prefixes.clear()
         if isinstance(self.target, TargetModel):
