@@ -25,7 +25,8 @@ STYLE = """text{font-family:system-ui,sans-serif;font-size:13px;fill:#444}
 
 def speeds(page: str) -> dict[str, tuple[float, float]]:
     """Per row of the table, R over all texts and over those that do not loop."""
-    lines = page.partition(TABLE)[2].splitlines()
+    table = next(block for block in page.partition(TABLE)[2].split("\n\n") if block.startswith("| "))
+    lines = table.splitlines()
     rows = ([cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| "))
     return {row[0]: (float(row[7]), float(row[9])) for row in rows if len(row) == 10 and re.match(r"\d", row[7])}
 

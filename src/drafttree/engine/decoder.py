@@ -474,9 +474,7 @@ class Decoder:
         """What a request's policy may know when its text begins."""
         policy, verifier = request.policy, request.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
-        if weighs:
-            self.costs(greedy=verifier.sampling.greedy)
-        costs = self.learned.costs_of(verifier) if weighs else None
+        costs = self.learned.costs_of(verifier, self.costs(greedy=verifier.sampling.greedy)) if weighs else None
         return TextContext(costs, self.learned.policy_state(policy, verifier))
 
     def _finish(self, request: Request) -> Generation:

@@ -59,12 +59,10 @@ class LearnedState:
             self.measured[greedy] = MeasuredCosts(target, drafter, rounds, greedy=greedy)
         return self.measured[greedy].curve
 
-    def costs_of(self, verifier: Verifier) -> CostCurve:
-        """The costs of a text, which are known: as they were measured where earlier texts must not decide this one."""
-        if self.given:
-            return self.given
-        measured = self.measured[verifier.sampling.greedy]
-        return measured.curve if is_text_of_seed(type(verifier)) else measured.first
+    def costs_of(self, verifier: Verifier, mended: CostCurve) -> CostCurve:
+        """The costs of a text: as earlier ones have mended them, or as measured if these must not decide it."""
+        measured = self.measured.get(verifier.sampling.greedy)
+        return mended if measured is None or is_text_of_seed(type(verifier)) else measured.first
 
     def policy_state(self, policy: TreePolicy, verifier: Verifier) -> Any:
         """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
