@@ -117,8 +117,8 @@ def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(v
     decoder = pair("embedded-eagle3", "auto").with_costs(DEAR_DRAFTS).with_verifier(verifier)
     swap_halves(decoder)
     asked = []
-    for prompt in [*PROMPTS] * 6:
-        rounds = decoder.generate(prompt, **LONG, **options).metrics.rounds
+    for seed, prompt in enumerate([*PROMPTS] * 6):
+        rounds = decoder.generate(prompt, **LONG, **options | {"seed": seed}).metrics.rounds
         asked += [bool(each.widths) for each in rounds]
         if lines := told(caplog):
             break
