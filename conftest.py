@@ -6,10 +6,12 @@ there is none, so that no text is broken elsewhere.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
@@ -45,6 +47,45 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where there is a GPU, too, tests load models on the CPU, but for those that `make gpu-tests` asks for by mark."""
     if "cuda" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow, but for as many as its mark `few` says."""
+    cases_of_tests = defaultdict[str, list[pytest.Function]](list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases_of_tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in cases_of_tests.values():
+        mark = cases[0].get_closest_marker("few")
+        assert mark is not None
+        for case in slow_cases(cases, *mark.args):
+            case.add_marker(pytest.mark.slow)
+
+
+def slow_cases(cases: list[pytest.Function], most: int) -> list[pytest.Function]:
+    """All cases but so many, which have as many values of each parameter as possible; of equal ones the first."""
+    others, values = [*cases], set[tuple[str, int]]()
+    for _ in range(min(most, len(cases))):
+        best = max(others, key=lambda case: len(case.callspec.indices.items() - values))
+        others.remove(best)
+        values |= best.callspec.indices.items()
+    return others
+
+
+def pytest_collection_finish() -> None:
+    forget_garbage()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        forget_garbage()
+
+
+def forget_garbage() -> None:
+    """Leave what tests keep, which is collected by the million, out of collections to come."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -110,6 +110,7 @@ def undeclared(root: str, path: Path) -> list[str]:
     return [f"{place}: {module}" for module in others if not packages_of(module) & allowed]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("root", PROJECTS)
 def test_every_import_is_declared(root):
     sources = sorted((ROOT / root).rglob("*.py"))

@@ -31,6 +31,7 @@ def test_there_is_an_example_of_each():
     assert len(COMMANDS) == 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name, capsys):
     runpy.run_path(name, run_name="__main__")
@@ -40,9 +41,10 @@ def test_an_example_runs(name, capsys):
         assert float(printed.split()[2].rstrip(";")) < 1e-12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_runs(command):
-    options = ["--models", "4"] if "--exact" in command else ["--max-new-tokens", "8", "--dtype", "float32"]
+    options = ["--models", "1"] if "--exact" in command else ["--max-new-tokens", "8", "--dtype", "float32"]
     result = CliRunner().invoke(cli.app, [*shlex.split(command), *options])
     assert result.exit_code == 0, result.exception
     if "--exact" in command:

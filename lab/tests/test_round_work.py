@@ -65,6 +65,7 @@ def embedded():
     return drafttree.load(dtype="float32")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("drafter", "policy", "operations", "calls"),
     [

@@ -47,6 +47,7 @@ WALKED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("text", WALKED, ids=["json", "arithmetic", "list", "overlapping", "nested", "loops"])
 def test_whatever_is_written_conforms(text):
     draw, made = random.Random(0), grammar.ebnf(text)

@@ -183,6 +183,7 @@ def test_processors_come_before_the_grammar(tokenizer):
     assert all(seen)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_json_of_the_embedded_model_follows_its_schema(embedded, temperature):
     wanted = grammar.json_schema(SCHEMA)
@@ -380,6 +381,7 @@ def test_patterns_of_schemas_repeat_as_often_as_they_say(most):
         state.commit(vocab.index(piece))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pattern", ["^.{100,400}$", r"^[^x]{1,200}$", r"^([^x]|y){0,300}$"])
 def test_texts_of_patterns_that_repeat_often_are_json(embedded, pattern):
     made = grammar.json_schema({"type": "string", "pattern": pattern})
@@ -529,6 +531,7 @@ class TellingTime:
         return self.now
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -584,6 +587,7 @@ def nested(levels, inner):
     return functools.reduce(lambda schema, _: {"items": schema}, range(levels), inner)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "make",
     [

@@ -268,6 +268,7 @@ WALKED = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WALKED)
 def test_whatever_is_written_conforms(name):
     """Texts are drawn byte by byte from those that the grammar allows."""

@@ -47,6 +47,7 @@ def decoder(module, free):
     return Decoder(TargetModel(deepcopy(module)), drafter, Talon(budget=12, width=3), eos=(free[9], 96))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*tiny.OPTIONS, "everything"])
 def test_greedy_is_transformers_generate(decoder, free, name):
     options = tiny.options(name, free)
@@ -56,6 +57,7 @@ def test_greedy_is_transformers_generate(decoder, free, name):
     assert name in tiny.IDLE or expected != plain
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", tiny.OPTIONS)
 def test_coupled_is_decoding_without_speculation(decoder, free, name):
     options = tiny.options(name, free) | {"temperature": 0.8, "seed": 5, "max_new_tokens": NEW}

@@ -78,6 +78,7 @@ def generate(made: Decoder, processors: LogitsProcessorList, **options) -> list[
     return made.generate(PROMPT, max_new_tokens=LENGTH, logits_processor=processors, **options).tokens
 
 
+@pytest.mark.few(17)
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_greedy_writes_what_a_sequential_loop_writes(policy, name):

@@ -39,6 +39,7 @@ def watched(decoder: Decoder) -> list[torch.Tensor]:
     return passes
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_chains_are_those_of_transformers_own_generator_in_every_round(kind):
     stock = assistants.Stock(*assistants.pair(kind, EXACT))
@@ -107,6 +108,7 @@ def test_a_session_counts_one_pass_a_level_and_keeps_one_state():
     assert request.drafting.session.nbytes == 4 * tiny.SIZES["hidden_size"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["chain", "talon", "dynatree", "auto"])
 @pytest.mark.parametrize("kind", ["gemma4 sharing keys", "ordered embeddings"])
 def test_greedy_texts_are_those_of_transformers(policy, kind):
@@ -121,6 +123,7 @@ def test_greedy_texts_are_those_of_transformers(policy, kind):
     assert levels
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 3}])
 def test_texts_in_an_engine_are_those_written_alone(settings):
     decoder = decoder_of("gemma4 sharing keys")
@@ -191,6 +194,7 @@ def test_with_a_lossy_window_the_text_is_that_of_the_windowed_target():
     assert sum(turn.levels for turn in generation.metrics.rounds)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_folders_and_loaded_models_are_one_drafter(kind, tmp_path):
     target, assistant = assistants.pair(kind)

@@ -148,6 +148,7 @@ def test_a_window_moves_with_the_drafted_rows(name):
     session.expand([4], [0])
 
 
+@pytest.mark.few(3)
 @needs_native
 @pytest.mark.parametrize("name", NAMES)
 def test_passes_in_one_call_are_the_formulas_over_rounds(name):
@@ -157,6 +158,7 @@ def test_passes_in_one_call_are_the_formulas_over_rounds(name):
         session.round(committed)
 
 
+@pytest.mark.few(3)
 @every_fused_format
 def test_recorded_passes_are_the_formulas_over_rounds(name):
     recorder = Replays()
@@ -199,6 +201,7 @@ def small() -> Decoder:
     return Decoder(target, loaded(target=target.module))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("greedy", "coupled")])
 def test_trees_for_sampling_verifiers_have_tokens_of_the_draft_vocabulary(name):
     verifier = VERIFIERS[name]

@@ -71,6 +71,7 @@ def test_a_level_costs_one_pass_and_no_tree_is_deeper_than_there_are_heads():
         assert metrics.draft_pass > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gpt_neox", "qwen3", "gemma3", "gpt2"])
 def test_any_architecture_can_be_the_target(name):
     target = tiny.build(name)

@@ -85,6 +85,7 @@ COMMITS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", COMMITS)
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gpt2"])
 def test_logits_equal_full_recompute_after_every_kind_of_commit(name, case):
@@ -110,6 +111,7 @@ def test_a_second_tree_may_begin_at_the_same_root():
     assert session.model.forwarded[-4:] == [1, 3, 4, 3]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_logits_equal_full_recompute_over_random_rounds(name, seed):

@@ -51,6 +51,7 @@ class CheckedDraft(LanguageModelSession):
         self.text += tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("turns", [[0, 9], [0, 9, 9], [9, 0], [0, 0, 9, 9, 9]])
 def test_the_models_cache_is_right_after_rounds_it_did_not_draft(turns, monkeypatch):
     """Lookup and the model take turns; the model reads the tokens it missed, once."""

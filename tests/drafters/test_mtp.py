@@ -63,6 +63,7 @@ def assert_near(logits, expected):
     assert gap < 2e-4 * max(1.0, float(expected.abs().max()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "mimo_v2_flash"])
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("parts", [(100,), (2, 1, 2), (1, 4)])
@@ -90,6 +91,7 @@ def test_a_prompt_of_one_token_is_drafted_from_and_then_the_text_goes_on(layers,
             assert_near(logits, expected(text, path))
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not hasattr(modeling_layers, "MtpModel"), reason="transformers drafts no MTP yet")
 @pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", 1), ("deepseek_v3", 2), ("glm4_moe", 1), ("mellum", 1)])
 def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path):
@@ -115,6 +117,7 @@ def test_a_chain_has_the_logits_of_transformers_mtp_model(name, layers, tmp_path
         assert_near(logits, own)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next"])
 def test_sessions_that_share_passes_draft_what_they_draft_alone(name, layers, tmp_path):
@@ -133,6 +136,7 @@ def test_sessions_that_share_passes_draft_what_they_draft_alone(name, layers, tm
             frontiers = [Frontier(each.tokens[::-1], [*range(len(each.tokens))]) for each in frontiers]
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not hasattr(Cache, "get_conv_state"), reason="an older transformers")
 @pytest.mark.parametrize("policy", ["chain", "talon:budget=12,width=3", "dynatree", "auto"])
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])

@@ -124,6 +124,7 @@ def test_a_session_goes_on_from_a_text_with_the_same_beginning(shared):
     check(second.root()[0, 0], reference, text)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_texts_are_the_targets_and_drafts_are_accepted(policy):
     decoding = decoder(policy)
@@ -132,6 +133,7 @@ def test_greedy_texts_are_the_targets_and_drafts_are_accepted(policy):
     assert any(found.drafted)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["talon:budget=20", "auto"])
 def test_a_batch_writes_the_texts_of_each_request(policy):
     decoding = decoder(policy, noise=0.05)
@@ -170,6 +172,7 @@ class Mapped(TabularModel):
         return self._vocabulary.spread(self.rows[tuple(own[-1:])][None])[0]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS if name not in {"greedy", "coupled", "lossy-typical"}])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_every_verifier_keeps_the_targets_law(verifier, temperature):

@@ -28,6 +28,7 @@ def drafted(session: Any) -> list[torch.Tensor]:
     return [session.root(), session.expand(torch.tensor([[3, 4, 5]]), torch.tensor([[0, 0, 0]]))]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_prompt_read_in_parts_gives_the_logits_of_one_read_at_once(kind):
     expected = drafted(read(kind, [LENGTH - 1]))

@@ -124,6 +124,7 @@ def run(kind: str, seed: int, rounds: int = 8) -> tuple[list[Request], int]:
     return everyone, compared
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_logits_are_those_of_each_request_alone(kind):
     for seed in range(2):
@@ -176,6 +177,7 @@ def test_a_level_is_one_pass_for_all_requests_that_go_on(kind, monkeypatch):
     assert [len(segments) for segments in passes if len(segments) > 1] == [4, 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "products"), [("medusa", 1), ("hydra", 2), ("hydra++", 2)])
 def test_heads_make_one_product_for_all_requests(kind, products, monkeypatch):
     drafter: Any = drafter_of(kind)

@@ -129,6 +129,7 @@ every_stream = pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS)
 every_bound = pytest.mark.parametrize("max_ngram", [None, 8])
 
 
+@pytest.mark.few(7)
 @every_bound
 @every_stream
 def test_the_work_of_a_token_does_not_grow_with_the_text(stream, max_ngram):

@@ -16,6 +16,7 @@ PROMPTS = [tiny.random_tokens(length, length) for length in (1, 6, 13)]
 LENGTH = 24
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["bloom", "mpt"])
 def test_texts_are_those_of_transformers(name):
     module = tiny.from_config(families.config(name))

@@ -73,6 +73,7 @@ def test_chains_in_one_call_are_those_of_levels(kind, limits):
     assert {len(tree.widths) for tree in found} == {min(limit, 7) for limit in limits}
 
 
+@pytest.mark.few(1)
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["embedded-eagle3", "embedded-draft", "embedded-mtp"])

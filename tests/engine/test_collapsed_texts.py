@@ -57,6 +57,7 @@ def test_a_line_tells_where_and_how_much_and_what_to_do(caplog):
     assert text.metrics.collapsed_texts == text.metrics.summary()["collapsed_texts"] == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [Chain(depth=2), Auto()], ids=["chain", "auto"])
 def test_each_text_that_collapses_is_told_once_and_no_other(policy, caplog):
     decoder = toy(150, policy)

@@ -65,6 +65,7 @@ def decoder_of(tokens, tokenizer, prompt, vocab):
     return toy_decoder(ToyModel(laws[0], vocab), ToyDrafter(laws[1], vocab), Chain(depth=4), tokenizer=tokenizer)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=40)
 @given(st.data())

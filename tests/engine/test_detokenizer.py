@@ -35,7 +35,7 @@ def expected(tokens: list[int], stop: list[str]) -> tuple[int, str]:
     return 0, known(tokens)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(texts, stops, st.integers(0, 3))
 def test_text_ends_at_the_first_complete_stop_string(tokens, stop, read_every):
     stream, shown, ended = Detokenizer(TOKENIZER, [0, 3], stop), "", 0

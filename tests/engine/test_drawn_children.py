@@ -51,6 +51,7 @@ def exact_children(row: torch.Tensor, count: int, proposal: Proposal) -> dict[tu
     return law
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_children_have_the_law_of_their_proposal(proposal):
     rounds = drawn(proposal, 4000)
@@ -60,6 +61,7 @@ def test_children_have_the_law_of_their_proposal(proposal):
         assert p_value([tokens[node] for tokens in rounds], law) > SMALL_P, node
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("proposal", DRAWN)
 def test_an_impossible_token_is_never_drawn(proposal):
     counts = [4 if proposal is Proposal.WITHOUT_REPLACEMENT else 2, 3, 5, 1]
@@ -99,6 +101,7 @@ def same_share(pairs: list[tuple]) -> float:
     return stats.chi2_contingency(table.numpy()).pvalue
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("proposal", [Proposal.WITHOUT_REPLACEMENT, Proposal.WITH_REPLACEMENT])
 def test_nodes_levels_rounds_and_seeds_are_independent(proposal):
     rounds, deeper, other = (drawn(proposal, 2000, seed, depth) for seed, depth in ((0, 1), (0, 2), (1, 1)))
@@ -178,6 +181,7 @@ def texts(verifier: type[Verifier], policy, draws: int, length: int = LENGTH) ->
     return [tuple(decoder.generate(PROMPT, seed=seed, **options).tokens) for seed in range(draws)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [Coupled, RRSw, RRS, GreedyMultiDraft])
 def test_texts_of_the_decoder_have_the_targets_law(verifier):
     """One verifier of each proposal; the slow test below has all of them."""
@@ -190,6 +194,7 @@ def test_many_texts_of_the_decoder_have_the_targets_law(verifier, policy):
     assert p_value(texts(verifier, policy, 20_000), texts_law()) > SMALL_P
 
 
+@pytest.mark.slow
 def test_draft_noise_used_again_in_the_next_round_is_found_out(monkeypatch):
     """With the same noise every round, a token that was drawn before is likelier to be drawn again."""
     monkeypatch.setattr(noises, "uniform", lambda seed, positions, size: uniform(seed, 0 * positions, size))
@@ -201,6 +206,7 @@ def long_texts(verifier: type[Verifier], policy, seeds) -> list[list[int]]:
     return [decoder.generate(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed).tokens for seed in seeds]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("verifier", "policy"), THROUGH, ids=NAMES)
 def test_a_text_does_not_notice_what_else_is_generated(verifier, policy):
     decoder = Decoder(ToyModel(TARGET, VOCAB), ToyDrafter(DRAFT, VOCAB), policy, verifier)
@@ -214,6 +220,7 @@ def test_a_text_does_not_notice_what_else_is_generated(verifier, policy):
     assert [sequence.tokens[len(PROMPT) :] for sequence in sequences] == long_texts(verifier, policy, (3, 4, 3))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, KSeq, GreedyMultiDraft])
 def test_a_drafter_with_a_smaller_vocabulary_drafts_for_every_verifier(verifier):
     drafter = ToyDrafter(lambda prefix: DRAFT([min(token, 5) for token in prefix])[:6], 6)

@@ -67,6 +67,7 @@ def constrained_law(length: int) -> dict[tuple[int, ...], float]:
     return law | going
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("batch", [None, 1])
 @pytest.mark.parametrize("policy", [Chain(depth=2), Talon(width=2, margin=0.5, budget=3)], ids=["chain", "tree"])
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft, PointMass])
@@ -97,6 +98,7 @@ def forced_rounds(text) -> list:
     return [turn for turn in text.metrics.rounds if turn.levels and not turn.widths]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}], ids=str
 )

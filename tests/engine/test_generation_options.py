@@ -81,6 +81,7 @@ def load(folder, policy="chain", drafter="lookup") -> Decoder:
     return drafttree.load(str(folder), drafter, policy, dtype="float32", device="cpu", tokenizer=words("a", "b"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FILES)
 def test_greedy_text_is_that_of_stock_generate_with_the_models_generation_config(module, free, near, name, tmp_path):
     saved(module, free, FILES[name], tmp_path)

@@ -26,6 +26,7 @@ def models(name: str):
     return deepcopy(module), TargetModel(module), LanguageModelDrafter(TargetModel(draft))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", families.hybrids())
 def test_texts_are_those_of_transformers(name):
     reference, target, drafter = models(name)
@@ -39,6 +40,7 @@ def test_texts_are_those_of_transformers(name):
             assert policy is None or len(generation.metrics.rounds) < 20  # drafts are accepted
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", families.hybrids())
 def test_drawn_texts_in_company_are_those_of_plain_decoding(name):
     _, target, drafter = models(name)

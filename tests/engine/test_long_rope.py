@@ -32,6 +32,7 @@ def whole_passes(module: PreTrainedModel, prompt: list[int], count: int) -> list
     return tokens[len(prompt) :]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("policy", [None, Chain(depth=5), Talon(budget=12)])
 @pytest.mark.parametrize("prompt_length", [ORIGINAL - 9, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, ORIGINAL + 7])
 @pytest.mark.parametrize("name", CONFIGS)
@@ -56,6 +57,7 @@ def test_a_drafter_without_a_context_of_its_own_drafts_up_to_the_crossing(prompt
     assert text.metrics.rounds[0].levels == min(5, ORIGINAL - prompt_length)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_texts_of_a_batch_cross_each_at_its_own_place(name):
     target, reference = tiny.wrap(tiny.from_config(CONFIGS[name]()))

@@ -70,6 +70,7 @@ def told(caplog) -> list[re.Match[str]]:
     return [found for line in lines if (found := WARNING.fullmatch(line))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", HEADS)
 def test_no_shipped_head_is_warned_of(kind, caplog):
     for options in ({}, SAMPLED):
@@ -80,6 +81,7 @@ def test_no_shipped_head_is_warned_of(kind, caplog):
         assert (decoder.learned.head_watch.is_misread, told(caplog)) == (False, [])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_misread_head_is_warned_of_once_and_writes_the_same_texts(kind, caplog):
     decoder, name = pair(f"embedded-{kind}"), f"embedded-{kind}"
@@ -95,6 +97,7 @@ def test_a_misread_head_is_warned_of_once_and_writes_the_same_texts(kind, caplog
     assert told(caplog) == []
 
 
+@pytest.mark.slow
 def test_texts_of_an_engine_are_counted_together(caplog):
     """Few of its rounds draft at all, since the drafts are of no use."""
     decoder = pair("mixed:embedded-eagle3", "fixed:depth=2")
@@ -108,6 +111,7 @@ def test_texts_of_an_engine_are_counted_together(caplog):
     assert decoder.learned.head_watch.is_misread
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("verifier", "options"), [("auto", {}), ("traversal", SAMPLED)])
 def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(verifier, options, caplog):
     """It pauses after a few rounds, and is asked now and then all the same, until it is known how it is read.
@@ -127,6 +131,7 @@ def test_a_misread_head_that_auto_drops_at_once_is_warned_of_within_some_texts(v
     assert sum(asked) < len(asked) / 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}], ids=["greedy", "sampled"])
 def test_the_counts_are_those_of_the_heads_own_probabilities(options):
     decoder = pair("embedded-mtp", "fixed:depth=2")
@@ -176,6 +181,7 @@ def test_tokens_that_a_head_cannot_draft_say_nothing_of_it(caplog):
     assert told(caplog) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [

@@ -28,6 +28,7 @@ def decoder():
     return drafttree.load(drafter="lookup", policy="chain:depth=2", dtype="float32")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_an_option_with_an_odd_value_gives_a_text_or_is_named(decoder, name):
     for value in ODD:

@@ -22,6 +22,7 @@ def recording_decoder(policy) -> tuple[Decoder, Replays]:
     return Decoder(target, LanguageModelDrafter(draft), policy), recorder
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", [Chain(depth=2), Talon(width=3, budget=6)])
 def test_batches_like_these_find_their_passes_recorded(policy, caplog):
     caplog.set_level(logging.INFO, "drafttree")

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import drafttree
@@ -71,6 +71,7 @@ def blurred(model: TargetModel, seed: int = 1) -> LanguageModelDrafter:
     return LanguageModelDrafter(TargetModel(module))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["none", "embedded-draft", *HEADS, "mixed:embedded-eagle3", "suffix"])
 def test_a_second_turn_reads_only_what_is_new(drafter):
     decoder = drafttree.load("embedded", drafter, "eagle:depth=4,budget=12", dtype="float32")
@@ -95,6 +96,7 @@ def test_a_second_turn_reads_only_what_is_new(drafter):
     assert read[1:] == [rows.nodes for rows in second.metrics.rounds]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("end", [20, 31, 12], ids=["whole prompt", "into the answer", "inside the prompt"])
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 def test_the_text_is_transformers_wherever_the_texts_part(name, end):
@@ -201,6 +203,7 @@ def test_what_was_kept_goes_with_the_weights(change, select):
     assert decoder.prefixes.tokens == len(text) + 15
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", one_of_each_cache(families.known()))
 def test_every_family_goes_on_from_its_rows_and_recurrent_layers_read_anew(name):
     target = TargetModel(tiny.from_config(families.config(name)))
@@ -265,6 +268,7 @@ class Told:
 PROMPTS = st.lists(st.integers(0, 2), min_size=2, max_size=8)
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 24), st.lists(PROMPTS | PROMPTS | st.integers(0, 24), min_size=1, max_size=12))
 def test_what_is_kept_is_what_a_list_by_time_of_use_keeps(most, steps):
     """A step is a prompt, or another limit."""
@@ -320,6 +324,7 @@ def test_a_text_with_rows_alone_does_not_hide_one_whose_head_has_read_it():
     assert decoder.generate([*longer, 7], **options).metrics.reused_tokens >= len(prompt) - 2
 
 
+@pytest.mark.slow
 def test_keeping_what_a_session_knows_leaves_its_next_round_as_it_would_be():
     options = {"max_new_tokens": 16, "temperature": 0}
     for drafter in ("embedded-draft", *HEADS, "mixed:embedded-eagle3"):

@@ -55,6 +55,7 @@ DECOMPOSED = "\u03b1\u0313\u0300\u0345"
 ANY = st.lists(st.sampled_from([" ", "\n", "end", MARK, DECOMPOSED, "\u1f82", "a", "?"]) | st.characters(codec="utf-8"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", BOUNDED)
 @settings(max_examples=60)
 @example(parts=[" "] * 3000 + [MARK] + ["\n"] * 3000)

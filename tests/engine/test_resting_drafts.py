@@ -31,6 +31,7 @@ def rounds(decoder: Decoder) -> list[Any]:
     return [(each.nodes, each.committed, each.ranks) for each in text.metrics.rounds]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "drafter",
     [*(f"embedded-{kind}" for kind in ("draft", "eagle3", "hydra", "medusa")), "suffix", "mixed:embedded-eagle3"],

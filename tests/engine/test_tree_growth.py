@@ -332,6 +332,7 @@ def test_every_policy_is_tried_here():
     assert SMALL.keys() == POLICIES.keys()
 
 
+@pytest.mark.few(5)
 @every_policy
 @settings(max_examples=25)
 @given(worlds, worlds)
@@ -632,6 +633,7 @@ def digest(spec: str, form: str, tables: list[TabularModel]) -> str:
     return state.hexdigest()[:16]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("spec", RECORDED)
 def test_trees_are_those_that_were_recorded(spec, tables):
     assert {form: digest(spec, form, tables) for form in RECORDED[spec]} == RECORDED[spec]

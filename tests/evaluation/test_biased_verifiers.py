@@ -333,6 +333,7 @@ LATE_BIASES = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "verifier"), LATE_BIASES)
 def test_a_bias_that_comes_late_is_found_out(policy, verifier, monkeypatch):
     """None of them shows in a round at position 0 with small trees; larger trees and more rounds show it."""
@@ -443,6 +444,7 @@ BEYOND_ROUNDS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "verifier"), BEYOND_ROUNDS)
 def test_a_bias_that_no_round_of_a_small_model_alone_shows_is_found_out(policy, verifier, monkeypatch):
     small = [make_policy(form) for form in FORMS[policy]]

@@ -50,6 +50,7 @@ def test_sampled_texts_are_those_of_plain_decoding(decoder):
     assert [(entry.policy, entry.identical) for entry in certificate.policies] == [("dynatree", 2)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

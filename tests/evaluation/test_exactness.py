@@ -48,6 +48,7 @@ def check_sane(found: RoundLaw, levels: int) -> None:
 # Here a part of the pairs is tried in each kind of world; the slow tests below try all of them in more.
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[::4], ids=names(PAIRS)[::4])
 def test_a_pair_has_the_targets_law(name, policy, verifier, index):
     tables = toy_pair(index)
@@ -63,6 +64,7 @@ def test_a_pair_has_the_targets_law_over_four_tokens(name, policy, verifier, ind
     assert law(tables.target, tables.draft, policy, verifier, levels=2).total_variation < EXACT
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("temperature", [0.3, 1.7])
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
 def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
@@ -72,6 +74,7 @@ def test_a_pair_has_the_targets_law_at_any_temperature(verifier, temperature):
     assert found.total_variation < EXACT
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("draft_temperature", [0.6, 1.25])
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, RRS, Traversal, Block, KSeq, GreedyMultiDraft])
 def test_a_pair_has_the_targets_law_at_any_draft_temperature(verifier, draft_temperature):
@@ -101,6 +104,7 @@ def check_pair(policy: str, verifier: str, models: int) -> None:
         assert found.reach.siblings == 1 if chains else found.reach.siblings >= 4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("policy", "verifier"),
     [
@@ -179,6 +183,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("shape", [*SHAPES, {"top_h": 0.5}, {"temperature": 0.6, "top_k": 2, "min_p": 0.1}])
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal])
 def test_a_pair_has_the_targets_law_under_any_sampling(verifier, shape):
@@ -241,6 +246,7 @@ def test_a_text_of_coupled_is_the_one_of_plain_decoding_with_the_same_noise(temp
         assert found.tokens == found.plain == expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("verifier", [PointMass, RRSw, Traversal])
 @pytest.mark.parametrize("place", [{"position": 9}, {"earlier": 2, "position": 4}, {"rounds": 2}], ids=str)
 def test_a_pair_has_the_targets_law_anywhere_in_a_text(verifier, place):
@@ -286,12 +292,14 @@ def test_a_pair_has_the_targets_law_in_more_worlds(name, policy, verifier, index
         assert law(tables.target, tables.draft, policy, verifier).total_variation < EXACT, seed
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [name for name in SMALL_TREES if name.startswith(("dynatree", "talon", "fixed"))])
 def test_the_shapes_of_adaptive_trees_really_vary(name):
     shapes = {shape for seed in range(5) for shape in shapes_of(SMALL_TREES[name], seed)}
     assert len(shapes) > 1 or name == "fixed without a gate"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("policy", [*SMALL_TREES.values(), *LARGE_TREES.values()], ids=[*SMALL_TREES, *LARGE_TREES])
 def test_a_sampled_tree_keeps_its_budget(policy):
     assert all(len(shape) <= policy.budget for seed in (4, 5) for shape in shapes_of(policy, seed))
@@ -364,6 +372,7 @@ def unsure(table: TabularModel, seed: int) -> TabularModel:
     return copy
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("name", "policy", "verifier", "index"), numbered(PAIRS)[3::4], ids=names(PAIRS)[3::4])
 def test_a_pair_has_the_targets_law_where_the_draft_proposes_few_tokens_or_none(name, policy, verifier, index):
     tables = toy_pair(4000 + index)

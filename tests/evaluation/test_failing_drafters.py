@@ -46,6 +46,7 @@ def check_law(draft: TabularModel, policy, verifier, batch: int | None, length: 
     assert found.expected_accepted > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("policy", "verifier"), PAIRS, ids=lambda each: getattr(each, "__name__", None))
 @pytest.mark.parametrize(
     ("error", "batch"), [("broken", 1), *((name, batch) for name in MEMORY for batch in (None, 1))]
@@ -54,6 +55,7 @@ def test_a_level_that_was_drawn_stays_where_the_next_one_fails(policy, verifier,
     check_law(Failing(ERRORS[error]), policy, verifier, batch)
 
 
+@pytest.mark.slow
 def test_so_does_one_of_several_texts():
     check_law(Failing(ERRORS["broken"]), Chain(depth=2), Traversal, 2, length=3)
 
@@ -85,6 +87,7 @@ class FailsAfter(Table):
         return super().__call__(prefix)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 1}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("error", MEMORY)
 def test_memory_that_runs_out_while_it_is_drafted_ends_no_text(error, options, caplog):

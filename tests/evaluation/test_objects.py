@@ -54,6 +54,7 @@ def test_objects_are_certified(decoder):
     assert certificate.summary()["policies"][-1]["policy"] == OURS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("verifier", "verdict"), [(Walk, "exact"), (Careless, "BIASED"), (Coupled, "coupled")])
 def test_classes_are_proven_or_found_out(verifier, verdict):
     found = sweep_pair(Pairs(budget=5), verifier, models=1)

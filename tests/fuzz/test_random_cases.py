@@ -21,7 +21,7 @@ CASES = int(os.environ.get("FUZZ_CASES", 0))
 FUZZ = {"suppress_health_check": [HealthCheck.too_slow], "phases": [Phase.reuse, Phase.generate, Phase.shrink]}
 
 
-@settings(max_examples=CASES or 25, derandomize=not CASES, **FUZZ)
+@settings(max_examples=CASES or 8, derandomize=not CASES, **FUZZ)
 @given(case=cases())
 def test_a_random_case(case: Case):
     decoder, options = case.decoder(), case.arguments()

@@ -16,6 +16,7 @@ PROMPT = torch.tensor([tiny.random_tokens(6, 3)])
 TURN = {"max_new_tokens": 10, "return_dict_in_generate": True}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("second", ["stock", "ours"])
 @pytest.mark.parametrize("first", ["stock", "ours"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral_sliding"])

@@ -48,6 +48,7 @@ def test_what_is_no_warper_in_its_place_stays_a_processor():
         assert sampling == kept
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lengths", [(5,), (6, 6), (4, 7, 1), (3,)])
 def test_batches_and_left_padding(target, draft, lengths):
     inputs = padded(*lengths)
@@ -66,6 +67,7 @@ def test_left_padding_of_a_single_prompt(target, draft):
     assert torch.equal(stock, target.generate(**inputs, max_new_tokens=NEW, custom_generate=hf.generate(draft)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lengths", [(6,), (4, 7)])
 @pytest.mark.parametrize("name", images.CONFIGS)
 def test_text_for_models_of_images(name, lengths):

@@ -41,12 +41,14 @@ def both(model, drafter, policy="talon", **options):
     return stock, ours
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_greedy_output_is_stock_output_with_every_policy(target, draft, policy):
     stock, ours = both(target, draft, policy)
     assert torch.equal(stock, ours)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 def test_greedy_output_is_stock_output_on_every_architecture(name, draft):
     stock, ours = both(tiny.build(name), tiny.build(name, seed=1))
@@ -60,6 +62,7 @@ def test_drafter_may_be_a_model_a_drafter_the_target_or_none(target, draft):
         assert torch.equal(stock, ours)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["lookup", "suffix", "mixed:embedded-draft"])
 def test_drafters_may_be_named(embedded, drafter):
     model, tokenizer = embedded
@@ -184,6 +187,7 @@ def test_two_samples_in_a_row_differ(target, draft):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -225,6 +229,7 @@ def processed(name: str, text: list[int]) -> dict:
     return PROCESSED[name] or tiny.options(name, text)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", PROCESSED)
 def test_greedy_output_is_stock_output_with_every_processor(target, draft, name):
     free = target.generate(PROMPT, max_new_tokens=NEW)[0, PROMPT.shape[1] :].tolist()
@@ -233,6 +238,7 @@ def test_greedy_output_is_stock_output_with_every_processor(target, draft, name)
     assert torch.equal(stock, ours)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["repetition_penalty", "watermarking_config", "one of its own", "suppress_tokens"])
 def test_each_row_of_a_padded_batch_has_its_own_processors(target, draft, name):
     inputs = padded(4, 7, 1)
@@ -242,6 +248,7 @@ def test_each_row_of_a_padded_batch_has_its_own_processors(target, draft, name):
     assert torch.equal(stock, target.generate(**inputs, **options, custom_generate=hf.generate(draft)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["repetition_penalty", "watermarking_config", "one of its own", "suppress_tokens"])
 def test_sampled_text_depends_on_no_policy_under_processors(target, draft, name):
     def sample(drafter, policy):

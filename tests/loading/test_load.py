@@ -240,6 +240,7 @@ def test_mismatch_shows_the_first_differing_token(folder, tmp_path_factory):
     assert "token 0 is 'a' for the target and 'z' for the drafter" in message
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("vocab", [80, 120])
 @pytest.mark.parametrize("policy", ["talon", "chain", "dynatree"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -278,6 +279,7 @@ def test_what_auto_stands_for_is_logged(caplog):
     assert told.getMessage().startswith("drafter: lookup (no model is known to draft for this target; ")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["embedded", "mixed:embedded"])
 def test_a_drafter_that_is_no_smaller_than_the_target_is_warned_of(drafter, caplog):
     for target, drafts, warned in (("embedded", drafter, 1), ("embedded-draft", drafter, 1), ("embedded", "lookup", 0)):

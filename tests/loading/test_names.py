@@ -31,6 +31,7 @@ def test_without_a_drafter_there_is_no_name_of_one():
     assert names_of("none").drafter == "none"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["embedded-draft", "embedded-mtp", "suffix", "mixed:embedded-medusa"])
 def test_every_kind_of_drafter_keeps_its_name(drafter):
     assert names_of(drafter).drafter == drafter

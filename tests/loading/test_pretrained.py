@@ -260,6 +260,7 @@ def test_a_model_that_was_loaded_by_name_can_be_saved(tmp_path, dtype, tied):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", images.CONFIGS)
 def test_models_of_images_write_text(name, tmp_path):
     module, prompt = images.build(name), tiny.random_tokens(6, 3) * 2

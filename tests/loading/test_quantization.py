@@ -23,6 +23,7 @@ PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"max_new_tokens": 20, "ignore_eos": True}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"exact_text": True}, {"dtype": "float32"}])
 @pytest.mark.parametrize("policy", ["chain", "talon:budget=9,width=3"])
 def test_text_in_trees_is_plain_decodings(policy, options, folder):
@@ -78,6 +79,7 @@ def test_a_drafter_alone_may_be_quantised(folder):
     assert decoder.generate(PROMPT, **OPTIONS).tokens == plain.generate(PROMPT, **OPTIONS).tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("head", ["embedded-hydra", "mixed:embedded-eagle3"])
 def test_heads_draft_for_a_quantised_target(head):
     decoder = drafttree.load("embedded", head, "talon:budget=12", dtype="float32", quantize="int8")

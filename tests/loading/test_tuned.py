@@ -53,6 +53,7 @@ def test_what_is_written_is_read(tuned, path):
     assert read_tuned(path) == replace(tuned, path=str(path))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [str, lambda path: path, read_tuned])
 def test_a_tuned_policy_brings_drafter_policy_dtype_and_costs(tuned, path, kind):
     tuned.write(path)

@@ -84,6 +84,7 @@ def greedy() -> dict[str, Metrics]:
     return metrics
 
 
+@pytest.mark.slow
 def test_heads_draft_better_the_more_they_read(greedy):
     tau = {name: metrics.mean_accepted_tokens for name, metrics in greedy.items()}
     assert 1 == tau["none"] < tau["embedded-medusa"] < tau["embedded-hydra"] < tau["embedded-eagle3"]

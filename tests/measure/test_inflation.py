@@ -72,6 +72,7 @@ def test_mistakes_are_named():
         find_shape("300M")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*zoo.HEADS, "mixed:embedded-eagle3"])
 def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(name, monkeypatch):
     monkeypatch.setitem(SHAPES, "slightly larger", LARGER)

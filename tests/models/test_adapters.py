@@ -80,6 +80,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scale", [1.0, 0.1])
 def test_an_adapted_model_is_its_adapted_layers(scale):
     model = adapted(scale)
@@ -89,6 +90,7 @@ def test_an_adapted_model_is_its_adapted_layers(scale):
     assert text != stock(base()) or scale < 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_adapter_may_change_after_loading(change):
     model = adapted()
@@ -121,6 +123,7 @@ def test_fast_passes_leave_when_an_adapter_is_added_and_return_when_it_is_merged
     assert isinstance(decoder.target.backend, fast)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_in_reduced_precision_are_the_adapters(dtype, when, fast):

@@ -107,6 +107,7 @@ ADAPTER_CHANGES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", ADAPTER_CHANGES)
 def test_the_text_is_the_active_adapters(change):
     model = adapted()
@@ -131,6 +132,7 @@ STEERED_CHANGES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", STEERED_CHANGES)
 def test_the_text_is_that_of_what_layers_hold(change):
     module, layer = steered()
@@ -157,6 +159,7 @@ ROTARY_CHANGES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", ROTARY_CHANGES)
 def test_the_text_is_that_of_the_rotary_frequencies(change):
     module = module_of()
@@ -248,6 +251,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("add", UNSEEN)
 def test_nothing_is_reused_by_default_where_a_function_may_have_a_state(add, caplog):
     module, scales = module_of(), [1.0]

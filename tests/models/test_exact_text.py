@@ -38,6 +38,7 @@ def build(config, dtype: torch.dtype):
     return tiny.from_config(deepcopy(config)).to(dtype)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, torch.bfloat16) for name in CONFIGS), ("llama", torch.float16)],
@@ -55,6 +56,7 @@ def test_texts_are_those_of_plain_decoding(name, dtype):
         assert found.metrics.mean_accepted_tokens > 1.5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", [FusedBackend, ModuleBackend])
 def test_the_check_at_load_finds_rows_that_depend_on_their_pass(backend):
     module = load_model("embedded", torch.bfloat16, torch.device("cpu"))

@@ -10,6 +10,7 @@ TOLERANCE = 1e-3  # rounding grows in recurrent layers
 every_family = pytest.mark.parametrize("name", families.known())
 
 
+@pytest.mark.few(4)
 @every_family
 @pytest.mark.parametrize("prefix_length", [0, 13])
 def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefix_length):
@@ -25,6 +26,7 @@ def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefi
         committed = committed + tree.tokens[0, path].tolist()
 
 
+@pytest.mark.few(13)
 @every_family
 def test_loading_accepts_it(name):
     model = TargetModel(tiny.from_config(families.config(name)), select_backend)

@@ -19,6 +19,7 @@ def read_prefix(name: str, prefix: list[int], chunk: int = 512):
     return model, reference, cache
 
 
+@pytest.mark.few(8)
 @every_architecture
 @pytest.mark.parametrize(("shape", "prefix_length"), [("chain", 3), ("bushy", 0), ("bushy", 3), ("ragged", 11)])
 def test_tree_logits_equal_incremental_decoding_along_every_path(name, shape, prefix_length):
@@ -36,6 +37,7 @@ def test_the_comparison_notices_a_mask_that_shows_siblings(name):
     assert tiny.worst_gap(logits[0], reference, prefix, tree) > 100 * TOLERANCE
 
 
+@pytest.mark.few(3)
 @every_architecture
 def test_later_rounds_see_exactly_the_accepted_paths(name):
     committed = tiny.random_tokens(7, 4)
@@ -103,6 +105,7 @@ def test_level_by_level_passes_equal_one_pass(name):
     torch.testing.assert_close(torch.cat(passes, 1), at_once, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.few(3)
 @every_architecture
 def test_two_texts_of_different_lengths_share_a_pass(name):
     prefixes = [tiny.random_tokens(count, count) for count in (9, 4)]
@@ -135,6 +138,7 @@ def test_wrapping_reads_vocabulary_context_and_dtype_off_the_module():
     assert (model.vocab_size, model.context, model.dtype) == (tiny.VOCAB, 64, torch.float32)
 
 
+@pytest.mark.few(4)
 @every_architecture
 def test_the_modules_own_generate_works_while_it_is_held_and_after(name):
     module = tiny.build(name)

@@ -114,11 +114,13 @@ WITHOUT_WINDOWS = ["llama", "gpt_neox"]
 PAIRS = [(name, backend) for name in WITHOUT_WINDOWS for backend in BACKENDS] + [("gemma3", "fused")]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "backend"), PAIRS)
 def test_rounds_of_requests_that_join_and_leave(name, backend):
     check_rounds(BACKENDS[backend](tiny.build(name)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [*families.known(), *tiny.CONFIGS])
 def test_every_family_runs_packed_or_one_by_one(name):
     built = tiny.build(name) if name in tiny.CONFIGS else tiny.from_config(families.config(name))
@@ -190,6 +192,7 @@ def test_texts_with_other_rotary_frequencies_run_in_another_pass():
     assert not torch.allclose(outputs[0][0], outputs[0][1], atol=1e-3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("limits", [None, (16, 16), (4, 4)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()

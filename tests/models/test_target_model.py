@@ -104,6 +104,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_the_ones_that_answer(change, fast):
     module = wide()
@@ -118,6 +119,7 @@ def test_changed_weights_are_the_ones_that_answer(change, fast):
     assert isinstance(decoder.target.backend, fast)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_logits_of_changed_weights_are_the_modules(change, fast):
     module, tree = wide(), tiny.random_tree((3, 4, 2), 2)
@@ -163,6 +165,7 @@ def test_models_of_one_module_do_not_disturb_each_other():
 PLACES = ("", "model.layers.0", "model.layers.1.mlp", "model.layers.2.self_attn.q_proj", "lm_head")
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("when", ["before loading", "after loading"])
@@ -243,6 +246,7 @@ def own_forward(module) -> None:
 UNUSUAL = *product((parametrize_layer, change_class, own_forward), ("before", "after")), (nn.Module.train, "after")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("change", "when"), UNUSUAL)
 def test_modules_that_are_not_plain_run_as_they_are(change, when, fast):
     module = tiny.build("llama")

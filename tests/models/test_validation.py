@@ -175,6 +175,7 @@ FUSED = ("llama", "qwen2", "qwen3", "mistral", "gpt_neox")
 REDUCED = (torch.bfloat16, torch.float16)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("dtype", REDUCED)
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("seed", [0, 1])
@@ -203,6 +204,7 @@ BASES = {f"{name} in float16": (lambda name=name: tiny.build(name).half(), 0.03)
 """Models, and the share of the norm of the attention's weights that an adapter changes."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", BASES)
 def test_passes_without_the_adapter_are_not_trusted_in_reduced_precision(case, monkeypatch, fast):
     build, share = BASES[case]

@@ -106,6 +106,7 @@ def wrong(prefix) -> list[float]:
     return [0.0 if token == (chosen + 1) % VOCAB else -math.inf for token in range(VOCAB)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("costs", [TOY_COSTS, STEEP, DEAR], ids=["cheap", "steep", "dear"])
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.01, "seed": 1}, {"temperature": 0.01, "seed": 1, "verifier": Traversal}]
@@ -218,6 +219,7 @@ def test_a_policy_that_cuts_drawn_trees_is_refused(verifier):
         Decoder(ToyModel(TARGET), ToyDrafter(DRAFT), NoOtherForm(), verifier)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal])
 def test_the_enumeration_finds_a_drawn_tree_that_was_cut_by_what_was_drawn(verifier, monkeypatch):
     """By one node, the least likely by the drafter."""

@@ -206,7 +206,7 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(drawn=CASES)
 def test_every_text_is_its_own(drawn: Scenario):
     plain = made_of(FailingModel(TARGET, MemoryError)).plain()
@@ -296,7 +296,7 @@ def compare(asked: Asked, found: End, plain: Decoder) -> str:
     return found.finish_reason
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(drawn=CASES, options=OPTIONS_OF_A_TEXT)
 def test_texts_of_a_list(drawn: Scenario, options: dict[str, Any]):
     """With one seed for all, in one call and each as a stream."""
@@ -312,6 +312,7 @@ def test_texts_of_a_list(drawn: Scenario, options: dict[str, Any]):
         assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [each for each in VERIFIERS.values() if each.lossless and each is not Greedy])
 @pytest.mark.parametrize("policy", ["talon", "auto"])
 def test_a_seed_repeats_a_text(policy, verifier):
@@ -330,6 +331,7 @@ def test_a_seed_repeats_a_text(policy, verifier):
     assert len({*map(tuple, texts)}) > 9
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("policy", SMALL)
 def test_a_processor_that_knows_one_text_fails_nothing(policy, sampled):
@@ -388,6 +390,7 @@ def test_ctrl_c_in_a_stream_comes_out_behind_what_was_written(passes):
     assert decoder.generate([3], max_new_tokens=40, ignore_eos=True).tokens == whole
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("prompt", [[7, 1], [2, 7, 3, 4, 5], [3, 7]], ids=str)
 @pytest.mark.parametrize("policy", ["auto", "talon"])
 def test_a_pass_that_one_text_breaks_ends_no_other(policy, prompt):

@@ -50,6 +50,7 @@ def loaded(folder: Path, target: Path):
     return module, eagle3_format.FORMAT.load(read_tensors(folder), read_config(folder), module)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_files_are_of_the_public_format_and_load_back(options, target, data, tmp_path):
     train((*KIND, *options), target, data, tmp_path)
@@ -218,6 +219,7 @@ def test_every_level_learns_to_count(target, data, tmp_path):
     assert all(sum(level) / 5 > 0.25 for level in zip(*agreements[-5:], strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cache", [(), ("--cache",)])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(cache, target, data, tmp_path, monkeypatch):
     train((*KIND, *cache), target, data, tmp_path / "whole")

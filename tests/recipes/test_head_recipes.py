@@ -47,6 +47,7 @@ def made(kind, target: Path, data: Path, out: Path):
     return recipe_heads.HeadRun(module, objective, None, options)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_files_are_of_the_public_format_and_load_back(kind, target, data, tmp_path):
     train(kind, target, data, tmp_path)
@@ -134,6 +135,7 @@ def test_heads_of_a_target_that_scales_its_logits_learn_its_own_probabilities(na
             torch.testing.assert_close(losses.nats[level], nats, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @every_kind
 def test_training_lowers_the_loss(kind, target, data, tmp_path):
     run = made(kind, target, data, tmp_path)
@@ -143,6 +145,7 @@ def test_training_lowers_the_loss(kind, target, data, tmp_path):
     assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [("medusa",), ("hydra", "--prefix")], ids=["medusa", "hydra++"])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data, tmp_path, monkeypatch, capsys):
     train(kind, target, data, tmp_path / "whole")

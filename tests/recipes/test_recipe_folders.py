@@ -63,6 +63,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_in_the_first_command_can_be_put_right(mistake, target, data, tmp_path):
     out = tmp_path / "out"
@@ -74,6 +75,7 @@ def test_a_mistake_in_the_first_command_can_be_put_right(mistake, target, data, 
     assert len(np.load(out / "tokens.npy")) > 700
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("share", [0, 0.2, 0.9])
 @pytest.mark.parametrize(
     ("name", "way_out"),
@@ -103,6 +105,7 @@ def test_truncated_hidden_states_are_computed_again(share, target, data, tmp_pat
     assert path.read_bytes() == content
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("caches", [("--cache", ""), ("", "--cache")], ids=["switched off", "switched on"])
 def test_a_run_goes_on_with_or_without_a_cache(caches, target, data, tmp_path, monkeypatch):
     train(MEDUSA, target, data, tmp_path / "whole")

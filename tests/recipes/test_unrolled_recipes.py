@@ -45,6 +45,7 @@ def made(kind, target: Path, data: Path, out: Path):
     return run(module, objective, None, options)
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_files_load_back_and_draft(kind, target, data, tmp_path):
     train(kind, target, data, tmp_path)
@@ -92,6 +93,7 @@ def test_losses_are_those_of_what_is_drafted_along_the_text(kind, target, data, 
     torch.testing.assert_close(losses.nats, nats, atol=2e-2, rtol=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [("mtp",), ("block", *DEEP)], ids=["mtp", "block"])
 def test_a_run_that_is_stopped_goes_on_as_if_it_had_not_been(kind, target, data, tmp_path, monkeypatch):
     train(kind, target, data, tmp_path / "whole")

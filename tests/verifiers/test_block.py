@@ -30,6 +30,7 @@ def test_the_deepest_accepted_place_wins():
     assert randomness.drawn == [pytest.approx([0, 0, 1])]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", [1, 3, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_expected_length_is_the_sum_of_the_rates(seed, depth):
@@ -47,6 +48,7 @@ def test_the_expected_length_is_the_sum_of_the_rates(seed, depth):
     assert found.expected_accepted == pytest.approx(expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(7))
 def test_accepts_at_least_as_many_tokens_as_judging_one_by_one(seed):
     tables = toy_pair(seed)

@@ -23,6 +23,7 @@ class NaiveWalk(PointMass):
             path.append(child)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["chain-3", "ragged", "dynatree", "talon", "eagle", "opt-tree", "dyspec"])
 def test_rejecting_point_masses_has_the_law_of_the_naive_walk(name):
     policy = (CHAINS | SMALL_TREES | RERANKING)[name]

@@ -43,6 +43,7 @@ def judged(verifier: type[Verifier], seed: int, monkeypatch) -> tuple[int, int]:
         return reads.count, tree.size - 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("verifier", MOST)
 def test_a_verifier_reads_all_probabilities_at_once(verifier, monkeypatch):
     counts, nodes = zip(*(judged(verifier, seed, monkeypatch) for seed in range(30)), strict=True)

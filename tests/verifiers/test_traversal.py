@@ -50,6 +50,7 @@ def test_a_node_accepted_after_its_children_draws_from_what_they_left():
     assert verdict == ([0, 1], 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", CHAINS.values(), ids=CHAINS)
 @pytest.mark.parametrize("seed", range(3))
 def test_on_chains_the_law_of_the_length_is_that_of_block(policy, seed):
@@ -58,6 +59,7 @@ def test_on_chains_the_law_of_the_length_is_that_of_block(policy, seed):
     assert ours.lengths == pytest.approx(blocks.lengths, abs=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*CHAINS, *SMALL_TREES])
 def test_accepts_at_least_as_many_tokens_as_rrsw(name):
     gained = gains(CHAINS.get(name) or SMALL_TREES[name], range(100, 101))
@@ -72,6 +74,7 @@ def test_accepts_at_least_as_many_tokens_as_rrsw_in_more_worlds(name):
     assert min(gained) > -1e-12
 
 
+@pytest.mark.slow
 def test_accepts_more_tokens_than_rrsw_on_a_chain():
     assert max(gains(CHAINS["chain-3"], range(4))) > 0.01
 
@@ -86,6 +89,7 @@ def gains(policy, seeds) -> list[float]:
     return found
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("verifier", [Traversal, RRSw, Block])
 @pytest.mark.parametrize("seed", range(4))
 def test_with_certain_candidates_it_is_the_naive_walk(verifier, seed):

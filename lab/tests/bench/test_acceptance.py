@@ -53,6 +53,7 @@ def expectation(target: TabularModel, draft: TabularModel, policy, verifier) -> 
     return total
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("verifier", EXPECTED)
 @pytest.mark.parametrize("name", TREES)
 def test_expectations_given_the_tree_are_those_of_the_verifier(name, verifier):

@@ -37,6 +37,7 @@ def test_a_benchmark_prints_no_ratio_of_disturbed_times(prompts, monkeypatch):
     assert {own[name] for name in methods.TIMES} == {None}
 
 
+@pytest.mark.slow
 def test_the_price_of_exact_text(prompts):
     options = ["--drafter", "embedded-draft", "--policies", "chain", "--prompts", prompts, "--max-new-tokens", 6]
     options += ["--repeats", 1, "--limit", 1, "--exact-text", "--dtype", "bfloat16", "--json"]
@@ -61,6 +62,7 @@ def test_methods_are_listed_as_triples(prompts):
         assert name in result.stdout
 
 
+@pytest.mark.slow
 def test_drafters_are_measured_at_the_cost_of_a_larger_target_too(prompts, monkeypatch):
     sizes = Shape(hidden=320, layers=13, intermediate=800, heads=8, key_value_heads=4)
     monkeypatch.setitem(SHAPES, "slightly-larger", sizes)
@@ -173,6 +175,7 @@ def test_bytes_are_those_of_the_weights_read_and_of_the_cache():
     assert methods.pass_bytes(model, 10) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_transformers_own_ways_write_the_same_texts_and_leave_the_models_as_they_were(prompts, embedded):
     options = ["--prompts", prompts, "--drafter", "embedded-draft", "--policies", "chain", "--max-new-tokens", 6]

@@ -52,6 +52,7 @@ def test_no_bench_is_missing():
     assert {command.name for command in bench.app.registered_commands if not command.hidden} == set(BENCHES)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("quick", "small")
 @pytest.mark.parametrize("command", BENCHES)
 def test_a_bench_prints_a_table_and_the_same_as_one_document(command, prompts, tmp_path):

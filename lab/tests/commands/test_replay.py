@@ -174,6 +174,7 @@ def test_the_list_loads_no_model_and_may_be_of_some_results(monkeypatch):
     assert all(f"{row['runs']}  " in shown.stdout and row["minutes"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_target")
 def test_the_name_of_the_command_may_be_left_out_whatever_stands_first(tmp_path):
     tables = []
@@ -198,6 +199,7 @@ def test_the_list_says_what_does_not_ship_and_why():
     assert speed.endswith("Spec-Bench: only prompts of MT-Bench and GSM8K ship; give a folder that has all with --data")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_target")
 def test_a_result_on_a_part_of_a_set_says_so(tmp_path):
     shown = run("replay", "traversal/fig3a", "--points", 1, *TINY, "--out", tmp_path / "out", "--json")
@@ -237,6 +239,7 @@ def test_a_paper_of_the_users_own_is_listed_replayed_and_reported(documented, tm
     assert "Widest: Trees That Are Wide" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("quick_target")
 @pytest.mark.parametrize("part", ["widest.py", "drafting.py", "beside.py"])
 def test_a_policy_or_drafter_of_the_users_own_that_has_changed_runs_again(documented, tmp_path, part):
@@ -254,6 +257,7 @@ def test_a_policy_or_drafter_of_the_users_own_that_has_changed_runs_again(docume
     assert counts == [3, 3, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_target")
 def test_a_drafter_is_fitted_anew_where_the_reference_or_its_number_has_changed(documented, tmp_path, monkeypatch):
     text = documented.read_text().replace(

@@ -21,6 +21,7 @@ def small_map(embedded, monkeypatch):
     monkeypatch.setattr(winner_map, "cost_grid", lambda: [(0.1, 0.005)])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_map")
 def test_the_map_is_counted_kept_shown_and_drawn(tmp_path):
     command = [*TINY, "--out", tmp_path / "out"]

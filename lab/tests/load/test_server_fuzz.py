@@ -125,6 +125,7 @@ def test_every_path_is_described(schema):
     assert {result.ok().path for result in schema.get_all_operations()} == {*PATHS}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", PATHS)
 def test_no_request_makes_the_server_fail(schema, path):
     for operation in (result.ok() for result in schema.get_all_operations()):

@@ -37,6 +37,7 @@ def covers(jackknife, rounds, average):
     return found.low <= TRUTH <= found.high
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("sets", "prompts"), [(1, LEAST_PROMPTS), (2, 5), (5, 2), (3, 10)])
 @pytest.mark.parametrize("average", ["texts", "total"])
 def test_intervals_of_ratios_cover_what_they_say(sets, prompts, average):

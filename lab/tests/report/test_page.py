@@ -156,6 +156,7 @@ def test_a_result_without_cells_says_so_and_has_no_empty_table():
     assert "values" not in {name for _, own in Page(page).elements for name in (own.get("class") or "").split()}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("own", FIGURES.values(), ids=FIGURES)
 def test_nothing_of_a_name_becomes_markup(own):
     said = judgement("contradicted", said=HOSTILE, reason=HOSTILE)

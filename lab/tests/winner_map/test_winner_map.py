@@ -25,6 +25,7 @@ def few_points(monkeypatch):
     monkeypatch.setattr(winner_map, "cost_grid", lambda: costs)
 
 
+@pytest.mark.slow
 def test_points_follow_from_the_kept_counts(make_runs):
     runs, steps = make_runs(), []
     found = run_map(runs, steps.append)
@@ -69,6 +70,7 @@ def test_confidence_changes_how_sure_a_drafter_is_and_none_of_its_best_tokens(ma
     assert over < calibrated < under
 
 
+@pytest.mark.slow
 def test_every_text_is_plain_decodings(make_runs):
     runs = make_runs()
     found = run_map(runs)
@@ -80,6 +82,7 @@ def test_every_text_is_plain_decodings(make_runs):
         assert [text.tokens for text in texts] == expected
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_what_is_kept(make_runs, tmp_path):
     store = RunStore(tmp_path / "out", {}, partial=True)
     runs = make_runs(store)

@@ -33,6 +33,9 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [] if name in FIRST.values() else [pytest.mark.slow]
 
 
+one_of_a_kind = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ALL])
+
+
 def loaded(form: Format | MtpFormat, folder, dtype=torch.float32) -> tuple[Decoder, Any]:
     """A decoder of a written checkpoint, and another module with the numbers of its target, in float32."""
     target = form.target().to(dtype)
@@ -78,8 +81,8 @@ class Text:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [pytest.param(name, torch.float32) for name in ALL]
-    + [pytest.param(name, torch.bfloat16, marks=marks(name)) for name in ALL],
+    [pytest.param(name, torch.float32, marks=marks(name)) for name in ALL]
+    + [pytest.param(name, torch.bfloat16, marks=pytest.mark.slow) for name in ALL],
 )
 @torch.inference_mode()
 def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, tmp_path):
@@ -115,6 +118,7 @@ def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, 
         assert np.median(gaps) < 0.05
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["MTP, deepseek_v3", "MTP, ernie4_5_moe", "SafeAILab", "Medusa-1"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.inference_mode()
@@ -143,7 +147,7 @@ DAMAGE = {
 """Changes of a weight, and the phrases that tell of them by the end of its name."""
 
 
-@every_format
+@one_of_a_kind
 def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
     form = ALL[name]
     tensors, target = form.tensors(), form.target()
@@ -174,6 +178,7 @@ def test_what_is_wrong_with_a_file_is_told_by_name(name, tmp_path):
     assert f"{path} is truncated or damaged" in refusal(target, folder)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "policy"),
     [pytest.param(name, policy, marks=marks(name)) for name, policy in zip(ALL, cycle(POLICIES), strict=False)],
@@ -189,7 +194,7 @@ def test_texts_are_those_of_plain_decoding_alone_and_in_company(name, policy, tm
         assert [text.tokens for text in decoder.generate(prompts, **options)] == expected
 
 
-@every_format
+@one_of_a_kind
 def test_in_the_loop_they_get_transformers_hidden_states(name, tmp_path):
     decoder, clone = loaded(ALL[name], ALL[name].write(tmp_path))
     decoder = decoder.with_policy(Talon(width=8, budget=24, margin=0.01))

@@ -52,6 +52,7 @@ def refusal(folder: Path) -> str:
     return told(ModelError, drafttree.load, folder, "mtp", device="cpu", dtype="float32")
 
 
+@pytest.mark.few(1)
 @every_kind
 def test_a_folder_of_its_own_is_recognised_and_drafts_as_in_the_checkpoint(name, tmp_path):
     folder = written(tmp_path / "whole", name)

@@ -172,6 +172,7 @@ def test_a_failing_drafter_is_logged(caplog):
     assert "the drafter failed, so texts go on without drafts: ArithmeticError: the draft broke" in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_a_drafter_with_a_cache_that_fails_in_a_packed_pass_changes_no_text(every, monkeypatch):
     """The rows that the broken round has left in the drafter's caches do not stay there."""
@@ -254,6 +255,7 @@ def test_memory_that_runs_out_for_a_new_request_changes_no_text(calls, monkeypat
     assert engine.metrics.failed == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [near_llama, hybrid, trained_head])
 def test_texts_do_not_change_where_memory_runs_out_in_a_packed_pass_of_a_real_model(make, monkeypatch):
     """A pass over prompts, and one over trees."""

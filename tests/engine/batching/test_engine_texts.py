@@ -46,11 +46,13 @@ def check_batch(decoder: Decoder, asked: Sequence[Asked], *, max_batch: int = 16
     assert max(turn.batch for turn in metrics.rounds) > 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", TINY_DRAFTERS)
 def test_texts_of_a_batch_are_those_of_each_alone(kind):
     check_batch(tiny_decoder(kind), mixed_requests(18, seed=1), max_batch=6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "hydra++"])
 def test_texts_of_trained_heads_are_those_of_each_alone(kind):
     check_batch(embedded_decoder(drafter_of(kind)), mixed_requests(8, seed=4, most_tokens=10), max_batch=4)
@@ -62,6 +64,7 @@ def test_64_texts_of_every_drafter_are_those_of_each_alone(kind):
     check_batch(embedded_decoder(drafter_of(kind)), mixed_requests(64, seed=5, longest_prompt=700, most_tokens=40))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "mistral_sliding", "qwen2_moe_sliding"])
 def test_texts_of_families_that_share_passes_are_those_of_each_alone(family):
     decoder = tiny_decoder("near", family)
@@ -69,6 +72,7 @@ def test_texts_of_families_that_share_passes_are_those_of_each_alone(family):
     check_batch(decoder, mixed_requests(14, seed=10), max_batch=5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", [*families.hybrids()[:2], "falcon_h1", "gemma2", "gpt_oss"])
 def test_texts_of_other_families_are_those_of_each_alone(family):
     """Recurrent layers, bounded scores and sinks."""

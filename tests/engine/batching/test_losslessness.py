@@ -40,6 +40,7 @@ def batch_law(
     return text_law(tables.target, tables.draft, policy, verifier, texts)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("verifier", "prompts"), [*[(verifier, SAME) for verifier in (*DRAWING, PointMass)], (RRSw, DIFFERENT)]
 )
@@ -50,6 +51,7 @@ def test_equal_seeds_keep_the_law(verifier, prompts, at_once, length):
     assert found.expected_accepted > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)], ids=["equal seeds", "different seeds"])
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, GreedyMultiDraft, PointMass])
 def test_trees_that_branch_keep_the_law(verifier, seeds):
@@ -58,6 +60,7 @@ def test_trees_that_branch_keep_the_law(verifier, seeds):
     assert found.reach.siblings == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at_once", [1, 2])
 @pytest.mark.parametrize("verifier", [RRSw, Traversal])
 def test_limits_of_levels_do_change_with_what_was_accepted(verifier, at_once, monkeypatch):
@@ -67,6 +70,7 @@ def test_limits_of_levels_do_change_with_what_was_accepted(verifier, at_once, mo
     assert found == {1, 2}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [RRSw, Traversal, Block, PointMass])
 def test_drafting_that_pauses_for_other_texts_keeps_the_law(verifier, monkeypatch):
     """Any loss pauses here, where one of two rounds does else."""
@@ -78,6 +82,7 @@ def test_drafting_that_pauses_for_other_texts_keeps_the_law(verifier, monkeypatc
     assert decisions == {True, False}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verifier", [RRSw, RRS, Traversal, KSeq])
 def test_numbers_that_texts_share_would_bias_them(verifier, monkeypatch):
     """Why each text has its own; and these tests can fail. Texts of four tokens are long enough for a second level."""

@@ -72,6 +72,7 @@ def write_all(engine: Engine, count: int, *, kinds: list[str]) -> None:
     engine.submit([1], max_new_tokens=1).result(60)  # the thread no longer looks at the last of them
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_nothing_of_ended_texts_is_unreachable(kind):

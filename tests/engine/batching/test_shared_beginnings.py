@@ -67,6 +67,7 @@ def together(engine: Engine, prompts, **options):
     return [handle.result(60) for handle in handles]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [GREEDY, DRAWN], ids=["greedy", "coupled"])
 def test_users_who_come_together_read_their_system_prompt_once(options):
     decoder = make()
@@ -129,6 +130,7 @@ def test_several_texts_of_one_prompt_read_it_once():
     assert [each.tokens for each in found] == texts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [GREEDY, DRAWN], ids=["greedy", "coupled"])
 def test_twelve_conversations_by_turns_all_go_on_from_their_own_texts(options):
     decoder = make()
@@ -144,6 +146,7 @@ def test_twelve_conversations_by_turns_all_go_on_from_their_own_texts(options):
     assert len(decoder.prefixes) == 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", HEADS)
 def test_what_drafters_know_is_shared_with_the_rows(drafter):
     decoder = drafttree.load("embedded", drafter, "eagle:depth=4,budget=12", dtype="float32")
@@ -158,6 +161,7 @@ def test_what_drafters_know_is_shared_with_the_rows(drafter):
         assert accepted(text) == accepted(fresh)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["embedded-eagle3", "embedded-mtp", "embedded-block"])
 def test_a_text_of_one_token_is_kept_though_no_drafter_has_read_it(drafter):
     decoder, prompt = drafttree.load("embedded", drafter, "talon", dtype="float32"), [*range(100, 140)]
@@ -168,6 +172,7 @@ def test_a_text_of_one_token_is_kept_though_no_drafter_has_read_it(drafter):
     assert found.tokens == alone(decoder, prompt, max_new_tokens=16, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_with_exact_text_texts_are_the_same_in_bfloat16():
     decoder = drafttree.load("embedded", "embedded-eagle3", dtype="bfloat16", exact_text=True)
     talk = decoder.new_request("The old man looked out of the window, " * 8).tokens
@@ -182,6 +187,7 @@ def test_with_exact_text_texts_are_the_same_in_bfloat16():
     assert all(text.metrics.reused_tokens > len(talk) - 4 for text in found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(families.hybrids()))
 def test_recurrent_models_read_every_prompt(name):
     decoder = make(families.config(name))
@@ -207,7 +213,7 @@ BLOCKS = [tiny.random_tokens(40, seed) for seed in range(2)]
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=2, max_size=12), st.integers(2, 12))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=6)
 def test_each_text_reads_what_no_earlier_one_has(blocks, max_batch):
     """All come at once, so some wait for what is being read, and some for a place, beside texts that have ended."""
     decoder = make()

@@ -75,11 +75,13 @@ def expected(decoder: Decoder, late: int = 3) -> dict[str, list[int]]:
     return {**many, **singles}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [toys, pytest.param(near_llama, marks=pytest.mark.slow), hybrid, trained_head])
 def test_texts_that_pause_are_those_of_each_alone(make):
     assert dict(run_crowd(make())) == expected(make())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("passes", [{8}, {12, 13}, {16, 24}], ids=str)
 def test_memory_that_runs_out_while_texts_pause_changes_no_text(passes):
     target = FailingModel(TARGET, lambda: torch.OutOfMemoryError("no room"), passes)

@@ -82,6 +82,7 @@ def test_a_text_that_waits_lets_another_one_have_its_place(engine, alone):
     assert engine.metrics.preempted == 0
 
 
+@pytest.mark.few(1)
 def test_texts_take_turns_where_each_is_read_by_and_by(decoder, alone):
     with Engine(decoder, max_batch=2) as engine:
         handles = [engine.submit(PROMPT, max_new_tokens=LENGTH, max_unread=2) for _ in range(5)]

@@ -53,6 +53,7 @@ glibc_only = pytest.mark.skipif(
 )
 
 
+@pytest.mark.few(1)
 @glibc_only
 @pytest.mark.parametrize("call", ["", "share_arenas()"])
 def test_threads_share_two_arenas(call):

@@ -193,6 +193,7 @@ def same(world: World) -> World:
     return world
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("batch", ROUNDS)
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("measured", [same, cheap_drafts, cheap_rows])
@@ -202,6 +203,7 @@ def test_it_is_within_two_percent_of_the_best_constant_choice(name, batch, measu
     assert found > (0.975 if name == "steep" else 0.98) * best_rate(world, batch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", ROUNDS)
 @pytest.mark.parametrize("name", WORLDS)
 def test_frozen_costs_that_are_right_do_as_well(name, batch):
@@ -210,6 +212,7 @@ def test_frozen_costs_that_are_right_do_as_well(name, batch):
     assert found > 0.975 * best_rate(world, batch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", ROUNDS)
 @pytest.mark.parametrize("name", WORLDS)
 def test_first_values_that_are_outliers_do_not_decide(name, batch):
@@ -232,6 +235,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", ROUNDS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_within_five_percent_after_a_change_in_the_middle(change, batch):

@@ -33,6 +33,7 @@ def temperature(verifier: str) -> float:
     return 0.0 if verifier == "greedy" else 1.0
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("policy", "verifier"), PAIRS)
 def test_a_traced_text_is_the_one_without_a_trace(policy, verifier):
     options = {**OPTIONS, "temperature": temperature(verifier)}
@@ -126,6 +127,7 @@ def test_a_trace_leaves_no_mark_on_the_next_text():
     assert [turn.nodes for turn in after] == [turn.nodes for turn in expected]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["embedded-eagle3", "embedded-draft", "mixed:embedded-eagle3"])
 def test_a_chain_that_a_drafter_drafts_in_one_call_is_traced_whole(drafter):
     decoder = drafttree.load("embedded", drafter, "chain", dtype="float32")

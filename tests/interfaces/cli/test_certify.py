@@ -42,6 +42,7 @@ def test_a_quantised_target_is_certified_against_itself_and_named(prompts):
     assert "bfloat16 with int8 weights, reference: transformers generate." in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_torch")
 def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
     """A tie that falls the other way changes the text, not the law; with exact_text it may not happen."""
@@ -81,6 +82,7 @@ def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
     assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
 
 
+@pytest.mark.slow
 def test_proving_by_enumeration(monkeypatch):
     """In rounds; the test below says what else is tried."""
     monkeypatch.setattr(pair_sweep, "text_trials", lambda *_: [])

@@ -29,6 +29,7 @@ STARTS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.3, 0.6])
 def test_it_ends_a_command_in_one_line(start, seconds):

@@ -34,6 +34,7 @@ def compare(text: str, tokens: int, *options: str):
     return result.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "tokens", "cost", "line"),
     [
@@ -63,6 +64,7 @@ def test_json_says_why_there_is_no_ratio(monkeypatch):
     assert {name for name, term in report["law"].items() if term is not None} == {"tau", "delta"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("row", "last"), [(1.0, "R measured"), (1.2, DISTURBED.format("one row", 1.2))])
 def test_passes_that_were_recorded_in_timed_texts_are_no_disturbance(monkeypatch, row, last):
     """On a GPU the first pass of a shape takes as long as many; a machine that is slower all the time is told."""
@@ -75,6 +77,7 @@ def test_passes_that_were_recorded_in_timed_texts_are_no_disturbance(monkeypatch
     assert last in compare(PROMPT, 16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", [0.86, 1.0, 1.14])
 def test_a_comparison_with_a_ratio(monkeypatch, row):
     give_times(monkeypatch, costs(row))
@@ -83,6 +86,7 @@ def test_a_comparison_with_a_ratio(monkeypatch, row):
     assert "R measured" in shown
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cost", "line"),
     [
@@ -121,6 +125,7 @@ def drafted(monkeypatch):
     return own
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("embedded")
 @pytest.mark.parametrize(
     ("times", "code", "line"),

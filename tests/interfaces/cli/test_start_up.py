@@ -97,6 +97,7 @@ def runs() -> dict[str, Run]:
     return {key: Run(*each) for key, each in zip(keys, found, strict=True)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("names", HELPS)
 def test_help(names, runs):
     done = runs[f"{names} -h".strip()]

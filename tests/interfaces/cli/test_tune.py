@@ -128,6 +128,7 @@ def test_an_interrupted_race_recommends_and_saves_nothing(prompts, speeds, tmp_p
     assert not saved.exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("embedded")
 @pytest.mark.parametrize("others", ["", "The\n", "The old man looked at the sea\n"])
 def test_one_usable_prompt_recommends_and_saves_nothing(others, speeds, tmp_path):

@@ -35,6 +35,7 @@ def prompt(decoder):
     return decoder.tokenizer(PROMPT)["input_ids"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
 def test_a_text_is_the_decoders(worker, decoder, prompt, sampling):
     text = written(worker, request(prompt, max_tokens=24, **sampling))

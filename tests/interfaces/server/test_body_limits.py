@@ -162,6 +162,7 @@ def test_a_deep_and_long_body_takes_no_more_memory_than_its_text(post):
     assert most < 20e6
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(("path", "field"), ROUTES.items())
 @pytest.mark.parametrize("item", [b"{}", b"[]", b"1", b'""', b'"[{,"'])
 def test_a_body_with_too_many_items_is_refused_before_it_is_parsed(post, monkeypatch, path, field, item):
@@ -219,6 +220,7 @@ def test_a_list_or_a_table_is_checked_up_to_its_first_mistake(post, monkeypatch,
     assert max(counts) < 10
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_one_of_many_unknown_fields_is_told(post, path):
     reply = post(path, json.dumps({f"field{number}": 1 for number in range(30_000)}).encode())
@@ -312,6 +314,7 @@ def test_the_bytes_of_all_bodies_that_arrive_are_bounded():
         wait_until(lambda: httpx.post(held.address + COMPLETIONS, json=SHORT).status_code == 200)
 
 
+@pytest.mark.slow
 def test_a_context_full_of_token_ids_is_no_large_body():
     with TestClient(held_app().app) as client:
         context = 1 << 17

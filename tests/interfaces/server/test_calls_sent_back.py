@@ -79,6 +79,7 @@ def tokens_of(address: str, messages: list[dict]) -> list[int]:
     return reply.json()["tokens"]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("arguments", "right", "content"),
     [

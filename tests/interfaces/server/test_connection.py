@@ -89,6 +89,7 @@ def test_a_request_that_is_there_may_take_longer_to_answer(monkeypatch):
         assert b"200 OK" in asking.recv(1000)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_reads_nothing_is_left_and_gives_places_back(monkeypatch, logged, stream):
     monkeypatch.setattr(lifecycle, "UNREAD", 0.2)

@@ -5,6 +5,7 @@ import pytest
 from drafttree.engine.chat import turn_end
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("route", ["chat/completions", "messages"])
 def test_an_answer_that_ignores_its_end_has_all_tokens(post, decoder, route):
     assert turn_end(decoder.tokenizer)

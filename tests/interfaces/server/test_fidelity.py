@@ -27,6 +27,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("options", "fields"), FIELDS, ids=str)
 def test_replies_and_chunks_say_it(options, fields):
     decoder = drafttree.load("embedded", "lookup", "chain", dtype="float32", **options)

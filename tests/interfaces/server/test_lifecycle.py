@@ -136,6 +136,7 @@ def test_a_stream_that_nobody_reads_waits_with_a_few_rounds_by_every_route(monke
         assert not handle.done
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", COMPLETIONS])
 def test_a_stream_keeps_no_scores_of_what_was_sent(monkeypatch, running, path):
     monkeypatch.setattr(TOKENIZER, "chat_template", "{{ messages[0].content }}")
@@ -261,6 +262,7 @@ def test_an_address_of_another_machine_is_refused_in_one_line():
         listen("203.0.113.1", 80)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

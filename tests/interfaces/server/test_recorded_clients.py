@@ -347,6 +347,7 @@ def ask(client: TestClient, shape: Client, history: list[Json], **more: Any) -> 
     return reply
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", CLIENTS.values(), ids=CLIENTS)
 def test_a_loop_of_calls_goes_on_with_what_we_replied(shape):
     _, turn, whole = APIS[shape.route]
@@ -409,6 +410,7 @@ def mcp_request(tools: list[Json], **more: Any) -> ChatRequest:
     return ChatRequest.model_validate({"messages": HELLO, "tools": made})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_of_117_tools_is_enforced_alone(name):
     tokenizer = tokenizer_of("qwen3")

@@ -875,6 +875,7 @@ def test_every_part_of_the_table_of_fields_is_checked():
     assert {*PARTS} == {*FIELDS} - {"generate", "dynamo"}
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     ("route", "part", "name"),
     [(route, part, name) for part, (routes, *_) in PARTS.items() for route in routes for name in FIELDS[part]],

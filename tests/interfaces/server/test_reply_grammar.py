@@ -76,6 +76,7 @@ EXACT = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CALLS)
 def test_whatever_the_grammar_allows_is_read_as_a_call_that_conforms(name):
     """Texts are drawn token by token from those that the grammar allows."""

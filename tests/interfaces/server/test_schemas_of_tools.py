@@ -49,6 +49,7 @@ def test_an_error_names_the_place_of_the_schema_and_that_in_it(post, route):
     assert post(route, with_x(**WRONG), strict=True) == (400, f"tools.1.{field}: {PLACE}", None)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "schema",
     [
@@ -72,6 +73,7 @@ def chained(links: int) -> dict:
     }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     "schema",
     [
@@ -87,6 +89,7 @@ def test_a_schema_that_allows_objects_among_others_is_one_of_objects_unless_it_i
     assert "; the arguments of a function are an object" in post(route, schema, strict=True)[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("route", ["chat/completions", "responses"])
 def test_a_schema_whose_members_refer_to_each_other_is_looked_at_for_a_moment(post, monkeypatch, route):
     members = [{"$ref": f"#/{number}"} for number in range(30)]

@@ -48,7 +48,7 @@ from testing.toy import ToyDrafter, ToyModel
 
 EXAMPLES = int(os.environ.get("FUZZ_CASES", 0))
 FEW = settings(
-    max_examples=EXAMPLES or 40,
+    max_examples=EXAMPLES or 12,
     derandomize=not EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -471,8 +471,9 @@ ASKED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", ASKED)
-@settings(FEW, max_examples=EXAMPLES or 15)
+@settings(FEW, max_examples=EXAMPLES or 5)
 @given(pieces=st.lists(st.sampled_from([*WORDS, SILENT]), min_size=2, max_size=8), data=st.data())
 def test_a_stop_string_never_shows(served, path, pieces, data):
     law, text = served.laws["mistral"], "".join(pieces)
@@ -512,8 +513,9 @@ def deltas_of(path: str, stream: str) -> list[str]:
     return [delta if path == "responses" else delta.get("text", "") for delta in found]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", ASKED)
-@settings(FEW, max_examples=EXAMPLES or 15)
+@settings(FEW, max_examples=EXAMPLES or 5)
 @given(case=cases(), fails_after=st.integers(0, 30))
 def test_a_stream_that_fails_ends_with_the_error_behind_what_was_written(served, path, case, fails_after):
     law, post = served.laws[case.family], served.clients[case.family].post

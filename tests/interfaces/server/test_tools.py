@@ -54,6 +54,7 @@ def test_none_and_auto_may_answer_in_words(post):
     assert answer(post, tool_choice="auto").message.content
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("parameters", [None, {}, {"description": "nothing"}, {"properties": {"a": {"const": 1}}}])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_parameters_without_a_type_are_those_of_an_object(post, parameters, temperature):

@@ -67,6 +67,7 @@ def naive_text(module, window: LossyWindow, own_window: int | None = None) -> li
     return text[len(PROMPT) :]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "own_window"), [("llama", None), ("gpt_neox", None), ("own_window", 7)])
 def test_plain_decoding_writes_the_text_of_the_model_with_a_masked_window(name, own_window):
     expected = naive_text(build(name), WINDOW, own_window)
@@ -76,6 +77,7 @@ def test_plain_decoding_writes_the_text_of_the_model_with_a_masked_window(name, 
         assert expected != Decoder(TargetModel(build(name))).generate(PROMPT, max_new_tokens=LENGTH).tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_speculative_decoding_writes_plain_decodings_text_over_the_same_window(name, temperature):
@@ -88,6 +90,7 @@ def test_speculative_decoding_writes_plain_decodings_text_over_the_same_window(n
         assert found.metrics.mean_accepted_tokens > 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "window", [LossyWindow(1, 0), LossyWindow(1, 2), LossyWindow(3, 0), LossyWindow(40, 9)], ids=str
 )
@@ -97,6 +100,7 @@ def test_any_window_holds_for_trees_deeper_than_itself(window):
     assert found.tokens == decoder.plain().generate(PROMPT, max_new_tokens=LENGTH).tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_writes_the_same_text(backend):
     expected = naive_text(build("llama"), WINDOW)

@@ -32,6 +32,7 @@ def build(name: str) -> tuple[TargetModel, nn.Module]:
     return TargetModel(module, select_backend), clone
 
 
+@pytest.mark.few(4)
 @every_family
 def test_logits_equal_transformers_along_every_path(name):
     model, clone = build(name)
@@ -43,6 +44,7 @@ def test_logits_equal_transformers_along_every_path(name):
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
 
 
+@pytest.mark.few(6)
 @every_family
 def test_kept_rows_serve_the_next_round(name):
     model, clone = build(name)
@@ -58,6 +60,7 @@ def test_kept_rows_serve_the_next_round(name):
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
 
 
+@pytest.mark.few(10)
 @every_family
 def test_trees_of_a_shared_pass_are_scored_like_lone_ones(name):
     model, _ = build(name)
@@ -68,6 +71,7 @@ def test_trees_of_a_shared_pass_are_scored_like_lone_ones(name):
         torch.testing.assert_close(ours.logits, own, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.few(10)
 @every_family
 def test_hidden_layers_are_the_modules(name):
     model, clone = build(name)
@@ -128,6 +132,7 @@ def test_bfloat16_is_served():
     assert isinstance(select_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @every_family
 @torch.inference_mode()

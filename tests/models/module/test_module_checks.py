@@ -88,6 +88,7 @@ SERVED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", SERVED)
 def test_unusual_modules_write_their_own_text(case, tmp_path):
     module = tiny.from_config(LlamaConfig(**tiny.GROUPED, tie_word_embeddings=case == "untied weights"))

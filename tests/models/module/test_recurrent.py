@@ -104,6 +104,7 @@ def assert_alike(packed: list[Output], alone: list[Output]) -> None:
         torch.testing.assert_close(one.logits, other.logits, atol=1e-5 * scale, rtol=0)
 
 
+@pytest.mark.few(4)
 @needs_hybrids
 @every_hybrid
 @torch.inference_mode()

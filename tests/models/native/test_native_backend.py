@@ -88,6 +88,7 @@ def seen(parents: list[int]) -> torch.Tensor:
     return visible
 
 
+@pytest.mark.few(1)
 @every_kind
 @settings(max_examples=20)
 @given(config=configs(), prefixes=st.lists(st.integers(1, 150), min_size=1, max_size=3), shapes=st.data())
@@ -115,6 +116,7 @@ def test_a_row_is_the_same_in_every_pass(dtype, quantize, config, prefixes, shap
             assert torch.equal(states[0, path], torch.cat([each.hidden[layer][0] for each in outputs]))
 
 
+@pytest.mark.few(6)
 @every_dtype
 @every_family
 @torch.inference_mode()
@@ -132,6 +134,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_modules(name, dtype):
     assert gaps[0] <= 1.5 * gaps[1] + 1e-6
 
 
+@pytest.mark.few(7)
 @every_dtype
 @every_family
 @torch.inference_mode()
@@ -158,6 +161,7 @@ def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([(part / unit).round() * unit for part, unit in zip(parts, units, strict=True)], -1)
 
 
+@pytest.mark.few(1)
 @every_kind
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 7}], ids=["greedy", "seeded"])
 def test_texts_are_those_of_plain_decoding_in_every_kind(dtype, quantize, sampled):

@@ -70,6 +70,7 @@ def assert_as_module(model: TargetModel) -> None:
     torch.testing.assert_close(logits(model), own_logits(model.module), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("dtype", "quantize"), KINDS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_weights_exist_once_and_come_back_as_they_were(name, dtype, quantize):
@@ -88,6 +89,7 @@ def test_weights_exist_once_and_come_back_as_they_were(name, dtype, quantize):
         assert each.dtype == expected[key].dtype
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "read",
     [
@@ -243,6 +245,7 @@ def double(weight: torch.Tensor) -> None:
         weight.mul_(2)
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     "edit",
     [
@@ -362,6 +365,7 @@ def test_two_targets_share_a_module():
     assert own_logits(module).allclose(expected, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_others_may_read_while_texts_are_written(quantize):
     decoder = drafttree.load("embedded", "embedded-draft", "chain", device="cpu", dtype="bfloat16", quantize=quantize)

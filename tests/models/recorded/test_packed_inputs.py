@@ -149,6 +149,7 @@ def test_passes_of_about_the_same_sizes_are_recorded_once():
     assert len(model.backend._passes._pool.passes) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("lengths", "branches"), [((1,) * (MAX_REQUESTS + 1), ()), ((3, 0), (1,) * BUCKETS[-1])], ids=["requests", "nodes"]
 )
@@ -321,6 +322,7 @@ def test_a_kernel_that_gives_something_else_is_not_used(kernel):
     assert find_varlen_attention(torch.zeros(0), 2, 8, kernel) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recorder", RECORDERS)
 def test_texts_of_a_batch_are_those_of_each_alone(recorder):
     target, draft = (tiny.from_config(tiny.CONFIGS["llama"](), seed) for seed in (0, 1))

@@ -44,6 +44,7 @@ def models(name: str, seed: int = 0, context: int = 64) -> tuple[TargetModel, Ta
     return fused, recorded_by(fused.module, recorder), recorder
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", ["gpt_neox", "llama", "qwen3"])
 @pytest.mark.parametrize("size", SIZES)
 def test_logits_and_hidden_states_are_the_fused_layers(name, size):
@@ -78,6 +79,7 @@ def test_outputs_of_an_earlier_pass_stay():
     assert first.logits.equal(before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["dynatree", "talon:budget=24", "eagle", "chain"])
 def test_texts_are_the_same_and_nothing_is_recorded_twice(policy):
     target, recorded_target, recorder = models("llama")

@@ -158,6 +158,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("text", "parsers", "expected"), [*ANSWERS.values(), *TEXTS.values()], ids=[*ANSWERS, *TEXTS])
 @settings(max_examples=30)
 @given(data=st.data())
@@ -209,6 +210,7 @@ ALPHABET += [
 ]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("calls", CALLS)
 @pytest.mark.parametrize("thinking", ["qwen3", "openai_gptoss"])
 @settings(max_examples=30)

@@ -77,6 +77,7 @@ def streamed(client: TestClient, **body) -> dict:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", CALLS)
 def test_a_family_thinks_and_calls(family):
     thought, call = CALLS[family]
@@ -97,6 +98,7 @@ def test_a_family_thinks_and_calls(family):
             assert streamed(client, tools=[TOOL], tool_choice=choice) == whole
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", CALLS)
 def test_a_form_begins_where_thinking_ends(family):
     thought = CALLS[family][0]

@@ -37,6 +37,7 @@ def text_of(events) -> str:
     return "".join(piece for _, data in events for piece, _ in data.get("text", ()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("as_served", [False, True], ids=["always", "as-served"])
 @pytest.mark.parametrize("speculate", [True, False], ids=["speculating", "plain"])
 @pytest.mark.parametrize(("kind", "options"), [("greedy", {}), ("sampled", SAMPLED)], ids=["greedy", "sampled"])
