@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, TaskType, get_peft_model
+from peft import LoraConfig, PeftModel, PolyConfig, PromptTuningConfig, TaskType, XLoraConfig, get_peft_model
 from transformers import LlamaConfig, PreTrainedModel
 
 import drafttree
@@ -169,6 +169,46 @@ def test_prompts_that_were_trained_are_refused():
     assert message in told(ModelError, drafttree.load, model, "lookup")
     options = {"max_new_tokens": 4, "custom_generate": drafttree.hf.generate("lookup")}
     assert message in told(ModelError, model.generate, input_ids=IDS, **options)
+
+
+def activated(**options) -> LoraConfig:
+    """An aLoRA adapter, which peft's wrapper switches on behind two tokens of the prompt."""
+    return lora(alora_invocation_tokens=PROMPT[2:4], init_lora_weights=False, task_type=TaskType.CAUSAL_LM, **options)
+
+
+def test_an_adapter_that_is_switched_on_by_tokens_is_refused_by_name_unless_it_is_off():
+    model = get_peft_model(base(), activated()).eval()
+    message = "it has an aLoRA adapter ('default'), which peft's wrapper switches on"
+    for target in (model, model.get_base_model()):
+        assert message in told(ModelError, drafttree.load, target, "lookup")
+    expected = stock(base())
+    assert stock(model) != expected
+    model.base_model.disable_adapter_layers()
+    assert own_text(drafttree.load(model, "lookup"), model) == expected
+
+
+def test_an_adapter_that_is_switched_on_by_tokens_is_refused_when_it_is_set_later():
+    model = adapted()
+    decoder = drafttree.load(model, "lookup")
+    model.add_adapter("other", activated())
+    model.eval().set_adapter("other")
+    assert "it has an aLoRA adapter ('other')" in told(ModelError, decoder.generate, PROMPT, max_new_tokens=4)
+    model.set_adapter("default")
+    own_text(decoder, model)
+
+
+def test_adapters_that_need_peft_in_every_call_are_refused_by_name(tmp_path):
+    for name in "01":
+        get_peft_model(base(), lora(int(name), init_lora_weights=False)).save_pretrained(tmp_path / name)
+    experts = {name: str(tmp_path / name) for name in "01"}
+    module = base()
+    module.config.use_cache = False  # X-LoRA asks for it
+    mixed = XLoraConfig(task_type=TaskType.CAUSAL_LM, hidden_size=64, xlora_depth=1, adapters=experts)
+    skills = PolyConfig(task_type=TaskType.CAUSAL_LM, r=2, n_tasks=2, n_skills=2, target_modules=["q_proj"])
+    for config, kind in ((mixed, "XLORA"), (skills, "POLY")):
+        model = get_peft_model(module if config is mixed else base(), config).eval()
+        message = f"an adapter that acts by what peft's wrapper does in each call ({kind}) is not in the model's layers"
+        assert message in told(ModelError, drafttree.load, model, "lookup")
 
 
 def test_compiled_models_are_unwrapped():

@@ -274,7 +274,7 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
     """The model behind our protocol, in evaluation mode; afterwards it is as it was.
 
     Raises:
-        ModelError: an adapter around it trains a prompt, or it cannot be verified in a tree.
+        ModelError: an adapter around it is not in its layers, or it cannot be verified in a tree.
     """
     prepare = vars(module).get("prepare_inputs_for_generation")  # peft's, while its own generate runs
     unwrap(getattr(prepare, "__self__", module))

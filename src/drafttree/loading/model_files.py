@@ -76,10 +76,10 @@ class ModelFiles:
         Raises:
             ValueError: it names no model that this version of transformers knows.
         """
-        kind = str(self.settings.get("model_type"))
-        if not self.names_model or kind == "mistral":  # which may stand for Ministral
+        model_type = str(self.settings.get("model_type"))
+        if not self.names_model or model_type == "mistral":  # which may stand for Ministral
             return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-        return CONFIG_MAPPING[kind].from_dict(deepcopy(self.settings), name_or_path=self.path)
+        return CONFIG_MAPPING[model_type].from_dict(deepcopy(self.settings), name_or_path=self.path)
 
     @cached_property
     def kind(self) -> str:

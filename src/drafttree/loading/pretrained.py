@@ -36,6 +36,7 @@ from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing
 from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.adapters import acts_by_call
 
 MAX_LAYERS = 1000
 LOADERS: dict[Any, Any] = {
@@ -53,7 +54,7 @@ def unwrap(source: Any) -> Any:
     Anything else passes as it is.
 
     Raises:
-        ModelError: an adapter that trains a prompt, which is not in the layers.
+        ModelError: an adapter that is not in the layers: it trains a prompt, or acts by arguments and hooks of a call.
     """
     if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
         return source
@@ -62,8 +63,10 @@ def unwrap(source: Any) -> Any:
     if not hasattr(source, "get_base_model"):
         return source
     adapter: Any = source.active_peft_config
-    if adapter.is_prompt_learning:
-        kind = f"an adapter that trains a prompt ({adapter.peft_type.value})"
+    kind = f"an adapter that trains a prompt ({adapter.peft_type.value})" if adapter.is_prompt_learning else None
+    if not kind and acts_by_call(type(source.base_model)):
+        kind = f"an adapter that acts by what peft's wrapper does in each call ({adapter.peft_type.value})"
+    if kind:
         raise ModelError(f"{kind} is not in the model's layers and cannot be used; pass the model without it")
     return unwrap(source.get_base_model())  # pyright: ignore[reportCallIssue]
 
@@ -73,7 +76,7 @@ def find_model(source: Any) -> ModelSource:
 
     Raises:
         ConfigError: the source is none of these.
-        ModelError: it has an adapter that trains a prompt.
+        ModelError: as of `unwrap`.
     """
     found = unwrap(source)
     if isinstance(found, str | Path | PreTrainedModel):

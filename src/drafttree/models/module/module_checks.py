@@ -10,6 +10,7 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from drafttree.core.errors import ModelError
+from drafttree.models.module.adapters import activated_adapter
 from drafttree.models.module.alibi import BUILDERS, has_alibi
 from drafttree.models.module.long_rope import ropes
 
@@ -44,6 +45,11 @@ def check_module(module: PreTrainedModel) -> None:
         kind = "layers of bitsandbytes that treat a column otherwise if any token of a pass has an outlier in it"
         advice = "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0)"
         raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; {advice}")
+    if adapter := next(filter(None, map(activated_adapter, module.modules())), None):
+        kind = (
+            f"an aLoRA adapter ({adapter!r}), which peft's wrapper switches on where a text has its invocation tokens"
+        )
+        raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; disable it, or set another adapter")
     empty = [key for key, tensor in tensors.items() if tensor.is_meta]
     if empty and not any(map(_execution_device, module.modules())):
         raise ModelError(f"{name} is loaded in part: {empty[0]} has no values (it is on the meta device); load it anew")
