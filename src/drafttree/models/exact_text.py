@@ -5,17 +5,19 @@ make rows depend on others: attention adds up in another order where other branc
 `drafttree.models.attention.exact_attention`), products of matrices use other kernels for other numbers of rows, and
 vectorised functions treat the last few values of a tensor differently. Which numbers of rows are safe depends on the
 device and its libraries, so it is tried out: the same tokens are scored one by one, as nodes of trees, and behind a
-prompt that was read in parts, after keys and values of random numbers.
+prompt that was read in parts, after keys and values of random numbers. Experts get as many rows as tokens are routed
+to them, which no bounds on a pass decide, so they compute every token alone (`drafttree.models.module.experts`).
 """
 
 import itertools
 from collections.abc import Hashable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drafttree.models.base import Backend, append
 from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.module.experts import token_by_token
 from drafttree.models.segment import Output, Segment, forward_in_groups, join
 from drafttree.models.wrapped_backends import WrappedBackend
 
@@ -38,12 +40,13 @@ class ExactTextBackend(WrappedBackend):
         inner: runs the passes.
         least: rows of a pass at least; smaller ones are padded.
         most: rows of a pass at most; larger ones are split. None for no limit.
+        experts: the modules of experts that the passes call.
     """
 
-    def __init__(self, inner: Backend, least: int, most: int | None) -> None:
+    def __init__(self, inner: Backend, least: int, most: int | None, experts: Sequence[nn.Module] = ()) -> None:
         super().__init__(inner)
         self.exact_text = True
-        self._least, self._most = least, most
+        self._least, self._most, self._experts = least, most, experts
 
     def new_cache(self, capacity: int) -> TreeCache:
         cache = super().new_cache(capacity)
@@ -80,7 +83,8 @@ class ExactTextBackend(WrappedBackend):
         """A pass whose last segment is padded, if there are too few rows."""
         *others, last = segments
         padding = max(0, self._least - sum(segment.nodes for segment in segments))
-        outputs = self._scored([*others, _pad(last, padding) if padding else last], hidden_layers)
+        with token_by_token(self._experts, padding):
+            outputs = self._scored([*others, _pad(last, padding) if padding else last], hidden_layers)
         last.cache.drop_last(padding)
         hidden = tuple(states[:, : last.nodes] for states in outputs[-1].hidden)
         return [*outputs[:-1], outputs[-1]._replace(hidden=hidden)]

@@ -15,6 +15,7 @@ from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend, is_supported
 from drafttree.models.fused.int8_linear import Int8Linear, quantization, unrounded_activations
+from drafttree.models.module.experts import routed_experts, unknown_experts
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit
 from drafttree.models.module.module_backend import ModuleBackend
@@ -106,8 +107,9 @@ def select_exact_text(module: PreTrainedModel) -> Backend:
     if has := _own_sums(module):
         raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
     inner = _trusted_fused(module, own, _allowed(module, backend, own)) or backend
+    experts = routed_experts(module)
     for least, most in ROWS:
-        found = ExactTextBackend(inner, least, most)
+        found = ExactTextBackend(inner, least, most, experts)
         if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
             return found
     where = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
@@ -138,6 +140,8 @@ def _own_sums(module: PreTrainedModel) -> str | None:
         return "attention of its own"
     if recurrent_layers(module):
         return "recurrent layers, which read a prompt by other sums than they decode with"
+    if (experts := unknown_experts(module)) is not None:
+        return f"experts ({experts}) that it routes tokens to in a way of its own"
     return None
 
 

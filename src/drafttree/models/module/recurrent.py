@@ -160,7 +160,7 @@ def stepping(
     with ExitStack() as undo:
         for name, layer in layers.items():
             states = [text.layers[name] for text in texts]
-            undo.enter_context(_forward(layer, _Runner(layer, cache, states, steps)))
+            undo.enter_context(replaced_forward(layer, _Runner(layer, cache, states, steps)))
         yield
 
 
@@ -235,9 +235,9 @@ class _Projections:
 
     def __enter__(self) -> "_Projections":
         for part in self._inputs:
-            self._undo.enter_context(_forward(part, partial(self._project, part, part.forward)))
+            self._undo.enter_context(replaced_forward(part, partial(self._project, part, part.forward)))
         if self._output is not None:
-            self._undo.enter_context(_forward(self._output, lambda x: x))
+            self._undo.enter_context(replaced_forward(self._output, lambda x: x))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -261,7 +261,7 @@ class _Projections:
 
 
 @contextmanager
-def _forward(part: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
+def replaced_forward(part: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
     """Another forward for a module, for a while."""
     own = vars(part).get("forward")
     part.forward = replacement
