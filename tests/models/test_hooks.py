@@ -86,7 +86,8 @@ def test_a_forward_that_was_put_into_a_class_is_never_bypassed(monkeypatch):
     assert after.tokens == alone == expected != before
     assert after.metrics.reused_tokens == 0
     assert repr(decoder.target).endswith(
-        "ModuleBackend, reuses no rows by default because of the forward of the class LlamaMLP)"
+        "ModuleBackend (no NativeBackend or FusedBackend: the forward of the class LlamaMLP is replaced), "
+        "reuses no rows by default because of the forward of the class LlamaMLP)"
     )
 
 

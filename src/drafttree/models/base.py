@@ -53,6 +53,7 @@ class Backend(Scorer, Protocol):
             decoding.
         lossy_window: the rows that tokens attend to, None for all of them.
         packed_nbytes: memory of packed copies of the weights, beside the weights themselves.
+        fallback_reason: which faster backends were refused for the module, and why; None if none was.
     """
 
     @property
@@ -63,6 +64,9 @@ class Backend(Scorer, Protocol):
 
     @property
     def packed_nbytes(self) -> int: ...
+
+    @property
+    def fallback_reason(self) -> str | None: ...
 
 
 class Model(Scorer, Protocol):

@@ -53,6 +53,7 @@ class TargetModel:
         refuse_autocast(input_device(module))
         self.module = module
         self._max_context: int | None = None
+        self._backend_name: str | None = None
         self._training = [part for part in module.modules() if part.training]
         module.eval()
         try:
@@ -75,7 +76,9 @@ class TargetModel:
         parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
         parts += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
         unseen = [f"reuses no rows by default because of {self.unseen}"] if self.unseen else []
-        return f"TargetModel({', '.join([type(self.module).__name__, *parts, type(self.backend).__name__, *unseen])})"
+        reason = f" ({self.backend.fallback_reason})" if self.backend.fallback_reason else ""
+        parts += [f"{type(self.backend).__name__}{reason}"]
+        return f"TargetModel({', '.join([type(self.module).__name__, *parts, *unseen])})"
 
     @property
     def backend(self) -> Backend:
@@ -156,3 +159,15 @@ class TargetModel:
         if self.unseen:
             logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
         self.nbytes = sum(each.nbytes for each in weights(module))
+        self._log_backend()
+
+    def _log_backend(self) -> None:
+        """Say which backend runs the passes, if it is not the fastest, or is another one since the module changed."""
+        model, name, reason = type(self.module).__name__, type(self.backend).__name__, self.backend.fallback_reason
+        is_another = self._backend_name not in (None, name)
+        if reason:
+            level = logging.WARNING if is_another else logging.INFO
+            logger.log(level, "%s runs on %s: %s", model, name, reason)
+        elif is_another:
+            logger.info("%s runs on %s again", model, name)
+        self._backend_name = name

@@ -1,7 +1,9 @@
 """The last check before a model is trusted: small trees, scored by a backend and by the untouched module."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from drafttree.models.attention.tree_attention import NoTreeError
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
-from drafttree.models.fused.fused_backend import FusedBackend, is_supported
+from drafttree.models.fused.fused_backend import FusedBackend, why_not_fused
 from drafttree.models.fused.int8_linear import Int8Linear, quantization, unrounded_activations
 from drafttree.models.module.experts import routed_experts, unknown_experts
 from drafttree.models.module.fingerprint import SelectedBackend
@@ -27,7 +29,7 @@ from drafttree.models.module.module_checks import (
     takes_mask,
 )
 from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
-from drafttree.models.native.native_backend import NativeBackend, is_native
+from drafttree.models.native.native_backend import NativeBackend, why_not_native
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
@@ -50,6 +52,8 @@ ROWS = ((1, None), (1, 32), (16, None), (16, 16))
 Reference = list[tuple[Probe, Tensor]]
 """A module's own logits of every probe."""
 
+FusedOrModule = TypeVar("FusedOrModule", FusedBackend, ModuleBackend)
+
 KEPT = "_verified_by_drafttree"
 """Name of the attribute under which a module holds its `_Kept`."""
 
@@ -66,17 +70,16 @@ def select_backend(module: PreTrainedModel) -> Backend:
     backend, own = _verify(module)
     if tensor_parallel_size(module) > 1:
         return ShardedBackend(backend)
-    if native := _trusted_native(module, backend, own):
-        return native
-    allowed = _allowed(module, backend, own)
-    fused = _trusted_fused(module, own, allowed)
-    if fused is None:
-        return backend
-    if module.device.type != "cuda" or fused.spans != (EVERYTHING,):
-        return fused
-    varlen = find_varlen_attention(fused.empty, fused.layers[0].key_heads, fused.layers[0].width)
-    recorded = RecordedBackend(fused, CudaGraphs(module.device), varlen)
-    return recorded if _repeats(recorded, own, allowed) else fused
+    fast = _fastest(module, backend, own)
+    if module.device.type != "cuda" or not isinstance(fast, FusedBackend):
+        return fast
+    if fast.spans != (EVERYTHING,):
+        return _instead(fast, RecordedBackend="its layers have windows")
+    varlen = find_varlen_attention(fast.empty, fast.layers[0].key_heads, fast.layers[0].width)
+    recorded = RecordedBackend(fast, CudaGraphs(module.device), varlen)
+    if _repeats(recorded, own, _allowed(module, backend, own)):
+        return recorded
+    return _instead(fast, RecordedBackend="its passes give other logits when they are replayed")
 
 
 def select_unrecorded(module: PreTrainedModel, native: bool = True) -> Backend:
@@ -90,8 +93,7 @@ def select_unrecorded(module: PreTrainedModel, native: bool = True) -> Backend:
         ModelError: as of `select_backend`.
     """
     backend, own = _verify(module)
-    found = _trusted_native(module, backend, own) if native else None
-    return found or _trusted_fused(module, own, _allowed(module, backend, own)) or backend
+    return _fastest(module, backend, own, native=native)
 
 
 def select_exact_text(module: PreTrainedModel) -> Backend:
@@ -101,12 +103,12 @@ def select_exact_text(module: PreTrainedModel) -> Backend:
         ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
     backend, own = _verify(module)
-    if native := _trusted_native(module, backend, own):
-        return native
     kind = type(module).__name__
     if has := _own_sums(module):
         raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
-    inner = _trusted_fused(module, own, _allowed(module, backend, own)) or backend
+    inner = _fastest(module, backend, own)
+    if inner.exact_text:
+        return inner
     experts = routed_experts(module)
     for least, most in ROWS:
         found = ExactTextBackend(inner, least, most, experts)
@@ -128,7 +130,8 @@ def select_windowed(module: PreTrainedModel, window: LossyWindow) -> WindowedBac
     if recurrent_layers(module):
         kind = type(module).__name__
         raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
-    inner = select_unrecorded(module, native=False) if is_native(module) else select_backend(module)
+    is_native = why_not_native(module) is None
+    inner = select_unrecorded(module, native=False) if is_native else select_backend(module)
     return WindowedBackend(inner, window)
 
 
@@ -145,28 +148,70 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     return None
 
 
-def _trusted_native(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> NativeBackend | None:
-    """A module's passes in one call if that supports it and gives its own logits."""
-    if not is_native(module):
-        return None
+def _fastest(
+    module: PreTrainedModel, backend: ModuleBackend, reference: Reference, native: bool = True
+) -> NativeBackend | FusedBackend | ModuleBackend:
+    """The fastest backend that gives a module's own logits, but for recorded passes; it knows why it is no faster one.
+
+    Args:
+        module: the module.
+        backend: runs it.
+        reference: its logits.
+        native: whether passes in one call will do.
+    """
+    refused: dict[str, str] = {}
+    if native and module.device.type == "cpu":
+        packed = _trusted_native(module, backend, reference)
+        if not isinstance(packed, str):
+            return packed
+        refused["NativeBackend"] = packed
+    fused = _trusted_fused(module, reference, _allowed(module, backend, reference))
+    if not isinstance(fused, str):
+        return _instead(fused, **refused)
+    return _instead(backend, **refused, FusedBackend=fused)
+
+
+def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
+    """A backend that is to say why faster ones, given by name, do not run the module."""
+    by_reason = defaultdict[str, list[str]](list)
+    for name, reason in refused.items():
+        by_reason[reason].append(name)
+    reasons = [f"no {' or '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    backend.fallback_reason = "; ".join(reasons) or None
+    return backend
+
+
+def _trusted_native(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> NativeBackend | str:
+    """A module's passes in one call if that supports it and gives its own logits, else why not."""
+    if reason := why_not_native(module):
+        return reason
     allowed = _allowed(module, backend, own, INT8_ROWS if quantization(module) == "int8" else 0.0)
     try:
         native = NativeBackend(module)
-        return native if _gap(native, own) <= allowed else None
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # a layer was replaced by one of another kind or size
-        return None
+        return native if (gap := _gap(native, own)) <= allowed else _other_logits(gap)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        return _other_layer(error)
 
 
 @unrounded_activations()
-def _trusted_fused(module: PreTrainedModel, own: Reference, allowed: float) -> FusedBackend | None:
-    """The fused layers of a module if they support it and give its own logits."""
-    if not is_supported(module):
-        return None
+def _trusted_fused(module: PreTrainedModel, own: Reference, allowed: float) -> FusedBackend | str:
+    """The fused layers of a module if they support it and give its own logits, else why not."""
+    if reason := why_not_fused(module):
+        return reason
     try:
         fused = FusedBackend(module)
-        return fused if _gap(fused, own) <= allowed else None
-    except (AttributeError, RuntimeError):  # a layer was replaced by one of another kind or size
-        return None
+        return fused if (gap := _gap(fused, own)) <= allowed else _other_logits(gap)
+    except (AttributeError, RuntimeError) as error:
+        return _other_layer(error)
+
+
+def _other_logits(gap: float) -> str:
+    return f"its logits differ by {gap:.3g} from the module's own"
+
+
+def _other_layer(error: Exception) -> str:
+    """Why a layer cannot be run that was replaced by one of another kind or size."""
+    return f"a layer is not as those of its family ({str(error).partition(chr(10))[0]})"
 
 
 def verify_once(module: PreTrainedModel) -> ModuleBackend:
@@ -289,7 +334,7 @@ def _allowed(module: PreTrainedModel, backend: ModuleBackend, own: Reference, un
     """
     if module.dtype in FUSED_TOLERANCE and not unit:
         return FUSED_TOLERANCE[module.dtype]
-    if not is_supported(module):
+    if why_not_fused(module):
         return 0.0
     with _extra_rounding(module, max(unit, torch.finfo(module.dtype).eps)):
         return FUSED_NOISES * _gap(backend, own)

@@ -22,7 +22,7 @@ class WrappedBackend:
         self._inner = inner
         self.device = inner.device
         self.exact_text, self.lossy_window = inner.exact_text, inner.lossy_window
-        self.packed_nbytes = inner.packed_nbytes
+        self.packed_nbytes, self.fallback_reason = inner.packed_nbytes, inner.fallback_reason
 
     @property
     def shares_passes(self) -> bool:

@@ -3,6 +3,7 @@
 Models of one seed are edited before and after they are packed; both have to give the same logits bit for bit.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import MistralConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import drafttree
 from drafttree.models import TargetModel, append, select_backend
@@ -168,3 +170,80 @@ def test_a_text_alone_in_a_list_and_in_an_engine_has_the_new_bias():
             else:
                 found = [engine.submit(TOKENS, max_new_tokens=4).result()]
             assert all(text.tokens == [token] * 4 for text in found)
+
+
+def test_who_falls_back_says_why_and_comes_back(caplog):
+    caplog.set_level(logging.INFO, logger="drafttree")
+    model = TargetModel(make("llama"), select_backend)
+    activation = model.module.model.layers[1].mlp.act_fn
+    model.module.model.layers[1].mlp.act_fn = nn.Mish()
+    before = logits(model)
+    reason = "no NativeBackend: a layer is not as those of its family (Mish is no activation that is known)"
+    assert f"FusedBackend ({reason})" in repr(model)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", f"LlamaForCausalLM runs on FusedBackend: {reason}")
+    ]
+    model.module.model.layers[1].mlp.act_fn = activation
+    assert not torch.equal(logits(model), before)
+    assert repr(model).endswith("NativeBackend)")
+    assert caplog.records[-1].message == "LlamaForCausalLM runs on NativeBackend again"
+
+
+class Doubled(nn.Module):
+    """A layer of a user's own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 2 * self.inner(states)
+
+
+def place(module: Any, mlp: nn.Module) -> None:
+    module.model.layers[2].mlp = mlp
+
+
+OTHERS: dict[str, Edit] = {
+    "model.layers.2.mlp is of the class Doubled, which is none of transformers' own layers": lambda module: place(
+        module, Doubled(module.model.layers[2].mlp)
+    ),
+    "model.layers.2.mlp has a forward hook": lambda module: module.model.layers[2].mlp.register_forward_hook(
+        lambda _, __, output: 2 * output
+    ),
+    "the forward of model.layers.2.mlp is replaced": lambda module: setattr(
+        module.model.layers[2].mlp, "forward", torch.zeros_like
+    ),
+    "model.layers.2.self_attn is in training mode; call its eval()": lambda module: module.model.layers[
+        2
+    ].self_attn.train(),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_a_layer_that_no_other_code_may_run_is_named(reason, caplog):
+    module = make("llama")
+    decoder = drafttree.load(module, "lookup")
+    decoder.generate(TOKENS, max_new_tokens=1)
+    OTHERS[reason](module)
+    decoder.generate(TOKENS, max_new_tokens=1)
+    assert f"ModuleBackend (no NativeBackend or FusedBackend: {reason})" in repr(decoder.target)
+    assert f"LlamaForCausalLM runs on ModuleBackend: no NativeBackend or FusedBackend: {reason}" in caplog.messages
+    assert not decoder.target.exact_text
+
+
+@pytest.mark.parametrize("tokens", [tiny.VOCAB + 7, tiny.VOCAB - 7])
+def test_layers_made_in_training_mode_that_do_not_look_at_it_are_packed(tokens):
+    module = make("llama")
+    decoder = drafttree.load(module, "lookup")
+    decoder.generate(TOKENS, max_new_tokens=1)
+    module.resize_token_embeddings(tokens)
+    module.model.layers[0].mlp = LlamaMLP(module.config)
+    assert module.lm_head.training
+    prompt = [token % tokens for token in TOKENS]
+    text = decoder.generate(prompt, max_new_tokens=12, temperature=0).tokens
+    assert repr(decoder.target).endswith("NativeBackend)")
+    assert decoder.target.vocab_size == tokens
+    decoder.target.release()
+    ids = torch.tensor([prompt])
+    assert text == module.generate(ids, max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()

@@ -24,7 +24,7 @@ from drafttree.models.fused.fused_layers import (
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.module.long_rope import ropes
-from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.module.plain_module import why_not_plain
 from drafttree.models.segment import Output, Segment, join, split, split_layers
 
 LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
@@ -35,7 +35,7 @@ class FusedBackend:
     """Runs fused layers. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        module: a model for which `is_supported` is true.
+        module: a model of which `why_not_fused` says nothing.
 
     Attributes:
         layers: the fused layers.
@@ -48,6 +48,7 @@ class FusedBackend:
     lossy_window = None
     shares_passes = True
     packed_nbytes = 0
+    fallback_reason: str | None = None
 
     def __init__(self, module: PreTrainedModel) -> None:
         decoder: Any = module.get_decoder()
@@ -126,12 +127,16 @@ def logits_divisor(config: PreTrainedConfig) -> float:
     return float(config.logits_scaling) if config.model_type == "granite" else 1.0
 
 
-def is_supported(module: PreTrainedModel) -> bool:
-    """Whether fused layers can stand in for a module: its family, and plain layers on one device."""
+def why_not_fused(module: PreTrainedModel) -> str | None:
+    """Why fused layers cannot stand in for a module: its family, layers, hooks or devices; None if they can."""
     config = module.config
-    static = all(rope.get("rope_type") in STATIC_ROPES for rope in ropes(config))
-    capped = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping"))
-    if config.model_type not in LLAMAS | {"gpt_neox"} or capped or not static:
-        return False
-    on_one_device = {parameter.device for parameter in module.parameters()} == {module.device}
-    return on_one_device and is_plain_module(module)
+    if config.model_type not in LLAMAS | {"gpt_neox"}:
+        return f"layers of the family {config.model_type} are not known"
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, name, None):
+            return f"its config has {name}"
+    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - STATIC_ROPES:
+        return f"rotary embeddings of the type {min(changing)} are not known"
+    if {parameter.device for parameter in module.parameters()} != {module.device}:
+        return "its weights are on several devices"
+    return why_not_plain(module)

@@ -47,6 +47,7 @@ class ModuleBackend:
     exact_text = False
     lossy_window = None
     packed_nbytes = 0
+    fallback_reason: str | None = None
 
     def __init__(self, module: PreTrainedModel) -> None:
         if reason := incompatibility(module):

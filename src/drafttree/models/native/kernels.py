@@ -45,11 +45,22 @@ def find_native() -> Any:
 native: Any = find_native()
 
 
-def knows(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> bool:
-    """Whether weights of a dtype on a device can be packed, and those of eight bits if some are quantised."""
-    if native is None or device.type != "cpu" or dtype not in FORMATS:
-        return False
-    return all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])]))
+def why_not_packed(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> str | None:
+    """Why weights of a dtype on a device, some of eight bits if `quantized`, are not packed; None if they can be."""
+    if device.type != "cpu":
+        return f"weights on {device.type} are not packed"
+    if native is None:
+        return "drafttree-native is not installed, or cannot be used here"
+    if dtype not in FORMATS:
+        return f"weights of {str(dtype).removeprefix('torch.')} are not packed"
+    if not all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])])):
+        return "this build of drafttree-native computes rows in different ways on this processor"
+    return None
+
+
+def knows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of a dtype on a device can be packed."""
+    return why_not_packed(dtype, device) is None
 
 
 @lru_cache

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from drafttree.core.machine_memory import machine_memory
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.fused.fused_backend import is_supported
+from drafttree.models.fused.fused_backend import why_not_fused
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import Released, can_release, look
-from drafttree.models.native.kernels import draft_chains, knows, run_pass
+from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
 from drafttree.models.native.native_layers import weight_name
 from drafttree.models.native.packed_model import PackedModel, packed_models
 from drafttree.models.segment import Output, Segment, split, split_layers
@@ -27,25 +27,28 @@ LEFT_FREE = 0.1
 """The share of the machine's memory that packing leaves free."""
 
 
-def is_native(module: PreTrainedModel) -> bool:
-    """Whether passes of a module can be run in one call: the package is here, and knows the family and its dtype."""
-    if not is_supported(module):
-        return False
+def why_not_native(module: PreTrainedModel) -> str | None:
+    """Why passes of a module cannot be run in one call, None if they can be."""
+    if reason := why_not_fused(module):
+        return reason
     products = _products(module)
-    if not all(isinstance(part, nn.Linear | Int8Linear) for part in products):
-        return False
-    if not knows(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
-        return False
+    for part in products:
+        if not isinstance(part, nn.Linear | Int8Linear) or weight_name(part) not in look(part):
+            return f"{type(part).__name__} is no linear layer that can be packed"
+    if reason := why_not_packed(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
+        return reason
     memory = machine_memory()
     copied = sum(look(part)[weight_name(part)].nbytes for part in products if not _is_released_by(part))
-    return not copied or module in packed_models or memory is None or memory.free - copied > LEFT_FREE * memory.total
+    if not copied or module in packed_models or memory is None or memory.free - copied > LEFT_FREE * memory.total:
+        return None
+    return f"a packed copy of its weights needs {copied / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
 
 
 class NativeBackend:
     """Runs passes in one call. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        module: a model for which `is_native` is true.
+        module: a model of which `why_not_native` says nothing.
 
     Raises:
         AttributeError: a layer is not as those of its family.
@@ -55,6 +58,7 @@ class NativeBackend:
     exact_text = True
     lossy_window = None
     shares_passes = True
+    fallback_reason = None
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.device = module.device

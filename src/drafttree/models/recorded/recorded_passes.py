@@ -180,6 +180,7 @@ class RecordedBackend:
     """
 
     exact_text = False
+    fallback_reason = None
     lossy_window = None
     shares_passes = True
 
