@@ -62,13 +62,14 @@ def unwrap(source: Any) -> Any:
         return unwrap(compiled)
     if not hasattr(source, "get_base_model"):
         return source
-    adapter: Any = source.active_peft_config
+    wrapper: Any = source
+    adapter = wrapper.active_peft_config
     kind = f"an adapter that trains a prompt ({adapter.peft_type.value})" if adapter.is_prompt_learning else None
-    if not kind and acts_by_call(type(source.base_model)):
+    if not kind and acts_by_call(type(wrapper.base_model)):
         kind = f"an adapter that acts by what peft's wrapper does in each call ({adapter.peft_type.value})"
     if kind:
         raise ModelError(f"{kind} is not in the model's layers and cannot be used; pass the model without it")
-    return unwrap(source.get_base_model())  # pyright: ignore[reportCallIssue]
+    return unwrap(wrapper.get_base_model())
 
 
 def find_model(source: Any) -> ModelSource:
