@@ -42,6 +42,33 @@ def accepts(grammar, text: str) -> bool:
     return state is not None and END in allowed(state)
 
 
+def conforming(grammar, texts) -> list[bool]:
+    """Whether each of some texts conforms to a grammar as a whole; asks llguidance alone, so that many take no time."""
+    first, conform = _byte_matcher(grammar), []
+    for text in texts:
+        matcher, spelled = first.deep_copy(), [*text.encode()]
+        conform.append(matcher.try_consume_tokens(spelled) == len(spelled) and matcher.is_accepting())
+    return conform
+
+
+def forced(grammar) -> bytes:
+    """The text that a grammar leaves alone possible at its beginning."""
+    return _byte_matcher(grammar).compute_ff_bytes()
+
+
+def _byte_matcher(grammar):
+    import llguidance
+
+    return llguidance.LLMatcher(_library_tokenizer(), grammar.text, log_level=0)
+
+
+@functools.cache
+def _library_tokenizer():
+    import llguidance
+
+    return llguidance.LLTokenizer("byte")
+
+
 def written(grammar, draw: random.Random, most: int = 400) -> str:
     """A text drawn byte by byte from those that a grammar allows, its end as soon as it may be after some bytes."""
     state, text = grammar.new_state(byte_tokenizer(), VOCAB, (END,)), bytearray()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from drafttree.constraints import grammar, schema_comparison
 from drafttree.constraints.json_schema import prepare_schema
 from drafttree.errors import ConfigError
-from testing.grammars import accepts, written
+from testing.grammars import accepts, conforming, written
 
 pytest.importorskip("llguidance")
 
@@ -54,6 +54,7 @@ REFUSED = {
     "'minProperties' 2, which one name": {"allOf": [obj(minProperties=2), obj(required=["a"])]},
     "'maximum' of 10000000000000000000, which is beyond 64 bits,": {"type": "number", "maximum": 10**19},
     "'minimum' of -1e+19, which is beyond 64 bits,": {"type": "number", "minimum": -1e19},
+    "'minimum' of 1e-300, which has more than 60 decimals,": {"type": "number", "minimum": 1e-300},
     "'exclusiveMaximum' of 10000000... (31 digits)": {"type": "integer", "exclusiveMaximum": 10**30},
     "9223372036854775808 in 'const', which is beyond 64 bits,": {"const": 2**63},
     "-1000000... (31 digits) in 'enum', which is beyond 64 bits,": {"enum": [1, {"a": [-(10**30)]}]},
@@ -77,6 +78,33 @@ def test_parts_that_cannot_be_enforced_are_refused_by_name(words, capfd):
     assert words in str(error.value)
     assert str(error.value).endswith("cannot be enforced; leave it out")
     assert not capfd.readouterr().err
+
+
+OLD = {
+    "required": True,
+    "divisibleBy": 2,
+    "disallow": "null",
+    "extends": {"type": "string"},
+    "dependencies": {"a": "b"},
+    "minimumCanEqual": False,
+    "maximumCanEqual": False,
+}
+
+
+@pytest.mark.parametrize("keyword", OLD)
+@pytest.mark.parametrize("type_name", ["string", "number", "integer", "boolean", "null", "array", "object"])
+def test_keywords_of_old_drafts_are_refused_whatever_the_type(keyword, type_name):
+    for location, schema in (
+        ("#", {"type": type_name, keyword: OLD[keyword]}),
+        ("#/properties/x", obj(properties={"x": {"type": type_name, keyword: OLD[keyword]}})),
+    ):
+        with pytest.raises(ConfigError, match=rf"'{keyword}'.* at {location} cannot be enforced; leave it out"):
+            grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize("type_name", ["string", "number", "array", "object"])
+def test_that_a_property_need_not_be_there_may_be_said_as_in_draft_3(type_name):
+    assert accepts(grammar.json_schema(obj(properties={"x": {"type": type_name, "required": False}})), "{}")
 
 
 REFUSED_BY_LIBRARY = {
@@ -190,6 +218,7 @@ OWN = obj(properties={"a": WHOLE}, required=["a"], additionalProperties=False)
         ({"type": "array", "items": WHOLE, "uniqueItems": False, "minItems": 1}, [1, 1], []),
         (obj(propertyNames={"maxLength": 2}, additionalProperties=WHOLE), {"ab": 1}, {"abc": 1}),
         (obj(properties={"z": TEXT, "y": TEXT}, minProperties=1), {"z": "a"}, {}),
+        (obj(properties={"z": TEXT, "y": TEXT}, maxProperties=1), {"y": "a"}, {"z": "a", "y": "a"}),
         (obj(properties={"name": TEXT}, patternProperties={"^x-[0-9]$": WHOLE}), {"name": "a", "x-1": 2}, {"x-1": "a"}),
         (obj(properties={"child": {"$ref": "#"}}, additionalProperties=False), {"child": {}}, {"child": 1}),
         ({"type": "string", "format": "something", "maxLength": 2}, "ab", "abc"),
@@ -236,11 +265,59 @@ def test_accepted_schemas_are_enforced(schema, good, bad, capfd):
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize("text", ['{"\\u0061": "x"}', '{"b": "\\u0061"}', '{"b": "x", "\\u0061": "x"}'])
-def test_a_name_has_one_spelling(text):
-    """Spelled in another way it would pass as another name, of which the schema says something else."""
-    schema = obj(properties={"a": WHOLE}, additionalProperties=TEXT)
-    assert not accepts(grammar.json_schema(schema), text)
+LEAVES = [
+    (TEXT, "it\u2019s"),
+    ({"type": "string", "pattern": "^[a-c]+$"}, "abc"),
+    ({"enum": ["a", "b", 3, None]}, 3),
+    ({"const": {"a": [1, "b"]}}, {"a": [1, "b"]}),
+    (WHOLE, 12),
+    ({"type": "number", "exclusiveMinimum": 0}, 0.5),
+    ({"type": "integer", "multipleOf": 3}, 12),
+    ({"type": ["boolean", "null"]}, True),
+    (obj(), {"a": 1, "b": [None, {"c": "x"}]}),
+    ({}, [1, "a", {}]),
+]
+
+
+@st.composite
+def schemas_with_values(draw, depth: int = 2) -> tuple[dict, object]:
+    """A schema, and a value that conforms to it, whose properties come in its order."""
+    shape = draw(st.sampled_from(["leaf", "object", "array", "any of"])) if depth else "leaf"
+    if shape == "leaf":
+        return draw(st.sampled_from(LEAVES))
+    below = schemas_with_values(depth=depth - 1)
+    if shape == "object":
+        properties = draw(st.dictionaries(st.sampled_from("abcd"), below, max_size=3))
+        required = draw(st.lists(st.sampled_from([*properties]), unique=True)) if properties else []
+        there = {name for name in properties if name in required or draw(st.booleans())}
+        further, value = draw(st.sampled_from([(False, None), *LEAVES]))
+        schemas = {name: schema for name, (schema, _) in properties.items()}
+        values = {name: value for name, (_, value) in properties.items() if name in there}
+        values |= {"e": value} if further is not False and draw(st.booleans()) else {}
+        return obj(properties=schemas, required=required, additionalProperties=further), values
+    members = draw(st.lists(below, min_size=1, max_size=3))
+    if shape == "any of":
+        return {"anyOf": [schema for schema, _ in members]}, draw(st.sampled_from(members))[1]
+    least, first = draw(st.integers(0, len(members))), [schema for schema, _ in members]
+    values = [value for _, value in members[: draw(st.integers(least, len(members)))]]
+    return {"type": "array", "prefixItems": first, "items": draw(st.booleans()), "minItems": least}, values
+
+
+@given(st.lists(schemas_with_values(), min_size=2, max_size=5))
+@settings(max_examples=25)
+def test_values_of_a_schema_are_written_and_no_others(cases):
+    texts = [json.dumps(value, ensure_ascii=False) for _, value in cases] + [json.dumps(value) for _, value in cases]
+    for schema, value in cases:
+        conform = dict(zip(texts, conforming(grammar.json_schema(schema), texts), strict=True))
+        judge = jsonschema.Draft202012Validator(schema)
+        assert conform[json.dumps(value)]
+        assert conform[json.dumps(value, ensure_ascii=False)]
+        assert all(judge.is_valid(json.loads(text)) for text, conforms in conform.items() if conforms)
+
+
+def test_members_that_begin_alike_are_followed_side_by_side():
+    made = grammar.json_schema({"anyOf": [obj(), obj(properties={"a": {"enum": [1, 2]}}, required=["a"])]})
+    assert conforming(made, ['{"a": 1}', '{"a": "x"}', '{"a": 1, "b": 3}', '{"ab": 1}']) == [True] * 4
 
 
 WALKED = {

@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafttree.constraints import grammar
-from drafttree.constraints.patterns import join_halves, whole_pattern
+from drafttree.constraints.lark import Rules, matching
+from drafttree.constraints.patterns import join_halves, texts_with
 from drafttree.errors import ConfigError
-from testing.grammars import accepts, written
+from testing.grammars import accepts, conforming, written
+from testing.json_spellings import CHARACTERS, spelled, spellings
+from testing.json_spellings import TEXTS as TEXTS_OF_JSON
 
 pytest.importorskip("llguidance")
 
@@ -38,24 +41,26 @@ def test_patterns_match_what_they_match_in_python(pattern):
         (grammar.regex, re.fullmatch, "{}"),
         (lambda each: grammar.json_schema({"type": "string", "pattern": each}), re.search, '"{}"'),
     ):
-        refused = ""
-        found = expected = {text for text in TEXTS if matches(pattern, text)}
         try:
             made = make(pattern)
-            found = {text for text in TEXTS if accepts(made, form.format(text))}
-        except ConfigError as error:
-            refused = str(error)
-        assert not refused or "^" in pattern or "$" in pattern or "allows no text" in refused
-        assert found == expected
+        except ConfigError:
+            assert "^" in pattern or "$" in pattern
+            continue
+        expected = [bool(matches(pattern, text)) for text in TEXTS]
+        assert conforming(made, [form.format(text) for text in TEXTS]) == expected
 
 
 @settings(max_examples=100)
 @given(PARTS)
-def test_a_pattern_for_whole_texts_matches_those_of_which_a_part_matches(pattern):
-    whole = whole_pattern(pattern)
-    if not re.search(r"[$^]", re.sub(r"\[[^\]]*\]", "", whole)):
-        for text in TEXTS:
-            assert bool(re.fullmatch(whole, text)) == bool(re.search(pattern, text))
+def test_a_pattern_stands_for_the_texts_of_which_a_part_matches(pattern):
+    """In arguments that stand between marks without quotes; or it is refused, as most are that have anchors inside."""
+    rules = Rules()
+    try:
+        texts = rules.add(texts_with("pattern", pattern, rules, as_json=False), plain=True)
+    except ConfigError:
+        assert "^" in pattern or "$" in pattern
+        return
+    assert matching(rules.grammar(texts), TEXTS) == [bool(re.search(pattern, text)) for text in TEXTS]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +117,116 @@ def test_what_has_no_one_meaning_is_refused(pattern, words):
         with pytest.raises(ConfigError, match=words) as error:
             make(pattern)
         assert "\n" not in str(error.value)
+
+
+CLASSES = [
+    '[^"]',
+    r"[^\\]",
+    '[^<>"]',
+    r"[^\/:*?\"<>|\\]",
+    ".",
+    "[^a]",
+    r"[^\t ]",
+    r"[^\w]",
+    r'["\\]',
+    r"[\x00-\x1f]",
+    r'[^"\x00-\x1f]',
+]
+CLASSES += [
+    r"\D",
+    r"[^\x00-\x7f]",
+    "[é-\U0001f600]",
+    r"[\ud83d\ude00]",
+    r"\u2019",
+    '"',
+    r"\\",
+    r"\/",
+    r"[\t-]",
+    r"[^,\]]",
+]
+PIECES = st.tuples(st.sampled_from(CLASSES), st.sampled_from(["", "*", "+", "?", "{2}"])).map("".join)
+JSON_PATTERNS = st.tuples(
+    st.sampled_from(["", "^"]), st.lists(PIECES, min_size=1, max_size=3).map("".join), st.sampled_from(["", "$"])
+).map("".join)
+
+
+def in_python(pattern: str) -> re.Pattern:
+    """The same in Python's dialect, where `.` is any character but a line feed, and `$` may stand before a last one."""
+    written = re.sub(r"\\ud83d\\ude00", "\U0001f600", pattern)
+    written = re.sub(r"(\[(?:\\.|[^\]\\])*\]|\\.)|(\.)", lambda part: part[1] or r"[^\n\r\u2028\u2029]", written)
+    return re.compile(written.removesuffix("$") + r"\Z" * written.endswith("$"), re.ASCII)
+
+
+@st.composite
+def strings(draw) -> list[tuple[str, str]]:
+    """Texts, and each as a string of JSON."""
+    texts = draw(st.lists(TEXTS_OF_JSON, min_size=6, max_size=12, unique=True))
+    return [(text, draw(spelled(text))) for text in texts]
+
+
+def check_strings(pattern: str, texts: list[tuple[str, str]]) -> None:
+    expected = [bool(in_python(pattern).search(text)) for text, _ in texts]
+    values = {"type": "string", "pattern": pattern}
+    names = {"type": "object", "patternProperties": {pattern: True}, "additionalProperties": False}
+    all_names = {"type": "object", "propertyNames": {"pattern": pattern}, "additionalProperties": True}
+    assert conforming(grammar.json_schema(values), [string for _, string in texts]) == expected
+    for schema in (names, all_names):
+        assert conforming(grammar.json_schema(schema), [f"{{{string}: 1}}" for _, string in texts]) == expected
+
+
+@given(JSON_PATTERNS, strings())
+@settings(max_examples=40)
+def test_patterns_of_strings_and_names_match_what_they_match_in_python(pattern, texts):
+    check_strings(pattern, texts)
+
+
+@pytest.mark.slow
+@given(JSON_PATTERNS, strings())
+@settings(max_examples=2_000)
+def test_any_patterns_of_strings_and_names_match_what_they_match_in_python(pattern, texts):
+    """`test_patterns_of_strings_and_names_match_what_they_match_in_python` is the quick one."""
+    check_strings(pattern, texts)
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_classes_with_quotes_and_backslashes_are_enforced(pattern):
+    made = grammar.json_schema({"type": "string", "pattern": f"^{pattern}$"})
+    names = grammar.json_schema(
+        {"type": "object", "patternProperties": {f"^{pattern}$": True}, "additionalProperties": False}
+    )
+    for character in CHARACTERS:
+        ways, expected = spellings(character), bool(in_python(f"^{pattern}$").search(character))
+        assert conforming(made, [f'"{way}"' for way in ways]) == [expected] * len(ways)
+        assert conforming(names, [f'{{"{way}": 1}}' for way in ways]) == [expected] * len(ways)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "wrong"),
+    [
+        (r"\p{L}", ["a", "é", r"\u0061"], ["0", '\\"', r"\u0022", r"\u00e9"]),
+        (r"[^\p{L}]", ["0", '\\"', r"\u0022", r"\n", "\u2019"], ["a", "é", r"\u0061", r"\u2019"]),
+        (r"[^\p{L}\"\x00-\x1f]", ["0", r"\\", r"\/"], ["a", '\\"', r"\u0022", r"\n"]),
+        (r"[\p{Lu}0é]", ["É", "0", "é", "A", r"\u0041"], ["a", r"\\"]),
+    ],
+)
+def test_unicode_properties_are_enforced(pattern, good, wrong):
+    """Their characters beyond ASCII are written as they are."""
+    made = grammar.json_schema({"type": "string", "pattern": f"^{pattern}$"})
+    assert conforming(made, [f'"{text}"' for text in good]) == [True] * len(good)
+    assert conforming(made, [f'"{text}"' for text in wrong]) == [False] * len(wrong)
+
+
+def test_a_pattern_that_takes_too_much_to_compare_is_refused():
+    """It would pass for one that matches no name."""
+    schema = {"type": "object", "properties": {"a" * 3_000: {}}, "patternProperties": {"a.{2000}a": {}}}
+    with pytest.raises(ConfigError, match=r"a pattern takes too much to compare .*; make it simpler"):
+        grammar.json_schema(schema)
+
+
+@pytest.mark.parametrize("pattern", [r"[^\D\d]", r"^[^\w\W]$"])
+def test_a_class_without_characters_is_refused(pattern):
+    with pytest.raises(ConfigError, match="stands for no character"):
+        grammar.json_schema({"type": "string", "pattern": pattern})
 
 
 WALKED = [

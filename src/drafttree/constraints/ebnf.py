@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drafttree.constraints.lark import Rules, literal
-from drafttree.constraints.patterns import LARGEST, bound_of, check_text, join_halves, rust_class
+from drafttree.constraints.lark import LARGEST, Rules, literal
+from drafttree.constraints.patterns import bound_of, check_text, join_halves, read_class
 from drafttree.core.errors import ConfigError
 
 NAME = "EBNF grammar"
@@ -144,7 +144,7 @@ class _Body:
                 case "text":
                     made = literal(self._spelled(token))
                 case "class":
-                    made = f"/{rust_class(NAME, ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0])))}/"
+                    made = f"/{read_class(NAME, ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0]))).in_rust()}/"
                 case "any":
                     made = r"/[^\n\r]/"
                 case "name":

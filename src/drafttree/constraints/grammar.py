@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttree.constraints.ebnf import ebnf_rules
 from drafttree.constraints.json_schema import schema_texts
-from drafttree.constraints.lark import Rules, limits, load_library, one_line, problem_of, with_stack
+from drafttree.constraints.lark import NO_TOKEN, Rules, limits, load_library, one_line, problem_of, with_stack
 from drafttree.constraints.patterns import regex_texts
 from drafttree.constraints.processors import Path
 from drafttree.constraints.structures import structure_texts
@@ -33,8 +33,6 @@ from drafttree.drafters.vocabulary_map import spell
 
 __all__ = ["Grammar", "ebnf", "json_schema", "regex", "structural_tag"]
 
-NO_TOKEN = "NoExtensionBias"
-"""llguidance's error where the vocabulary cannot spell what the grammar allows."""
 SECONDS, SECONDS_PER_TOKEN, SECONDS_PER_COLUMN = 0.1, 0.001, 2.5e-8
 """The CPU time that the masks of a text may take: at once, and for each of its tokens, which grows with the vocabulary.
 Where that is spent drafted tokens get no masks, and where as much again is the text ends with an error."""
@@ -45,7 +43,7 @@ LONGEST_FORCED, RECENT = 256, 8
 """Bytes that are drafted at once where a grammar leaves one continuation, and tokens before them that are told."""
 MOST_FORCED = 4_096
 """A continuation of more bytes is not drafted: finding it takes too long, and fills the automata of all texts."""
-LONG = 4_000
+LONG = 12_000
 """Characters of a grammar of which few stay compiled: what one holds grows with its length as texts follow it, to some
 8 MB for a schema of 800 properties."""
 
@@ -62,7 +60,8 @@ def json_schema(schema: str | dict[str, Any] | type[BaseModel], *, any_whitespac
         ConfigError: llguidance is not installed, the schema is invalid, or a part of it cannot be enforced; the message
             names the part.
     """
-    return Grammar("JSON schema", Rules().grammar(schema_texts(schema, any_whitespace=any_whitespace)))
+    rules = Rules()
+    return Grammar("JSON schema", rules.grammar(schema_texts(schema, rules, any_whitespace=any_whitespace)))
 
 
 def regex(pattern: str) -> "Grammar":

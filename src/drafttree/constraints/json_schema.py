@@ -1,21 +1,28 @@
-"""Prepares JSON schemas for llguidance: what it would not enforce is refused by name.
+"""Makes grammars of JSON schemas: what they would not enforce is refused by name.
 
-llguidance refuses most of that itself, but neither numbers that no double holds nor names that stand there twice. Some
-keywords that it does not know can be said in others. An object that names properties has no others unless its schema
-says so, so that a model cannot go on inventing them for ever.
+llguidance's own reader of schemas finds most of what is malformed or cannot hold. What it accepts is written as rules
+(`json_reader.py`, `json_rules.py`), since its own know few spellings of JSON. Some keywords are said in others. An
+object that names properties has no others unless its schema says so, so that a model cannot go on inventing them.
 """
 
+import copy
 import json
 import math
 import re
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from itertools import combinations
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 from pydantic.errors import PydanticUserError
 
+from drafttree.constraints.formats import FORMATS, LONGEST_HOSTNAME, UNENFORCED_FORMATS
+from drafttree.constraints.json_numbers import LARGEST_WHOLE, Bound, inward
+from drafttree.constraints.json_reader import ValueReader
+from drafttree.constraints.json_rules import JsonRules
+from drafttree.constraints.json_values import Value
 from drafttree.constraints.lark import Rules, json_texts, one_line, problem_of
 from drafttree.constraints.patterns import check_text, rust_pattern
 from drafttree.constraints.schema_comparison import (
@@ -39,6 +46,9 @@ UNSUPPORTED_KEYWORDS = (
     "$recursiveRef",
     "extends",
     "disallow",
+    "divisibleBy",
+    "minimumCanEqual",
+    "maximumCanEqual",
 )
 WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains", "$schema", "x-guidance")
 """Keywords that say nothing alone, or that llguidance would take for its own."""
@@ -48,31 +58,10 @@ ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "rea
 ANNOTATIONS |= {"$defs", "definitions", "type", "discriminator", "$anchor", *WITHOUT_EFFECT}
 """Keywords beside a choice that constrain no part of what is chosen."""
 
-ENFORCED_FORMATS = {"email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"}
-UNENFORCED_FORMATS = {"iri", "iri-reference", "idn-email", "idn-hostname", "regex"}
-"""Formats of the specification that llguidance enforces, and that nothing here does; any other is an annotation."""
-NAMED = r"[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2}"
-SEGMENT, REST = rf"({NAMED}|[:@])*", rf"({NAMED}|[:@/?])*"
-VARIABLE = r"[A-Za-z0-9_]+(:[1-9][0-9]{0,3}|\*)?"
-DAY = r"([0-9]{4}-(0[13-9]|1[0-2])-[0-9]{2}|[0-9]{4}-02-([01][0-9]|2[0-8])"
-DAY += r"|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
-FORMAT_PATTERNS = {
-    "date": rf"^{DAY}$",
-    "date-time": rf"^{DAY}[Tt][0-9:]{{6}}[0-5]",
-    "time": r"^[0-9:]{6}[0-5]",
-    "hostname": r"^([a-zA-Z0-9]+(-[a-zA-Z0-9]+)*\.?)+$",
-    "json-pointer": r"^(/([^/~]|~[01])*)*$",
-    "relative-json-pointer": r"^(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)$",
-    "uri-reference": rf"^([A-Za-z][A-Za-z0-9+.-]*:)?(//(({NAMED}|:)*@)?({NAMED})*(:[0-9]*)?(/{SEGMENT})*|/?({NAMED})+"
-    rf"(/{SEGMENT})*|/?)(\?{REST})?(#{REST})?$",
-    "uri-template": rf"^({NAMED}|[:@/?#]|\{{[+#./;?&]?{VARIABLE}(,{VARIABLE})*\}})*$",
-}
-"""What llguidance does not know of formats: leap years, seconds and Punycode (all of it is refused), and the others."""
-
 COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 RANGE_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-LARGEST_WHOLE = 2**63 - 1
 LARGEST_MULTIPLE = 2**16
+MOST_DECIMALS = 60
 SHOWN_DIGITS = 20
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
@@ -89,19 +78,38 @@ MAX_PLACES = 300
 MAX_PATTERNS = 100
 """Patterns of names in a document; any two are compared, which takes up to a millisecond."""
 MAY_BE_NULL = {"const", "default"}
+TOO_DEEP = "invalid JSON schema: its references are nested too deeply; name fewer schemas by others"
 
 
-def schema_texts(schema: object, *, any_whitespace: bool = False) -> str:
-    """The expression of the JSON texts that conform to a schema; arguments as in `drafttree.grammar.json_schema`.
+def schema_texts(schema: object, rules: Rules, *, any_whitespace: bool = False) -> str:
+    """The expression of the JSON texts that conform to a schema, whose rules are added to others.
+
+    Args:
+        schema: as in `drafttree.grammar.json_schema`.
+        rules: they are added to.
+        any_whitespace: as in `drafttree.grammar.json_schema`.
 
     Raises:
         ConfigError: the schema is invalid, or a part of it cannot be enforced; the message names it and its location.
     """
+    value, reader = read_schema(schema)
+    try:
+        return JsonRules(reader, rules, any_whitespace=any_whitespace).expression(value)
+    except RecursionError:
+        raise ConfigError(TOO_DEEP) from None
+
+
+def read_schema(schema: object) -> tuple[Value, ValueReader]:
+    """The values that conform to a schema, and what they were read by; arguments and errors as in `schema_texts`."""
     root = prepare_schema(load_schema(schema))
-    texts = json_texts(root, any_whitespace=any_whitespace, escapes_names=not spells_names_twice(root))
-    if told := problem_of(Rules().grammar(texts)):
-        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {_place(root, told)}")
-    return texts
+    library_root = _for_library(root)
+    if told := problem_of(Rules().grammar(json_texts(library_root))):
+        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {_place(library_root, told)}")
+    reader = ValueReader(root)
+    try:
+        return reader.read(root), reader
+    except RecursionError:
+        raise ConfigError(TOO_DEEP) from None
 
 
 def load_schema(schema: object) -> Any:
@@ -123,7 +131,7 @@ def load_schema(schema: object) -> Any:
 
 
 def prepare_schema(root: Any) -> Any:
-    """Check that a schema can be enforced in full, and say it in the keywords that llguidance knows.
+    """Check that a schema can be enforced in full, and say it in few keywords.
 
     Keywords that are null are left out.
 
@@ -160,14 +168,6 @@ def prepare_schema(root: Any) -> Any:
     if isinstance(root, dict):
         root.pop("$id", None)
     return root
-
-
-def spells_names_twice(root: Any) -> bool:
-    """Whether an object of a prepared schema names properties and may have others.
-
-    A name may be written with escapes, which llguidance does not take for the same name.
-    """
-    return any(_names_properties(each) and each.get("additionalProperties") is not False for each in _schemas(root))
 
 
 def drop_nulls(root: Any) -> Any:
@@ -232,6 +232,18 @@ def _schemas(root: Any) -> Iterator[Schema]:
             pending += [below for _, below in _subschemas(schema)]
 
 
+def _reachable(root: Any) -> Iterator[Schema]:
+    """Yield a schema, all that are inside it, and those that references in them lead to, each once."""
+    comparison, pending, seen = SchemaComparison(root), [root], set[int]()
+    while pending:
+        if isinstance(schema := pending.pop(), dict) and id(schema) not in seen:
+            seen.add(id(schema))
+            yield schema
+            pending += [below for _, below in _subschemas(schema)]
+            if isinstance(reference := schema.get("$ref"), str):
+                pending.append(comparison.resolve(reference))
+
+
 def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
     """Yield the schemas directly inside another, each with its location."""
     for keyword in SINGLE_SCHEMAS:
@@ -250,6 +262,8 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
 def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
     """Yield the parts of a schema that would not be enforced, without looking into the schemas inside it."""
     yield from (repr(keyword) for keyword in UNSUPPORTED_KEYWORDS if keyword in schema)
+    if not isinstance(schema.get("required", []), list) and schema["required"] is not False:
+        yield f"'required' {_shown(schema['required'])} (in draft 3; now the object lists its properties' names)"
     if len(dict_entry(schema, "properties").keys() - {*required(schema)}) > MAX_OPTIONAL:
         yield f"'properties' of which more than {MAX_OPTIONAL} are not required"
     if schema.get("uniqueItems"):
@@ -272,6 +286,8 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
     for keyword in RANGE_KEYWORDS:
         if _is_number(bound := schema.get(keyword)) and abs(bound) > 2**63:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
+        if _is_number(bound) and Bound.of(bound).decimals > MOST_DECIMALS:
+            yield f"{keyword!r} of {_shown(bound)}, which has more than {MOST_DECIMALS} decimals,"
     least, most = schema.get("minimum"), schema.get("maximum")
     if _is_number(least) and _is_number(most) and least > most:
         yield f"'minimum' {_shown(least)} above 'maximum' {_shown(most)}"
@@ -282,6 +298,8 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
     if _is_number(multiple := schema.get("multipleOf")):
         if joined:
             yield f"'multipleOf' {_shown(multiple)} beside another schema"
+        if multiple == 0:
+            yield "'multipleOf' 0"
         if multiple > LARGEST_MULTIPLE:
             yield f"'multipleOf' {_shown(multiple)}, which is more than {LARGEST_MULTIPLE},"
 
@@ -330,20 +348,15 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
         schema.pop(keyword, None)
     if "type" not in schema and not schema.keys() & {*CHOICE_KEYWORDS} and (kind := implied_type(schema)):
         schema["type"] = kind
-    for keyword in RANGE_KEYWORDS:
-        if isinstance(bound := schema.get(keyword), int) and not isinstance(bound, bool):
-            schema[keyword] = _inward(bound, keyword)
-    if isinstance(pattern := schema.get("pattern"), str):
-        schema["pattern"] = rust_pattern("JSON schema", pattern)
+    if schema.get("required") is False:  # of draft 3
+        del schema["required"]
     for keyword in COUNT_KEYWORDS:
         if isinstance(count := schema.get(keyword), float) and count.is_integer():
             schema[keyword] = int(count)
-    if (form := str(schema.get("format"))) not in ENFORCED_FORMATS:
+    if (form := str(schema.get("format"))) not in FORMATS:
         schema.pop("format", None)
-    if form in FORMAT_PATTERNS:
-        schema["allOf"] = [*as_list(schema.get("allOf", [])), {"pattern": rust_pattern("", FORMAT_PATTERNS[form])}]
     if form == "hostname":
-        schema["maxLength"] = min(253, schema.get("maxLength", 253))
+        schema["maxLength"] = min(LONGEST_HOSTNAME, schema.get("maxLength", LONGEST_HOSTNAME))
     for keyword, same in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if keyword in schema:
             value = schema.pop(keyword)
@@ -351,8 +364,6 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
     if (names := schema.pop("propertyNames", True)) is not True:
         schema["patternProperties"] = {_name_pattern(names): schema.pop("additionalProperties", True)}
         schema["additionalProperties"] = False
-    if patterns := dict_entry(schema, "patternProperties"):
-        schema["patternProperties"] = {rust_pattern("JSON schema", name): each for name, each in patterns.items()}
     if not joined:
         _close(schema)
     if "oneOf" in schema:
@@ -361,6 +372,23 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
             schema["allOf"] = [*as_list(schema.get("allOf", [])), {"anyOf": alternatives}]
         else:
             schema["anyOf"] = alternatives
+
+
+def _for_library(root: Any) -> Any:
+    """A copy of a prepared document for llguidance, which has patterns, formats and large numbers of its own."""
+    copied = copy.deepcopy(root)
+    for schema in _reachable(copied):
+        for keyword in RANGE_KEYWORDS:
+            if isinstance(bound := schema.get(keyword), int) and not isinstance(bound, bool):
+                schema[keyword] = inward(Fraction(bound), up=keyword in ("minimum", "exclusiveMinimum"))
+        if isinstance(pattern := schema.get("pattern"), str):
+            schema["pattern"] = rust_pattern("JSON schema", pattern)
+        if form := schema.pop("format", None):
+            forms = [{"pattern": rust_pattern("JSON schema", pattern)} for pattern in FORMATS[form]]
+            schema["allOf"] = [*as_list(schema.get("allOf", [])), *forms]
+        if patterns := dict_entry(schema, "patternProperties"):
+            schema["patternProperties"] = {rust_pattern("JSON schema", name): below for name, below in patterns.items()}
+    return copied
 
 
 def _close(schema: Schema) -> None:
@@ -376,17 +404,6 @@ def _close(schema: Schema) -> None:
 
 def _names_properties(schema: Schema) -> bool:
     return any(isinstance(schema.get(keyword), dict) for keyword in ("properties", "patternProperties"))
-
-
-def _inward(bound: int, keyword: str) -> int | float:
-    """The nearest number to a bound that a double holds and the bound allows; llguidance reads 64-bit integers only."""
-    if -(2**53) <= bound <= 2**53 or bound == LARGEST_WHOLE:
-        return bound
-    lower = keyword in ("minimum", "exclusiveMinimum")
-    rounded = float(bound)
-    if rounded < bound if lower else rounded > bound:
-        rounded = math.nextafter(rounded, math.inf if lower else -math.inf)
-    return int(max(rounded, 1024.0 - 2**63)) if lower else int(rounded)
 
 
 def _numbers(root: Any) -> Iterator[float]:
@@ -406,6 +423,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _shown(number: float) -> str:
+def _shown(number: object) -> str:
     text = str(number)
     return text if len(text) <= SHOWN_DIGITS else f"{text[:8]}... ({len(text.lstrip('-'))} digits)"

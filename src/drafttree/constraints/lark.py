@@ -3,19 +3,28 @@
 An automaton takes the longest text that it can, so what may follow it must not be a part of it.
 """
 
+import functools
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
+from drafttree.core.errors import ConfigError
 from drafttree.core.requirements import check_requirements
 
 ALL_SPELLINGS = '%llguidance {"no_forcing": true}'
 """A text may be spelled by any tokens, not only by those the tokenizer would take."""
 ANY_TEXT = "(?s:.)*"
+EMPTY = '""'
+LARGEST = 2**31 - 1
+"""The largest bound of a repetition that llguidance reads."""
 
+NO_TOKEN = "NoExtensionBias"
+"""llguidance's error where the vocabulary cannot spell what the grammar allows."""
 LIMITS = {
     "max_items_in_row": 4_000,
     "step_max_items": 5_000,
@@ -35,18 +44,33 @@ class Rules:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._names: dict[tuple[str, bool, bool], str] = {}
 
     def add(self, expression: str, *, plain: bool = False, lazy: bool = False) -> str:
-        """Add a rule; its name.
+        """Add a rule, unless it is there; its name.
 
         Args:
             expression: what it stands for.
             plain: whether it is an automaton.
             lazy: whether it ends where it can, as an automaton otherwise does not.
         """
-        name = self.name(plain=plain)
-        self.define(name + "[lazy]" * lazy, expression)
-        return name
+        key = expression, plain, lazy
+        if key not in self._names:
+            self._names[key] = name = self.name(plain=plain)
+            self.define(name + "[lazy]" * lazy, expression)
+        return self._names[key]
+
+    def circular(self, what: str, expression: Callable[[str], str]) -> str:
+        """Add a rule that may refer to itself, unless it is there; its name.
+
+        Args:
+            what: what it stands for, by which it is known.
+            expression: gives what it stands for, from its name.
+        """
+        if (key := (what, False, False)) not in self._names:
+            self._names[key] = name = self.name()
+            self.define(name, expression(name))
+        return self._names[key]
 
     def name(self, *, plain: bool = False) -> str:
         """A name for a rule that is defined later."""
@@ -64,7 +88,7 @@ class Rules:
 
 def literal(text: str) -> str:
     """An expression of one text."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def until(mark: str) -> str:
@@ -77,19 +101,46 @@ def without(*marks: str) -> str:
     return " & ".join([f"/{ANY_TEXT}/", *(f"~(/{ANY_TEXT}/ {literal(mark)} /{ANY_TEXT}/)" for mark in marks)])
 
 
-def json_texts(schema: Any, *, any_whitespace: bool = False, escapes_names: bool = True) -> str:
-    """The expression of the JSON texts of a schema as llguidance reads it.
-
-    Args:
-        schema: the schema.
-        any_whitespace: whether any white space may stand between elements, else only that of `json.dumps`.
-        escapes_names: whether `\\u0061` may be written in strings, as names too.
-    """
-    options: dict[str, Any] = {} if escapes_names else {"json_allowed_escapes": 'nrbtf\\"'}
-    if not any_whitespace:
-        options |= {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    written = {"x-guidance": options, **schema} if isinstance(schema, dict) else schema
+def json_texts(schema: Any) -> str:
+    """The expression of the JSON texts of a schema as llguidance reads it, without white space between elements."""
+    written = {"x-guidance": {"whitespace_flexible": False}, **schema} if isinstance(schema, dict) else schema
     return f"%json {json.dumps(written)}"
+
+
+def repeated(expression: str, least: int, most: int | None = None) -> str:
+    """An expression that is repeated between so many times, None for any number."""
+    if most == 0:
+        return EMPTY
+    upper = "" if most is None or most > LARGEST else most
+    return f"({expression})*" if (least, upper) == (0, "") else f"({expression}){{{min(least, LARGEST)},{upper}}}"
+
+
+def has_texts(grammar: str) -> bool:
+    """Whether there is a text of a grammar, whose first rule is an automaton.
+
+    Raises:
+        ConfigError: it takes too much to find out.
+    """
+    matcher = _bytes_matcher(grammar)
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error() and one_line(matcher.get_error()) == NO_TOKEN:
+        return False
+    _check_followed(matcher)
+    return bool(mask.any())
+
+
+def matching(grammar: str, texts: Iterable[str]) -> list[bool]:
+    """Whether each of some texts is one of a grammar.
+
+    Raises:
+        ConfigError: it takes too much to find out.
+    """
+    first, fits = _bytes_matcher(grammar), list[bool]()
+    for text in texts:
+        matcher, spelled = first.deep_copy(), [*text.encode()]
+        fits.append(matcher.try_consume_tokens(spelled) == len(spelled) and matcher.is_accepting())
+        _check_followed(matcher)
+    return fits
 
 
 def problem_of(grammar: str) -> str:
@@ -123,6 +174,24 @@ def one_line(error: object) -> str:
     said = re.split(r"\n\s+\d+ \| |\n<state>", str(error))[0]
     said = re.sub(r"^at \d+\(\d+\): |^\d+\(\d+\): |failed to compile JSON schema: ", "", said)
     return " ".join(said.split())[:300]
+
+
+def _check_followed(matcher: Any) -> None:
+    """Raise what kept a matcher from following a text."""
+    if matcher.is_error():
+        problem = one_line(matcher.get_error())
+        raise ConfigError(f"invalid JSON schema: a pattern takes too much to compare ({problem}); make it simpler")
+
+
+def _bytes_matcher(grammar: str) -> Any:
+    """The matcher of a grammar whose tokens are bytes."""
+    library, tokenizer = load_library(), _bytes_tokenizer()
+    return with_stack(lambda: library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits()))
+
+
+@functools.cache
+def _bytes_tokenizer() -> Any:
+    return load_library().LLTokenizer("byte")
 
 
 def load_library() -> Any:

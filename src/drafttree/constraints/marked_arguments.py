@@ -4,28 +4,18 @@ Texts stand there without quotes, all else as JSON. What stands between a value 
 the text could not tell it from white space of the value.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from drafttree.constraints.json_schema import ANNOTATIONS, load_schema, prepare_schema, schema_texts
-from drafttree.constraints.lark import ANY_TEXT, Rules, literal, without
-from drafttree.constraints.patterns import whole_pattern
-from drafttree.constraints.schema_comparison import Schema, SchemaComparison, as_list, dict_entry, required
+from drafttree.constraints.json_reader import ValueReader
+from drafttree.constraints.json_rules import JsonRules, is_possible
+from drafttree.constraints.json_schema import read_schema
+from drafttree.constraints.json_values import Anything, Object, Reference, Several, Text, Value
+from drafttree.constraints.lark import EMPTY, Rules, literal, repeated, without
+from drafttree.constraints.patterns import texts_with
 from drafttree.core.errors import ConfigError
 
 SPACE = r"/[ \n\r\t]/?"
-JSON_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-RAW_FORMATS = {
-    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
-    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
-    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)+",
-    "ipv4": r"((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])",
-    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]+",
-}
-RAW_FORMATS["date-time"] = f"{RAW_FORMATS['date']}[Tt]{RAW_FORMATS['time']}"
-"""Patterns of formats without quotes; each matches texts of the format, and nearly all."""
 
 
 class Marks(NamedTuple):
@@ -60,87 +50,74 @@ def marked_arguments(style: str, schema: Any, rules: Rules) -> str:
     """
     if style not in STYLES:
         raise ConfigError(f"invalid structural tag: the style {style!r} is not supported; known: {', '.join(STYLES)}")
-    schema_texts(schema)  # says what is wrong, and where
-    made = _Arguments(STYLES[style], prepare_schema(load_schema(schema)), rules)
-    return made.expression()
+    value, reader = read_schema(schema)
+    return _Arguments(STYLES[style], reader, rules).expression(value)
 
 
 class _Arguments:
     """The arguments of one call."""
 
-    def __init__(self, marks: Marks, root: Any, rules: Rules) -> None:
-        self._marks, self._root, self._rules = marks, root, rules
-        self._schemas = SchemaComparison(root)
+    def __init__(self, marks: Marks, reader: ValueReader, rules: Rules) -> None:
+        self._marks, self._reader, self._rules = marks, reader, rules
+        self._json = JsonRules(reader, rules)
 
-    def expression(self) -> str:
-        schema = self._schemas.follow_refs(self._root)
-        known = ANNOTATIONS | {"properties", "required", "additionalProperties"}
-        if not isinstance(schema, dict):
-            raise _refused("a schema without properties")
-        if other := sorted(schema.keys() - known):
-            raise _refused(repr(other[0]))
-        properties, needed, marks = dict_entry(schema, "properties"), {*required(schema)}, self._marks
-        more = schema.get("additionalProperties", True)
-        first = rest = '""'
-        if more is not False:
-            pair = self._pair(r"/[^<>\n]+/", more)
-            rest = self._rules.add(f"({marks.further} {pair})*")
-            first = f"({marks.name} {pair} {rest})?"
-        for name, value in reversed({**properties, **dict.fromkeys(needed - properties.keys(), more)}.items()):
-            if value is False and name not in needed:
-                continue
-            pair = self._pair(literal(name), value)
-            optional = "" if name in needed else "?"
-            first = self._rules.add(f"{marks.name} {pair} {rest}" + ("" if name in needed else f" | {first}"))
-            rest = self._rules.add(f"({marks.further} {pair}){optional} {rest}")
+    def expression(self, value: Value) -> str:
+        value = self._reader.resolve(value) if isinstance(value, Reference) else value
+        if not isinstance(value, Object) or value.matched or not value.size.is_free:
+            raise ConfigError(
+                "invalid JSON schema: between marks, arguments are enforced of an object with 'properties', 'required' "
+                "and 'additionalProperties' alone; leave out its other keywords"
+            )
+        marks, names = self._marks, dict.fromkeys([*value.named, *value.needed])
+        named = {name: self._reader.property_of(value, name) for name in names}
+        first = rest = EMPTY
+        if further := self._pair(self._further_name([*named]), value.further):
+            rest = self._rules.add(f"({marks.further} {further})*")
+            first = f"({marks.name} {further} {rest})?"
+        for name, below in reversed(named.items()):
+            if pair := self._pair(literal(name), below):
+                optional = "" if name in value.needed else "?"
+                first = self._rules.add(f"{marks.name} {pair} {rest}" + f" | {first}" * bool(optional))
+                rest = self._rules.add(f"({marks.further} {pair}){optional} {rest}")
         return first
 
-    def _pair(self, name: str, value: Any) -> str:
-        """The rule of one argument, without the mark before its name."""
+    def _further_name(self, named: list[str]) -> str:
+        """The expression of the name of an argument that is none of some."""
+        taken = f" & ~({' | '.join(map(literal, named))})" if named else ""
+        return self._rules.add(rf"/[^<>\n]+/{taken}", plain=True)
+
+    def _pair(self, name: str, value: Value) -> str:
+        """The rule of one argument, without the mark before its name; "" where it can have no value."""
         values = " | ".join(self._values(value))
-        return self._rules.add(f"{name} {self._marks.value} ({values})")
+        return self._rules.add(f"{name} {self._marks.value} ({values})") if values else ""
 
-    def _values(self, schema: Any) -> Iterator[str]:
-        """Expressions of the values of a schema with what stands behind them."""
-        found = self._schemas.follow_refs(schema)
-        schema = found if isinstance(found, dict) else {}
-        keywords = {*schema} - ANNOTATIONS
-        if keywords == {"anyOf"}:
-            for each in schema["anyOf"]:
-                yield from self._values(each)
-            return
-        if keywords & {"const", "enum"}:
-            if keywords - {"const", "enum"}:
-                raise _refused(min(keywords - {"const", "enum"}))
-            for each in [schema["const"]] if "const" in schema else schema["enum"]:
-                text = each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
-                yield literal(text + self._end)
-            return
-        types = as_list(schema.get("type", [*JSON_TYPES]))
-        if "string" in types:
-            yield self._text(schema)
-        others = [each for each in types if each != "string"]
-        if others and (keywords or len(types) < len(JSON_TYPES)):
-            defined = {name: self._root[name] for name in ("$defs", "definitions") if name in self._root}
-            yield f"{schema_texts({**defined, **schema, 'type': others})} {literal(self._end)}"
+    def _values(self, value: Value) -> Iterator[str]:
+        """Expressions of the texts of a value with what stands behind them."""
+        match value:
+            case Reference():
+                yield from self._values(self._reader.resolve(value))
+            case Several(members):
+                for member in members:
+                    yield from self._values(member)
+            case Anything():
+                yield self._text(Text())
+            case Text(listed=tuple() as listed):
+                yield from (literal(text + self._end) for text in listed)
+            case Text():
+                if is_possible(value):
+                    yield self._text(value)
+            case _:
+                if texts := self._json.expression(value):
+                    yield f"{texts} {literal(self._end)}"
 
-    def _text(self, schema: Schema) -> str:
-        """The expression of the texts of a schema with what stands behind them, as one automaton."""
-        patterns = [schema.get("pattern"), *(each.get("pattern") for each in as_list(schema.get("allOf", [])))]
-        wanted = [f"/{whole_pattern(each)}/" for each in patterns if each is not None]
-        if schema.get("format") is not None:
-            if schema["format"] not in RAW_FORMATS:
-                raise _refused(f"format {schema['format']!r}")
-            wanted.append(f"/{RAW_FORMATS[schema['format']].replace('/', chr(92) + '/')}/")
-        if "minLength" in schema or "maxLength" in schema:
-            wanted.append(f"/{ANY_TEXT[:-1]}{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
-        text = self._rules.add(" & ".join([*wanted, without(self._marks.end)]), plain=True)
-        return self._rules.add(f"{text} {literal(self._end)}", plain=True)
+    def _text(self, value: Text) -> str:
+        """The expression of the texts of a value with what stands behind them, as one automaton."""
+        expressions = [texts_with("JSON schema", pattern, self._rules, as_json=False) for pattern in value.patterns]
+        if not value.length.is_free:
+            expressions.append(repeated("/(?s:.)/", value.length.least, value.length.most))
+        automata = [self._rules.add(texts, plain=True) for texts in (*expressions, without(self._marks.end))]
+        return self._rules.add(f"{self._rules.add(' & '.join(automata), plain=True)} {literal(self._end)}", plain=True)
 
     @property
     def _end(self) -> str:
         return self._marks.edge + self._marks.end
-
-
-def _refused(part: str) -> ConfigError:
-    return ConfigError(f"invalid JSON schema: {part} is not enforced in arguments between marks; leave it out")

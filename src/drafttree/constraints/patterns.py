@@ -1,39 +1,77 @@
-"""Writes regular expressions in the dialect of JSON Schema (ECMA-262) as llguidance's Rust library reads them right.
+"""Reads regular expressions in the dialect of JSON Schema (ECMA-262) and writes them as llguidance reads them right.
 
-Rust knows classes inside classes, flags and Unicode's digits and letters; in ECMA-262 `[[a]` is a class of two
-characters, `\\d` and `\\w` are ASCII, and `.` is no line end.
+llguidance's Rust library knows classes inside classes, flags and Unicode's digits and letters; in ECMA-262 `[[a]` is a
+class of two characters, `\\d` and `\\w` are ASCII, and `.` is no line end. In a JSON text a pattern stands for all
+spellings of what it matches.
 """
 
+import functools
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from drafttree.constraints.lark import ANY_TEXT
+from drafttree.constraints.characters import (
+    EVERY,
+    Characters,
+    join,
+    json_spelling,
+    json_spellings,
+    only,
+    others,
+    rust_class,
+)
+from drafttree.constraints.lark import ANY_TEXT, EMPTY, LARGEST, Rules, matching, repeated
 from drafttree.core.errors import ConfigError
 
-LARGEST = 2**31 - 1
-"""The largest bound of a repetition; Rust counts in 32 bits."""
+ESCAPE = r"\\(?:u\{[0-9a-fA-F]{1,6}\}|u[0-9a-fA-F]{4}|x\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}|[pP](?:\{[^}]*\}|[A-Z])|.)"
 TOKEN = re.compile(
-    r"(?P<escape>\\(?:u\{[0-9a-fA-F]{1,6}\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|.))"
+    rf"(?P<escape>{ESCAPE})"
     r"|(?P<class>\[\^?(?:\\.|[^\]\\])*\])|(?P<open>\((?:\?(?:P?<\w+>|(?P<special>[^:)]{1,3}\)?)|:))?)|(?P<close>\))"
-    r"|(?P<bar>\|)|(?P<repeat>(?:[*+?]|\{\s*(?P<least>[0-9]+)\s*(?:,\s*(?P<most>[0-9]*)\s*)?\})(?P<lazy>\?)?)|(?P<dot>\.)|.",
+    r"|(?P<bar>\|)|(?P<repeat>(?:[*+?]|\{\s*(?P<least>[0-9]+)\s*(?:,\s*(?P<most>[0-9]*)\s*)?\})(?P<lazy>\?)?)"
+    r"|(?P<anchor>[$^])|(?P<dot>\.)|(?P<character>.)",
     re.DOTALL,
 )
-IN_CLASS = re.compile(r"\\(?:u\{[0-9a-fA-F]{1,6}\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[pP]\{[^}]*\}|.)|.", re.DOTALL)
-ASCII = {
-    "d": "0-9",
-    "w": "0-9A-Za-z_",
-    "s": r"\s\x{feff}",
-    "D": "^0-9",
-    "W": "^0-9A-Za-z_",
-    "S": r"^\s\x{1c}-\x{1f}\x{feff}",  # neither what ECMA-262 nor what Python takes for white space
+IN_CLASS = re.compile(rf"{ESCAPE}|.", re.DOTALL)
+CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
+DIGITS, WORD = join((0x30, 0x39)), join((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+WHITE = (0x09, 0x0D), (0x20, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)
+WHITE = *WHITE, (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)
+SETS: dict[str, Characters] = {
+    "d": DIGITS,
+    "w": WORD,
+    "s": join(*WHITE),
+    "D": others(DIGITS),
+    "W": others(WORD),
+    "S": others(join(*WHITE, (0x1C, 0x1F))),  # neither what ECMA-262 nor what Python takes for white space
 }
+LINE_ENDS = join((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+ASCII = 128
 IN_GRAMMARS = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
 """Characters that end a pattern in a grammar of llguidance, or a line of it."""
-LINE = r"[^\n\r\x{2028}\x{2029}]"
+BEGIN, END = "^", "$"
 HALVES = re.compile(
     r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|(?P<half>\\u\{?[dD][89a-fA-F][0-9a-fA-F]{2}\}?)|\\.",
     re.DOTALL,
 )
+
+
+class CharacterClass(NamedTuple):
+    """The characters of which a pattern takes one.
+
+    Attributes:
+        ranges: first and last code points.
+        properties: Unicode properties, such as `\\p{Lu}`, whose characters belong to it too.
+        negated: whether it takes all other characters.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    properties: tuple[str, ...] = ()
+    negated: bool = False
+
+    def in_rust(self) -> str:
+        """The class in Rust's syntax."""
+        return f"[{'^' * self.negated}{rust_class(self.ranges)[1:-1]}{''.join(self.properties)}]"
 
 
 def regex_texts(pattern: object) -> str:
@@ -58,6 +96,7 @@ def check_text(name: str, text: object) -> str:
     return text
 
 
+@functools.lru_cache(maxsize=256)
 def rust_pattern(name: str, pattern: str) -> str:
     """A pattern in Rust's syntax. What Rust does not know, such as anchors inside, llguidance refuses by itself.
 
@@ -68,23 +107,63 @@ def rust_pattern(name: str, pattern: str) -> str:
     Raises:
         ConfigError: a part of it is unknown, or would mean something else.
     """
-    return "".join(_rust_parts(name, pattern))
+    written = []
+    for token in _tokens(name, pattern):
+        match token.lastgroup:
+            case "class":
+                written.append(read_class(name, token[0]).in_rust())
+            case "escape" if token[0][1] in SETS:
+                written.append(rust_class(SETS[token[0][1]]))
+            case "escape" if token[0] in (r"\<", r"\>"):
+                written.append(token[0][1])  # ends of words in Rust
+            case "dot":
+                written.append(CharacterClass(LINE_ENDS, negated=True).in_rust())
+            case "open":
+                written.append("(?:")
+            case "repeat":
+                written.append(_repetition(token))
+            case "escape":
+                written.append(token[0])
+            case _:
+                written.append(IN_GRAMMARS.get(token[0], token[0]))
+    return "".join(written)
 
 
-def whole_pattern(pattern: str) -> str:
-    """A pattern for whole texts, of one in Rust's syntax that matches a part of them where it has no anchors."""
-    alternatives, depth, in_class = [[]], 0, 0
-    for part in re.findall(r"\\.|.", pattern, re.DOTALL):
-        in_class += (part == "[") - (part == "]")
-        depth += (part == "(" and not in_class) - (part == ")" and not in_class)
-        if part == "|" and not depth and not in_class:
-            alternatives.append([])
-        else:
-            alternatives[-1].append(part)
-    for parts in alternatives:
-        parts[:1] = parts[:1][1:] if parts[:1] == ["^"] else [ANY_TEXT, *parts[:1]]
-        parts[-1:] = [] if parts[-1:] == ["$"] else [*parts[-1:], ANY_TEXT]
-    return "|".join(map("".join, alternatives))
+def texts_with(name: str, pattern: str, rules: Rules, *, as_json: bool) -> str:
+    """The expression, for an automaton, of the texts a part of which a pattern matches, as JSON Schema has it.
+
+    Args:
+        name: what the pattern is of, in the message.
+        pattern: in the dialect of JSON Schema; llguidance reads it without an error (`rust_pattern`).
+        rules: they are added to.
+        as_json: whether texts are spelled as in a JSON text, without quotes; else they are as they are.
+
+    Raises:
+        ConfigError: a part of it is unknown, or has an anchor inside.
+    """
+    groups: list[_Group] = [_Group()]
+    for token in _tokens(name, pattern):
+        sequence = groups[-1].alternatives[-1]
+        match token.lastgroup:
+            case "open":
+                groups.append(_Group())
+            case "close":
+                group = groups.pop()
+                groups[-1].alternatives[-1].append(group if group.has_anchors() else group.written())
+            case "bar":
+                groups[-1].alternatives.append([])
+            case "repeat":
+                if not isinstance(sequence[-1], str) or sequence[-1] in (BEGIN, END):
+                    raise _refused(name, token, "repeats an anchor")
+                sequence[-1] = _repeated(sequence[-1], token)
+            case "anchor":
+                sequence.append(token[0])
+            case "escape" if token[0] in (r"\A", r"\z"):
+                sequence.append(BEGIN if token[0] == r"\A" else END)
+            case _:
+                sequence.append(_character_texts(name, token, rules, as_json=as_json))
+    any_text = f"/(?:{json_spellings(EVERY)})*/" if as_json else f"/{ANY_TEXT}/"
+    return groups[0].searched(name, any_text, at_begin=True, at_end=True)
 
 
 def join_halves(name: str, text: str) -> str:
@@ -102,57 +181,177 @@ def join_halves(name: str, text: str) -> str:
     return HALVES.sub(joined, text)
 
 
-def rust_class(name: str, text: str) -> str:
-    """A class of characters such as `[^a-z]` in Rust's syntax."""
-    body = text[2 if text[1] == "^" else 1 : -1]
-    if not body:
+@functools.lru_cache(maxsize=1024)
+def read_class(name: str, text: str) -> CharacterClass:
+    """The class that is written as `[^a-z]`.
+
+    Raises:
+        ConfigError: a part of it is unknown, or is read in several ways.
+    """
+    negated = text[1] == "^"
+    items = IN_CLASS.findall(text[1 + negated : -1])
+    if not items:
         raise ConfigError(f"invalid {name}: {text!r} is read in several ways; write (?:) or [\\s\\S]")
-    parts, items = [], IN_CLASS.findall(body)
-    for place, item in enumerate(items):
-        sets = [each[1:2] in ASCII and each[:1] == "\\" for each in items[max(place - 1, 0) : place + 2]]
-        if item[0] == "\\" and item[1:] in ASCII:
-            parts.append(f"[{ASCII[item[1]]}]" if item[1] in "DWS" else ASCII[item[1]])
-        elif item in "[&~^" or (item == "-" and (any(sets) or place in (0, len(items) - 1))):
-            parts.append("\\" + item)
-        elif item == "-" and items[place + 1] == "-":
-            raise ConfigError(f"invalid {name}: {text!r} is read in several ways; escape the hyphens as \\-")
+    ranges, properties, index = list[tuple[int, int]](), list[str](), 0
+    while index < len(items):
+        item = items[index]
+        index += 1
+        if item[0] == "\\" and item[1] in SETS:
+            ranges += SETS[item[1]]
+        elif item[0] == "\\" and item[1] in "pP":
+            properties.append(item)
         else:
-            parts.append(IN_GRAMMARS.get(item, item))
-    return f"[{'^' * (text[1] == '^')}{''.join(parts)}]"
-
-
-def _rust_parts(name: str, pattern: str) -> list[str]:
-    parts, repeats = [], False
-    for token in TOKEN.finditer(join_halves(name, pattern)):
-        text, kind = token[0], token.lastgroup
-        match kind:
-            case "escape" if text[1] in ASCII:
-                text = f"[{ASCII[text[1]]}]"
-            case "escape" if text in (r"\<", r"\>"):
-                text = text[1]  # ends of words in Rust
-            case "class":
-                text = rust_class(name, text)
-            case "dot":
-                text = LINE
-            case None:
-                text = IN_GRAMMARS.get(text, text)
-            case _ if token["special"]:
-                raise ConfigError(
-                    f"invalid {name}: {text!r} at position {token.start()} looks ahead or behind, or sets flags, "
-                    "which no grammar does; leave it out"
-                )
-            case _ if token["repeat"]:
-                if repeats:
-                    raise ConfigError(f"invalid {name}: {text!r} at position {token.start()} repeats a repetition")
-                if any(bound_of(each) > LARGEST for each in token.group("least", "most") if each):
-                    message = f"invalid {name}: {text[:40]!r} repeats more than {LARGEST} times; lower its bounds"
-                    raise ConfigError(message)
-                text = text.removesuffix("?") if token["lazy"] else text  # as many texts match
-        repeats = bool(token["repeat"])
-        parts.append(text)
-    return parts
+            first = last = _code(name, item)
+            if items[index : index + 1] == ["-"] and index + 1 < len(items) and not _is_set(items[index + 1]):
+                if "-" in (item, items[index + 1]):
+                    raise ConfigError(f"invalid {name}: {text!r} is read in several ways; escape the hyphens as \\-")
+                last = _code(name, items[index + 1])
+                index += 2
+            if last < first:
+                raise ConfigError(f"invalid {name}: the range {item}-{items[index - 1]} of {text!r} ends too early")
+            ranges.append((first, last))
+    return CharacterClass(tuple(join(*ranges)), tuple(properties), negated)
 
 
 def bound_of(digits: str) -> int:
     """A bound of a repetition; one of more than ten digits as some number that is too large."""
     return int(digits.lstrip("0")[:11] or "0")
+
+
+class _Group:
+    """The alternatives of a group: sequences of expressions, anchors, and groups that have anchors inside."""
+
+    def __init__(self) -> None:
+        self.alternatives: list[list[str | _Group]] = [[]]
+
+    def has_anchors(self) -> bool:
+        elements = (element for alternative in self.alternatives for element in alternative)
+        return any(not isinstance(element, str) or element in (BEGIN, END) for element in elements)
+
+    def written(self) -> str:
+        """The expression of a group without anchors."""
+        return _either(map(str, alternative) for alternative in self.alternatives)
+
+    def searched(self, name: str, any_text: str, *, at_begin: bool, at_end: bool) -> str:
+        """The expression of the texts with a part that a group matches, which stands at the edges of a pattern.
+
+        Raises:
+            ConfigError: an anchor stands inside.
+        """
+        alternatives = []
+        for alternative in self.alternatives:
+            elements, opens, closes = [*alternative], at_begin, at_end
+            while at_begin and elements[:1] == [BEGIN]:
+                elements, opens = elements[1:], False
+            while at_end and elements[-1:] == [END]:
+                elements, closes = elements[:-1], False
+            expressions = []
+            for index, element in enumerate(elements):
+                first, last = opens and index == 0, closes and index == len(elements) - 1
+                if isinstance(element, _Group):
+                    expressions.append(element.searched(name, any_text, at_begin=first, at_end=last))
+                elif element in (BEGIN, END):
+                    raise ConfigError(f"invalid {name}: {element!r} stands inside a pattern, which no grammar knows")
+                else:
+                    expressions += [any_text] * first + [element] + [any_text] * last
+            if not elements:
+                expressions = [any_text] * (opens or closes)
+            alternatives.append(expressions)
+        return _either(alternatives)
+
+
+@functools.lru_cache(maxsize=256)
+def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
+    """The tokens of a pattern.
+
+    Raises:
+        ConfigError: a part of it is not supported; the message names it.
+    """
+    tokens = (*TOKEN.finditer(join_halves(name, pattern)),)
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token["special"]:
+            raise _refused(name, token, "looks ahead or behind, or sets flags, which no grammar does; leave it out")
+        if token["repeat"] and before and before["repeat"]:
+            raise _refused(name, token, "repeats a repetition")
+        if any(bound_of(digits) > LARGEST for digits in token.group("least", "most") if digits):
+            raise ConfigError(f"invalid {name}: {token[0][:40]!r} repeats more than {LARGEST} times; lower its bounds")
+    return tokens
+
+
+def _either(sequences: Iterable[Iterable[str]]) -> str:
+    """An expression of any of some sequences, which may be empty."""
+    return f"({' | '.join(' '.join([EMPTY, *sequence]) for sequence in sequences)})"
+
+
+def _refused(name: str, token: re.Match[str], why: str) -> ConfigError:
+    return ConfigError(f"invalid {name}: {token[0][:40]!r} at position {token.start()} {why}")
+
+
+def _repetition(token: re.Match[str]) -> str:
+    return token[0].removesuffix("?") if token["lazy"] else token[0]  # as many texts match
+
+
+def _repeated(texts: str, token: re.Match[str]) -> str:
+    """An expression that is repeated."""
+    if token["least"] is None:
+        return f"({texts}){_repetition(token)}"
+    least, most = bound_of(token["least"]), token["most"]
+    return repeated(texts, least, least if most is None else bound_of(most) if most else None)
+
+
+def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: bool) -> str:
+    """The expression of one character that a token stands for."""
+    text = token[0]
+    match token.lastgroup:
+        case "class":
+            characters = read_class(name, text)
+        case "dot":
+            characters = CharacterClass(LINE_ENDS, negated=True)
+        case "escape" if _is_set(text):
+            characters = CharacterClass(SETS[text[1]]) if text[1] in SETS else CharacterClass((), (text,))
+        case _:
+            character = chr(_code(name, text))
+            return f"/{json_spelling(character) if as_json else rust_class(only(character))}/"
+    pattern = _in_json(characters) if as_json else characters.in_rust()
+    if not pattern:
+        raise _refused(name, token, "stands for no character")
+    return rules.add(f"/{pattern}/", plain=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_json(characters: CharacterClass) -> str:
+    """A pattern of the spellings of the characters of a class in a JSON text, "" where it has none.
+
+    Unicode properties have thousands of characters. Those beyond ASCII are only written as they are.
+    """
+    ranges = join(*characters.ranges)
+    if not characters.properties:
+        ranges = others(ranges) if characters.negated else ranges
+        return json_spellings(ranges) if ranges else ""
+    rules, letters = Rules(), [chr(code) for code in range(ASCII)]
+    conform = matching(rules.grammar(rules.add(f"/{characters.in_rust()}/", plain=True)), letters)
+    codes = [code for code in range(ASCII) if conform[code]]
+    beyond = f"[{characters.in_rust()}&&{rust_class(others(((0, ASCII - 1),)))}]"
+    return "|".join([beyond, json_spellings(join(*((code, code) for code in codes)))] if codes else [beyond])
+
+
+def _is_set(item: str) -> bool:
+    return item[0] == "\\" and item[1] in {*SETS, "p", "P"}
+
+
+def _code(name: str, item: str) -> int:
+    """The code point of a character, or of an escape of one.
+
+    Raises:
+        ConfigError: it is no escape that is known.
+    """
+    if len(item) == 1:
+        return ord(item)
+    letter = item[1]
+    if letter in "ux" and len(item) > 2:
+        return int(item[2:].strip("{}"), 16)
+    if letter in CONTROLS:
+        return ord(CONTROLS[letter])
+    if letter.isalnum() or not letter.isascii():
+        raise ConfigError(f"invalid {name}: {item!r} is an unrecognized escape; escape the backslash, or leave it out")
+    return ord(letter)

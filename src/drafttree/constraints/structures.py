@@ -79,7 +79,7 @@ def _schema(part: dict[str, Any], rules: Rules) -> str:
     try:
         if "style" in part:
             return marked_arguments(part["style"], part["json_schema"], rules)
-        return rules.add(schema_texts(part["json_schema"]))
+        return schema_texts(part["json_schema"], rules)
     except ConfigError as error:
         raise ConfigError(f"{part['of']}: {error}" if "of" in part else str(error)) from None
 

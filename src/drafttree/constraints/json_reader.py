@@ -1,0 +1,253 @@
+"""Reads the values that a prepared JSON schema allows, and finds those that two schemas allow."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+from drafttree.constraints.formats import FORMATS
+from drafttree.constraints.json_numbers import Bound
+from drafttree.constraints.json_values import (
+    ANYTHING,
+    NOTHING,
+    Anything,
+    Array,
+    Count,
+    Number,
+    Object,
+    Reference,
+    Several,
+    Text,
+    Value,
+    Words,
+    several,
+)
+from drafttree.constraints.lark import Rules, matching
+from drafttree.constraints.patterns import texts_with
+from drafttree.constraints.schema_comparison import Schema, SchemaComparison, as_list, dict_entry, required
+from drafttree.core.errors import ConfigError
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+ASSERTIONS = {
+    *("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("pattern", "format", "minLength", "maxLength"),
+    *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+}
+"""Keywords that say what the values of a type are; all others refer to schemas or list values."""
+
+
+class ValueReader:
+    """Reads the values of one document.
+
+    Args:
+        root: the prepared document (`json_schema.prepare_schema`), which references begin at.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._schemas = SchemaComparison(root)
+        self._resolved: dict[str, Value | None] = {}
+        self._matched: dict[str, dict[str, bool]] = {}
+
+    def read(self, schema: Any) -> Value:
+        """The values of a schema."""
+        if not isinstance(schema, dict):
+            return ANYTHING if schema else NOTHING
+        value, asserted = ANYTHING, {keyword: schema[keyword] for keyword in schema if keyword in ASSERTIONS}
+        # Properties come in the order in which they are named, beside those of other schemas.
+        first = "properties" if "properties" in asserted else next(iter(asserted), None)
+        for keyword, said in schema.items():
+            if keyword == first:
+                value = self.both(value, self._asserted(asserted))
+            elif keyword in ("const", "enum"):
+                value = self.both(value, _constants(said if keyword == "enum" else [said]))
+            elif keyword == "anyOf":
+                value = self.both(value, several(*map(self.read, said)))
+            elif keyword == "allOf":
+                for member in said:
+                    value = self.both(value, self.read(member))
+            elif keyword == "$ref":
+                value = self.both(value, Reference(said))
+        return value
+
+    def resolve(self, reference: Reference) -> Value:
+        """The values that a reference stands for.
+
+        Raises:
+            ConfigError: it leads in a circle to itself, with something beside it.
+        """
+        location = reference.location
+        if location not in self._resolved:
+            self._resolved[location] = None
+            self._resolved[location] = self.read(self._schemas.resolve(location))
+        value = self._resolved[location]
+        if value is None:
+            raise ConfigError(f"invalid JSON schema: {location!r} refers to itself beside other keywords")
+        return self.resolve(value) if isinstance(value, Reference) else value
+
+    def both(self, one: Value, other: Value) -> Value:
+        """The values that two allow."""
+        if isinstance(one, Anything) or (isinstance(one, Reference) and one == other):
+            return other
+        if isinstance(other, Anything):
+            return one
+        if isinstance(one, Reference):
+            return self.both(self.resolve(one), other)
+        if isinstance(other, Reference):
+            return self.both(one, self.resolve(other))
+        if isinstance(one, Several):
+            return several(*(self.both(member, other) for member in one.members))
+        if isinstance(other, Several):
+            return several(*(self.both(one, member) for member in other.members))
+        match one, other:
+            case Words(), Words():
+                return Words(one.words & other.words) if one.words & other.words else NOTHING
+            case Number(), Number():
+                return _both_numbers(one, other)
+            case Text(), Text():
+                return self._both_texts(one, other)
+            case Array(), Array():
+                return self._both_arrays(one, other)
+            case Object(), Object():
+                return self._both_objects(one, other)
+        return NOTHING
+
+    def property_of(self, value: Object, name: str) -> Value:
+        """What the property of a name is in an object."""
+        if name in value.named:
+            return value.named[name]
+        matched = (below for pattern, below in value.matched.items() if self.matching(pattern, [name]))
+        return next(matched, value.further)
+
+    def matching(self, pattern: str, texts: Iterable[str]) -> list[str]:
+        """Those of some texts of which a pattern matches a part."""
+        texts, matched = [*texts], self._matched.setdefault(pattern, {})
+        if unknown := [text for text in texts if text not in matched]:
+            rules = Rules()
+            automaton = rules.add(texts_with("JSON schema", pattern, rules, as_json=False), plain=True)
+            matched |= zip(unknown, matching(rules.grammar(automaton), unknown), strict=True)
+        return [text for text in texts if matched[text]]
+
+    def _asserted(self, schema: Schema) -> Value:
+        """The values of the keywords of a schema that say what those of a type are."""
+        return several(*(self._of_type(name, schema) for name in as_list(schema.get("type", [*TYPES]))))
+
+    def _of_type(self, name: str, schema: Schema) -> Value:
+        match name:
+            case "null":
+                return Words(frozenset(["null"]))
+            case "boolean":
+                return Words(frozenset(["true", "false"]))
+            case "number" | "integer":
+                return _number(schema, whole=name == "integer")
+            case "string":
+                patterns = [schema["pattern"]] if "pattern" in schema else []
+                return Text((*patterns, *FORMATS.get(schema.get("format", ""), ())), _count(schema, "Length"))
+            case "array":
+                return self._array(schema)
+        return self._object(schema)
+
+    def _array(self, schema: Schema) -> Array:
+        first, further = schema.get("prefixItems", []), schema.get("items", True)
+        if isinstance(further, list):  # of older drafts
+            first, further = further, schema.get("additionalItems", True)
+        elif "additionalItems" in schema:
+            first = []
+        return Array(tuple(map(self.read, first)), self.read(further), _count(schema, "Items"))
+
+    def _object(self, schema: Schema) -> Value:
+        named = {name: self.read(below) for name, below in dict_entry(schema, "properties").items()}
+        matched = {pattern: self.read(below) for pattern, below in dict_entry(schema, "patternProperties").items()}
+        for pattern, value in matched.items():
+            for name in self.matching(pattern, named):
+                named[name] = self.both(named[name], value)
+        further = self.read(schema.get("additionalProperties", True))
+        needed = tuple(dict.fromkeys(required(schema)))
+        return _possible(Object(named, matched, further, needed, _count(schema, "Properties")))
+
+    def _both_texts(self, one: Text, other: Text) -> Value:
+        patterns = tuple(dict.fromkeys([*one.patterns, *other.patterns]))
+        length = one.length.both(other.length)
+        if one.listed is None and other.listed is None:
+            return Text(patterns, length)
+        listed = [text for text in (one.listed or other.listed or ()) if len(text) in length]
+        if one.listed is not None and other.listed is not None:
+            shared = {*other.listed}
+            listed = [text for text in listed if text in shared]
+        for pattern in patterns:
+            listed = self.matching(pattern, listed)
+        return Text(listed=tuple(listed)) if listed else NOTHING
+
+    def _both_arrays(self, one: Array, other: Array) -> Array:
+        count = max(len(one.first), len(other.first))
+        items = [[*array.first, *[array.further] * (count - len(array.first))] for array in (one, other)]
+        first = tuple(map(self.both, *items))
+        return Array(first, self.both(one.further, other.further), one.length.both(other.length))
+
+    def _both_objects(self, one: Object, other: Object) -> Value:
+        names, patterns = dict.fromkeys([*one.named, *other.named]), dict.fromkeys([*one.matched, *other.matched])
+        named = {name: self.both(self.property_of(one, name), self.property_of(other, name)) for name in names}
+        matched = {}
+        for pattern in patterns:  # any two exclude each other
+            values = [value.matched.get(pattern, value.further) for value in (one, other)]
+            matched[pattern] = self.both(*values)
+        further, needed = self.both(one.further, other.further), tuple(dict.fromkeys([*one.needed, *other.needed]))
+        return _possible(Object(named, matched, further, needed, one.size.both(other.size)))
+
+
+def _possible(value: Object) -> Value:
+    """The objects of a value, nothing where there can be none."""
+    return value if value.size.both(Count(len(value.needed))).is_possible else NOTHING
+
+
+def _count(schema: Schema, what: str) -> Count:
+    return Count(schema.get(f"min{what}", 0), schema.get(f"max{what}"))
+
+
+def _constants(values: list[Any]) -> Value:
+    """Values that are listed."""
+    texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+    members: list[Value] = [Text(listed=texts)] if texts else []
+    for value in values:
+        match value:
+            case None | bool():
+                members.append(Words(frozenset(["null" if value is None else str(value).lower()])))
+            case int() | float():
+                members.append(Number(Bound.of(value), Bound.of(value), isinstance(value, int)))
+            case list():
+                items = tuple(_constants([item]) for item in value)
+                members.append(Array(items, NOTHING, Count(len(items), len(items))))
+            case dict():
+                named = {name: _constants([below]) for name, below in value.items()}
+                members.append(Object(named, {}, NOTHING, tuple(named)))
+    return several(*members)
+
+
+def _number(schema: Schema, *, whole: bool) -> Number:
+    """The numbers of a schema; in draft 4 `exclusiveMinimum` is true or false, and speaks of `minimum`."""
+
+    def bound(inside: str, outside: str) -> list[Bound]:
+        bounds, excluded = [], schema.get(outside)
+        if inside in schema:
+            bounds.append(Bound.of(schema[inside], open=excluded is True))
+        if excluded is not None and not isinstance(excluded, bool):
+            bounds.append(Bound.of(excluded, open=True))
+        return bounds
+
+    multiple = schema.get("multipleOf")
+    least, most = bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum")
+    exact = None if multiple is None else abs(Decimal(repr(multiple)))
+    return Number(_inmost(*least, up=True), _inmost(*most, up=False), whole, exact)
+
+
+def _both_numbers(one: Number, other: Number) -> Number:
+    least, most = _inmost(one.least, other.least, up=True), _inmost(one.most, other.most, up=False)
+    return Number(least, most, one.whole or other.whole, one.multiple if other.multiple is None else other.multiple)
+
+
+def _inmost(*bounds: Bound | None, up: bool) -> Bound | None:
+    """The narrowest of some bounds: the highest lower one, or the lowest upper one."""
+    values = [bound.value for bound in bounds if bound]
+    if not values:
+        return None
+    value = max(values) if up else min(values)
+    return Bound(value, any(bound.open for bound in bounds if bound and bound.value == value))

@@ -1,0 +1,131 @@
+"""What a JSON schema allows: values of one type each, or of several types of which one may be written."""
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from drafttree.constraints.json_numbers import Bound
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many there may be: at least so many, and at most, None for any number."""
+
+    least: int = 0
+    most: int | None = None
+
+    def __contains__(self, number: int) -> bool:
+        return self.least <= number and (self.most is None or number <= self.most)
+
+    @property
+    def is_free(self) -> bool:
+        return not self.least and self.most is None
+
+    @property
+    def is_possible(self) -> bool:
+        return self.most is None or self.least <= self.most
+
+    def both(self, other: "Count") -> "Count":
+        """The numbers that two counts allow."""
+        limits = [most for most in (self.most, other.most) if most is not None]
+        return Count(max(self.least, other.least), min(limits, default=None))
+
+    def beyond(self, number: int) -> "Count":
+        """How many more there may be where there are so many."""
+        return Count(max(self.least - number, 0), None if self.most is None else max(self.most - number, 0))
+
+
+@dataclass(frozen=True)
+class Anything:
+    """Any value."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Values of what a reference leads to."""
+
+    location: str
+
+
+@dataclass(frozen=True)
+class Several:
+    """Values of any of some members; of none where there are none."""
+
+    members: "tuple[Value, ...]" = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """Some of `null`, `true` and `false`."""
+
+    words: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Number:
+    """Numbers between two bounds, whole ones, or multiples of another."""
+
+    least: Bound | None = None
+    most: Bound | None = None
+    whole: bool = False
+    multiple: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """Strings.
+
+    Attributes:
+        patterns: each matches a part of them.
+        length: how many characters they have.
+        listed: which they are, if that is known; they conform to the others.
+    """
+
+    patterns: tuple[str, ...] = ()
+    length: Count = Count()
+    listed: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Array:
+    """Arrays.
+
+    Attributes:
+        first: what their first items are.
+        further: what the items behind them are.
+        length: how many items they have.
+    """
+
+    first: "tuple[Value, ...]" = ()
+    further: "Value" = Anything()
+    length: Count = Count()
+
+
+@dataclass(frozen=True)
+class Object:
+    """Objects.
+
+    Attributes:
+        named: what their properties of some names are, in the order in which they are written.
+        matched: what a property is whose name matches a pattern, and is not named.
+        further: what all others are.
+        needed: the names that they must have.
+        size: how many properties they have.
+    """
+
+    named: "dict[str, Value]" = field(default_factory=dict)
+    matched: "dict[str, Value]" = field(default_factory=dict)
+    further: "Value" = Anything()
+    needed: tuple[str, ...] = ()
+    size: Count = Count()
+
+
+Value = Anything | Reference | Several | Words | Number | Text | Array | Object
+ANYTHING, NOTHING = Anything(), Several()
+
+
+def several(*values: Value) -> Value:
+    """Values of any of some."""
+    if any(isinstance(value, Anything) for value in values):
+        return ANYTHING
+    members = [member for value in values for member in (value.members if isinstance(value, Several) else [value])]
+    return members[0] if len(members) == 1 else Several(tuple(members))
