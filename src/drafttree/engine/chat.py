@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from drafttree.core.errors import InputError
+from drafttree.engine.control_tokens import ROLES, ControlTokens
 from drafttree.engine.detokenizer import special_tokens
 from drafttree.engine.prompt_length import check_characters
 
@@ -14,7 +15,6 @@ Message = Mapping[str, Any]
 
 The content is text, or a list of parts {"type": "text", "text": "..."}; an assistant's may be None or left out.
 """
-ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOL_USE = "tool_use"
 """The name by which transformers knows a tokenizer's template of conversations with tools."""
 CALL = "call"
@@ -32,6 +32,7 @@ def render_chat(
     tokenizer: Any,
     context: int | None = None,
     first: int = 1,
+    marked: ControlTokens | None = None,
     restore: Callable[[str], str] = str,
     /,
     *,
@@ -47,6 +48,7 @@ def render_chat(
         tokenizer: the tokenizer of transformers, with a chat template.
         context: as for `drafttree.engine.prompt.encode`.
         first: the number by which errors name the first message; 0 for one that tells of tools before the client's own.
+        marked: what has marked the control tokens in messages and variables; they stay text. None for tokens.
         restore: puts back what stands for something else in messages, in what the template renders.
         add_generation_prompt: begin the answer; otherwise the token ids end with the last message.
         continue_final_message: end within the last message, which the text goes on with; no answer begins then.
@@ -60,10 +62,11 @@ def render_chat(
     try:
         text = _rendered(messages, tokenizer, first, add_generation_prompt, continue_final_message, variables)
     except InputError as error:
-        raise InputError(restore(str(error))) from error.__cause__
+        message = restore(str(error))
+        raise InputError(marked.plain(message) if marked else message) from error.__cause__
     text = restore(text)
-    check_characters(text, tokenizer, context)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    check_characters(marked.plain(text) if marked else text, tokenizer, context)
+    return marked.encode(text) if marked else list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _rendered(

@@ -416,7 +416,8 @@ class Decoder:
         """A request that is written alone, or beside others from which its trees may learn."""
         refuse_autocast(self.target.device)
         options = RequestOptions.merge(self.defaults, given)
-        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context)
+        sanitize = options.get("sanitize_control_tokens", False)
+        tokens = encode(prompt, self.tokenizer, self.target.vocab_size, self.target.context, sanitize=sanitize)
         new_tokens = options.max_new_tokens(len(tokens))
         check_room(len(tokens), new_tokens, self.target.context)
         if options.get("max_time") is not None:

@@ -84,6 +84,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         prompt_logprobs: the same for the tokens of the prompt, except the first.
         spelled_tokens: ids of special tokens that are part of the text, such as the marks of thinking. Other special
             tokens are left out.
+        sanitize_control_tokens: keep the names of control tokens in the messages of a conversation text, as
+            transformers' `apply_chat_template` does. Those that the chat template writes remain tokens.
         speculate: False generates this text without drafts, for comparison. With a greedy or coupled verifier the text
             is the same.
     """
@@ -118,10 +120,12 @@ class GenerationOptions(ProcessorOptions, total=False):
     logprobs: bool | int | None
     prompt_logprobs: bool | int | None
     spelled_tokens: Sequence[int] | None
+    sanitize_control_tokens: bool | None
     speculate: bool | None
 
 
 FLAGS = ("do_sample", "ignore_eos", "renormalize_logits", "remove_invalid_values", "reuse_prefix", "speculate")
+FLAGS += ("sanitize_control_tokens",)
 SERVED = frozenset(GenerationOptions.__annotations__)
 NOT_ADOPTED = {"max_length", "eos_token_id", "output_scores", "output_logits", "output_attentions"}
 NOT_ADOPTED |= {"output_hidden_states"}

@@ -7,6 +7,7 @@ from typing import Any, cast
 from drafttree.core.counts import is_whole
 from drafttree.core.errors import ContextError, InputError
 from drafttree.engine.chat import Message, is_conversation, render_chat
+from drafttree.engine.control_tokens import control_tokens
 from drafttree.engine.prompt_length import check_characters
 
 MOST_TOKENS = 2**31 - 1
@@ -22,7 +23,9 @@ def is_batch(prompt: object) -> bool:
     return not isinstance(prompt[0], Number) and not is_conversation(prompt)
 
 
-def encode(prompt: object, tokenizer: Any, vocab_size: int, context: int | None = None) -> list[int]:
+def encode(
+    prompt: object, tokenizer: Any, vocab_size: int, context: int | None = None, *, sanitize: bool = False
+) -> list[int]:
     """The token ids of a prompt.
 
     Args:
@@ -31,14 +34,19 @@ def encode(prompt: object, tokenizer: Any, vocab_size: int, context: int | None 
         vocab_size: the vocab size of the target.
         context: tokens that the target has room for, None for any number. A text that is too long whatever its tokens
             are is not tokenised.
+        sanitize: keep control tokens in the messages of a conversation text.
 
     Raises:
         ContextError: the prompt has too many characters for the context.
         InputError: the prompt is empty, no prompt, outside the vocabulary, or needs a tokenizer or a chat template that
-            is not there.
+            is not there; or it is to be sanitized and is no conversation.
     """
+    if sanitize and not is_conversation(prompt):
+        raise InputError("sanitize_control_tokens is for conversations; the control tokens of this prompt are its own")
     if is_conversation(prompt):
-        prompt = render_chat(cast(Sequence[Message], prompt), tokenizer, context)
+        marked = control_tokens(tokenizer) if sanitize else None
+        messages = cast(Sequence[Message], marked.kept(prompt) if marked else prompt)
+        prompt = render_chat(messages, tokenizer, context, 1, marked)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")

@@ -38,6 +38,13 @@ def serve(
         str,
         typer.Option(help='Format of reasoning, such as "qwen3". "auto" detects it from the chat template.'),
     ] = "auto",
+    sanitize_control_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize-control-tokens",
+            help="Keep control tokens in messages and tools text; those of the chat template remain tokens.",
+        ),
+    ] = False,
     host: Annotated[str, typer.Option(help='Address to listen on. "0.0.0.0" listens on all interfaces.')] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0 takes a free one.")] = 8000,
     api_key: Annotated[
@@ -127,6 +134,7 @@ def serve(
         max_token_gap=max_token_gap,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
+        sanitize_control_tokens=sanitize_control_tokens,
     )
     if access_log:
         lines = logging.StreamHandler(sys.stdout)

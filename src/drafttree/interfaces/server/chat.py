@@ -62,7 +62,7 @@ def _warn_of(tools: tuple[str, ...]) -> None:
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
     """The token ids of the conversation, the options of its answers, and what makes a reader for each."""
     decoder, dialect, tools = serving.decoder, serving.dialect, request.callable_tools
-    prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context)
+    prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context, serving.control_tokens)
     thinks = dialect.thinks(decoder.tokenizer, prompt)
     grammar = chat_grammar(request, dialect, thinks)
     options = engine_options(request, decoder, len(prompt), request.limit)

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from drafttree.engine.chat import as_parts, as_text, render_chat
+from drafttree.engine.control_tokens import ControlTokens
 from drafttree.interfaces.server.dialect.arguments import written_arguments
 from drafttree.interfaces.server.dialect.families import HERMES, CallForm
 from drafttree.interfaces.server.dialect.model_dialect import SWITCHES, Dialect
@@ -17,16 +18,32 @@ from drafttree.interfaces.server.written_json import WrittenArguments
 
 TOOLS_INTRODUCTION = "You may call these functions, described by one line of JSON each:"
 HOW_TO_CALL = "To call one, write its name and arguments in this form:\n"
-OWN_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-"""What `apply_chat_template` itself takes or sets, so that a request may not."""
+RESULT = "<tool_response>\n{}\n</tool_response>"
+OWN_ARGUMENTS = {"messages", "sanitize_control_tokens"}
+OWN_ARGUMENTS |= {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+"""What `apply_chat_template` itself takes or sets, in any version, so that a request may not."""
 NO_EFFORT = "none"
 Call = ToolCallParam | CustomCall
 
 
-def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context: int | None = None) -> list[int]:
+def known_marks(dialect: Dialect) -> str:
+    """The marks around thinking, calls and their results: the server writes those that a chat template does not."""
+    form = dialect.calls or HERMES
+    call = form.text([("", written_arguments(form.arguments, '{"": ""}'))])
+    return "\n".join([RESULT, call, *(dialect.thinking.marks if dialect.thinking else ())])
+
+
+def read_prompt(
+    request: ChatRequest,
+    tokenizer: Any,
+    dialect: Dialect,
+    context: int | None = None,
+    control_tokens: ControlTokens | None = None,
+) -> list[int]:
     """The token ids of a conversation.
 
-    A template that knows no tools is told of them by the system message, and sees calls and their results as text.
+    A template that knows no tools is told of them by the system message, and sees calls and their results as text. The
+    control tokens in what the request brings are text where they are given; those that are written here stay tokens.
 
     Raises:
         ServerError: `chat_template_kwargs` has arguments that are no variables of a template, the template knows
@@ -35,19 +52,20 @@ def read_prompt(request: ChatRequest, tokenizer: Any, dialect: Dialect, context:
     variables = dict(request.chat_template_kwargs or {})
     if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
         raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
-    form = ShownMessages(dialect)
+    form = ShownMessages(dialect, control_tokens)
     begins, goes_on = request.add_generation_prompt is not False, bool(request.continue_final_message)
+    variables = {name: form.kept(value) for name, value in variables.items()}
     variables = _effort(request, dialect) | variables
     variables |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
     messages = told = [form.message(message) for message in request.messages]
     if dialect.native:
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.told_tools]
-        variables["tools"] = described or None
+        variables["tools"] = form.kept(described) or None
     else:
         told = form.with_tools(messages, request.told_tools)
     first = 1 - len(told) + len(messages)
     with blaming(request.called("messages")):
-        return render_chat(told, tokenizer, context, first, form.arguments.restored, **variables)
+        return render_chat(told, tokenizer, context, first, control_tokens, form.arguments.restored, **variables)
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -70,24 +88,30 @@ class ShownMessages:
 
     Args:
         dialect: how the template, and the model, write calls and thinking.
+        control_tokens: marks those that the request brings; None where they are tokens.
 
     Attributes:
         arguments: reads the arguments of calls.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect, self.arguments = dialect, WrittenArguments()
+    def __init__(self, dialect: Dialect, control_tokens: ControlTokens | None) -> None:
+        self._dialect, self._control_tokens = dialect, control_tokens
+        self.arguments = WrittenArguments(self.kept)
+
+    def kept(self, value: Any) -> Any:
+        """What the request brings."""
+        return self._control_tokens.kept(value) if self._control_tokens else value
 
     def message(self, message: Message) -> dict[str, Any]:
         """A message; a template that knows no tools sees calls and their results as text."""
         dialect, native = self._dialect, self._dialect.native
-        texts, calls = message.texts, message.tool_calls or ()
+        texts, calls = self.kept(message.texts), message.tool_calls or ()
         if message.role == "tool" and not native:
-            return {"role": "user", "content": as_parts([f"<tool_response>\n{as_text(texts)}\n</tool_response>"])}
+            return {"role": "user", "content": as_parts([RESULT.format(as_text(texts))])}
         known = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
-        found: dict[str, Any] = {} if message.name is None else {"name": message.name}
+        found: dict[str, Any] = {} if message.name is None else {"name": self.kept(message.name)}
         if native and message.tool_call_id is not None:
-            found["tool_call_id"] = dialect.call_id(message.tool_call_id)
+            found["tool_call_id"] = self._call_id(message.tool_call_id)
         if native and calls:
             found["tool_calls"] = [self._native_call(call, native) for call in calls]
         elif calls:
@@ -104,7 +128,7 @@ class ShownMessages:
         form = self._dialect.calls or HERMES
         example = "{...}" if form.arguments == "json" else written_arguments(form.arguments, '{"KEY": "VALUE"}')
         how = HOW_TO_CALL + form.text([("NAME", example)])
-        told = "\n".join([TOOLS_INTRODUCTION, *map(json.dumps, functions), how])
+        told = "\n".join([TOOLS_INTRODUCTION, *self.kept([*map(json.dumps, functions)]), how])
         first, rest = messages[0], messages[1:]
         if first["role"] == "system":
             return [{**first, "content": [*first["content"], *as_parts([f"\n{told}"])]}, *rest]
@@ -117,18 +141,23 @@ class ShownMessages:
             return {}
         if name == "thinking" and message.tool_calls and any(message.texts):  # gpt-oss's template raises for both
             return {}
-        return {name: message.reasoning_content}
+        return {name: self.kept(message.reasoning_content)}
 
     def _calls_as_text(self, calls: Iterable[Call]) -> str:
         form = self._dialect.calls or HERMES
         functions = [call.function for call in calls]
-        written = [
-            (each.name, written_arguments(form.arguments, each.arguments, self.arguments.read)) for each in functions
-        ]
-        return form.text(written)
+        return form.text([(self.kept(call.name), self._arguments_as_text(call.arguments, form)) for call in functions])
+
+    def _arguments_as_text(self, text: str, form: CallForm) -> str:
+        if form.arguments == "json":
+            return self.kept(text)
+        return written_arguments(form.arguments, text, lambda arguments: self.kept(self.arguments.read(arguments)))
 
     def _native_call(self, call: Call, form: CallForm) -> dict[str, Any]:
         text = call.function.arguments
-        arguments = text if form.template_writes_text else self.arguments.read(text)
-        function = {"name": call.function.name, "arguments": arguments}
-        return {"id": self._dialect.call_id(call.id), "type": "function", "function": function}
+        arguments = self.kept(text if form.template_writes_text else self.arguments.read(text))
+        function = {"name": self.kept(call.function.name), "arguments": arguments}
+        return {"id": self._call_id(call.id), "type": "function", "function": function}
+
+    def _call_id(self, given: str) -> str:
+        return self.kept(self._dialect.call_id(given))

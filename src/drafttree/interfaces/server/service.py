@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, model_validator
 from drafttree.engine.prompt_length import check_characters
 from drafttree.interfaces.server.body_reading import Body, BodyRoute
 from drafttree.interfaces.server.chat_prompt import read_prompt
-from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.errors import ServerError, blaming, shutting_down
 from drafttree.interfaces.server.fields import ListOf, RequestModel, fields_of, mistake
 from drafttree.interfaces.server.reply import warning
@@ -136,10 +135,10 @@ async def tokenize(request: Body[TokenizeRequest], serving: Serving, response: R
     """The tokens of a text, or of a conversation up to where the next answer begins."""
     serving.check_model(request.model)
     tokenizer = _tokenizer(serving)
-    context = serving.decoder.target.context
-    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving.dialect, context)
+    tokens = await asyncio.to_thread(_tokens, request, tokenizer, serving)
     names = await asyncio.to_thread(tokenizer.convert_ids_to_tokens, tokens) if request.return_token_strs else None
     response.headers.update(await warning(request, serving))
+    context = serving.decoder.target.context
     return TokenizeReply(count=len(tokens), max_model_len=context, tokens=tokens, token_strs=names)
 
 
@@ -151,11 +150,12 @@ async def detokenize(request: Body[DetokenizeRequest], serving: Serving) -> Deto
     return DetokenizeReply(prompt=await asyncio.to_thread(_tokenizer(serving).decode, request.tokens))
 
 
-def _tokens(request: TokenizeRequest, tokenizer: Any, dialect: Dialect, context: int | None) -> list[int]:
+def _tokens(request: TokenizeRequest, tokenizer: Any, serving: ServingContext) -> list[int]:
+    context = serving.decoder.target.context
     if request.messages is not None:
         names = ("messages", "tools", "chat_template_kwargs", *PromptEnd.model_fields)
         chat = ChatRequest.of(request, "chat", (), **{name: getattr(request, name) for name in names})
-        return read_prompt(chat, tokenizer, dialect, context)
+        return read_prompt(chat, tokenizer, serving.dialect, context, serving.control_tokens)
     text = request.prompt or ""
     with blaming("prompt"):
         check_characters(text, tokenizer, context)

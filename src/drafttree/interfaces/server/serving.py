@@ -9,11 +9,13 @@ from drafttree.constraints.options import ProcessorContext
 from drafttree.core.counts import MAX_BATCH, MAX_TOKEN_GAP
 from drafttree.core.errors import ConfigError
 from drafttree.engine.batching import Engine
+from drafttree.engine.control_tokens import control_tokens
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
 from drafttree.interfaces.server.body_reading import BodyReader
+from drafttree.interfaces.server.chat_prompt import known_marks
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
 from drafttree.interfaces.server.dialect.model_dialect import Dialect
 from drafttree.interfaces.server.drafting_engine import drafting_engine
@@ -48,6 +50,7 @@ class ServerSettings:
         other_names: further names by which requests may call the model.
         tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
         reasoning_parser: likewise, the marks of thinking.
+        sanitize_control_tokens: whether control tokens in messages and tools are text.
     """
 
     model_name: str
@@ -69,6 +72,7 @@ class ServerSettings:
     other_names: tuple[str, ...] = ()
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    sanitize_control_tokens: bool = False
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -106,10 +110,12 @@ class ServingContext:
         admission: lets requests into the engine.
         grammars: makes the grammars of requests.
         dialect: how the model writes thinking and calls of tools.
+        control_tokens: keeps those that requests bring text; None where they are tokens.
         bodies: reads what requests send.
 
     Raises:
         ConfigError: the settings name a parser that is none, or no request could run with the model's defaults.
+        InputError: control tokens are to be text, and the tokenizer cannot keep them so.
     """
 
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
@@ -117,6 +123,9 @@ class ServingContext:
         check_defaults(decoder)
         self.decoder, self.settings = decoder, settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
+        self.control_tokens = None
+        if settings.sanitize_control_tokens:
+            self.control_tokens = control_tokens(decoder.tokenizer, known_marks(self.dialect))
         self.engine = Engine(
             decoder,
             max_batch=settings.max_batch,

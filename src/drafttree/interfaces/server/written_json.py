@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from drafttree.interfaces.server.fields import MAX_NESTING, mistake
@@ -79,15 +79,18 @@ class WrittenArguments:
 
     A template is given Python's objects. A number stands there for one that Python writes in another way, and something
     is added to a name that comes again.
+
+    Args:
+        kept: what is done to a name before that.
     """
 
-    def __init__(self) -> None:
-        self._written: list[str] = []
+    def __init__(self, kept: Callable[[str], str] = str) -> None:
+        self._written, self._kept = list[str](), kept
 
     def read(self, text: str) -> dict[str, Any]:
         """Arguments that are a JSON object, for a template."""
         hooks = {"parse_int": self._integer, "parse_float": self._float, "parse_constant": self._stand_in}
-        return json.loads(text, object_pairs_hook=_with_repeats, **hooks)
+        return json.loads(text, object_pairs_hook=self._with_repeats, **hooks)
 
     def restored(self, rendered: str) -> str:
         """What a template has rendered, with the arguments as they were written."""
@@ -104,10 +107,9 @@ class WrittenArguments:
     def _float(self, text: str) -> float:
         return float(text) if repr(float(text)) == text else self._stand_in(text)
 
-
-def _with_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary that has a name as often as an object does."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        found[f"{name}{AGAIN}{len(found)}{AGAIN}" if name in found else name] = value
-    return found
+    def _with_repeats(self, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        """A dictionary that has a name as often as an object does."""
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            values[f"{self._kept(name)}{AGAIN}{len(values)}{AGAIN}" if name in values else name] = value
+        return values

@@ -42,7 +42,8 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving, resp
     serving.check_model(request.model)
     _check_thinking(request, serving)
     decoder, chat = serving.decoder, await read_request(request.as_chat)
-    prompt = await asyncio.to_thread(read_prompt, chat, decoder.tokenizer, serving.dialect, decoder.target.context)
+    template = decoder.tokenizer, serving.dialect, decoder.target.context, serving.control_tokens
+    prompt = await asyncio.to_thread(read_prompt, chat, *template)
     response.headers.update(await warning(request, serving))
     return {"input_tokens": len(prompt)}
 

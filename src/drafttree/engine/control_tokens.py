@@ -1,0 +1,219 @@
+"""Keeps control tokens that messages bring text, while those that the chat template writes are tokens.
+
+The law and its name are those of `sanitize_control_tokens` in transformers' `apply_chat_template`, which 5.24 and newer
+have. Here the text around such a token is tokenised as if it were any text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from drafttree.core.errors import InputError
+from drafttree.engine.detokenizer import special_tokens
+
+
+def _rare_letters() -> str:
+    """Letters that no client can guess, and no template or normalizer changes."""
+    return "".join(chr(0x20000 + secrets.randbelow(0xA000)) for _ in range(6))
+
+
+START, END, STAND_IN = _rare_letters(), _rare_letters(), _rare_letters()
+"""The marks around a control token that a message brings, and what names the template's own in the tokenizer.
+
+A template that splits a text at such a token leaves marks alone. They are dropped, and nothing becomes a token across
+them. So `END` also stands alone, wherever a template may make a token of a text: behind the character that one begins
+with, since a template may take out what follows, or write the rest itself, and before what ends one or is inside of it.
+"""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""The roles of messages."""
+STRUCTURE = {"role", "content", "type", "text", "name", "id", "tool_calls", "tool_call_id", "function", "arguments"}
+STRUCTURE |= {"description", "parameters", "properties", "required", "items", "enum", "reasoning_content", "thinking"}
+"""Names by which templates look up what messages and tools say."""
+FIXED = {
+    "role": ROLES,
+    "type": ("function", "text", "object", "array", "string", "number", "integer", "boolean", "null"),
+}
+"""What stands behind some of them and is nobody's text: a template writes marks around a role, which are tokens."""
+LOOKED_FOR = re.compile(
+    r"""(?:split|startswith|endswith)\(\s*(?:'([^']+)'|"([^"]+)")|(?:'([^']+)'|"([^"]+)")\s+(?:not\s+)?in\b"""
+)
+"""A literal of a template that it looks for in texts."""
+NOTHING = "(?!)"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        tokens: how the control tokens are spelled.
+        looked_for: what its template looks for in texts.
+    """
+
+    def __init__(self, tokenizer: Any, tokens: frozenset[str], looked_for: frozenset[str]) -> None:
+        backend = tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder()
+        self._added = re.compile(_longest(token.content for token in added.values()))
+        control = _longest(tokens)
+        self._marked = re.compile(f"{START}({control}){END}|{START}|{END}", re.IGNORECASE)
+        # Most texts have letters and white space that a token may begin with, so these are looked at in the end alone.
+        firsts = "".join({re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())})
+        whole = _longest(literal for literal in looked_for if not any(token.startswith(literal) for token in tokens))
+        first = f"[{firsts}]" if firsts else NOTHING
+        self._suspects = re.compile(f"(?P<token>{control})|(?P<literal>{whole})|{first}", re.IGNORECASE)
+        names = [token.lower() for token in tokens]
+        self._names, self._longest = "\0".join(names), max(map(len, names), default=0)
+        self._beginnings = {token[:end] for token in names for end in range(1, len(token))}
+        self._endings = {token[begin:] for token in names for begin in range(1, len(token))}
+        self._stand_ins = {token: f"<{STAND_IN}{number}>" for number, token in enumerate(sorted(tokens))}
+        self._tokenizer = _renamed(backend, added.values(), self._stand_ins)
+        self._ids = {
+            self._tokenizer.token_to_id(self._stand_ins.get(token.content, token.content)): index
+            for index, token in added.items()
+        }
+        self._spelled = {self._tokenizer.token_to_id(token): token for token in tokens}
+
+    def kept(self, value: Any) -> Any:
+        """What a message, a tool or a variable says, with marks wherever it could bring a control token.
+
+        Raises:
+            InputError: it is nested too deeply.
+        """
+        try:
+            return self._kept(value)
+        except RecursionError:
+            raise InputError("what a message or a tool says is nested too deeply; send less") from None
+
+    def plain(self, text: str) -> str:
+        """A text without marks."""
+        return text.replace(START, "").replace(END, "")
+
+    def encode(self, rendered: str) -> list[int]:
+        """The token ids of a rendered conversation.
+
+        Raises:
+            InputError: the tokenizer makes a control token of plain text.
+        """
+        pieces = self._marked.split(rendered)  # what the template says and a token of a message take turns
+        pieces[::2] = [self._added.sub(self._stand_in, piece) for piece in pieces[::2]]
+        ids = self._tokenizer.encode("".join(filter(None, pieces)), add_special_tokens=False).ids
+        if wrong := next((index for index in ids if index in self._spelled), None):
+            raise InputError(f"the tokenizer has no other tokens for the text {self._spelled[wrong]!r}; leave it out")
+        return [self._ids.get(index, index) for index in ids]
+
+    def _kept(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self._with_marks(value)
+            case Mapping():
+                return {self._kept_name(name): self._kept_entry(name, entry) for name, entry in value.items()}
+            case list() | tuple():
+                return [self._kept(entry) for entry in value]
+        return value
+
+    def _kept_name(self, name: Any) -> Any:
+        return name if name in STRUCTURE else self._kept(name)
+
+    def _kept_entry(self, name: Any, entry: Any) -> Any:
+        return entry if entry in FIXED.get(name, ()) else self._kept(entry)
+
+    def _with_marks(self, text: str) -> str:
+        """A text with marks; those at its ends stand inside of white space there, which a template may take away."""
+        core = text.strip()
+        begin = text.index(core)
+        before, behind = text[:begin], text[begin + len(core) :]
+        first = END if self._may_end_a_token(core.lower()) else ""
+        last = END if self._may_begin_a_token(core.lower()) else ""
+        before, core, behind = (self._suspects.sub(_mark, part) for part in (before, core, behind))
+        return f"{before}{first}{core}{last}{behind}"
+
+    def _may_begin_a_token(self, text: str) -> bool:
+        """Whether a token may begin at the end of a text, and end in the next one."""
+        lengths = range(1, min(self._longest, len(text) + 1))
+        return any(text[-length:] in self._beginnings for length in lengths)
+
+    def _may_end_a_token(self, text: str) -> bool:
+        """Whether a token that begins before a text may end in it, or behind it."""
+        lengths = range(1, min(self._longest, len(text) + 1))
+        if any(text[:length] in self._endings for length in lengths):
+            return True
+        if not text or text not in self._names:
+            return False
+        is_word = re.fullmatch(r"\w+", text) is not None  # many words are parts of longer ones, and no parts of names
+        return not is_word or re.search(rf"\b{text}\b", self._names) is not None
+
+    def _stand_in(self, match: re.Match[str]) -> str:
+        return self._stand_ins.get(match[0], match[0])
+
+
+def control_tokens(tokenizer: Any, written: str = "") -> ControlTokens:
+    """The control tokens of a tokenizer: the special ones, and the added ones that its chat template writes.
+
+    Args:
+        tokenizer: the tokenizer of transformers.
+        written: what else has them, beside the template.
+
+    Raises:
+        InputError: the tokenizer is not one of the `tokenizers` library.
+    """
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+        raise InputError("sanitize_control_tokens needs a fast tokenizer, one of the tokenizers library; leave it out")
+    template = getattr(tokenizer, "chat_template", None) or ""
+    template = "\n".join(template.values()) if isinstance(template, dict) else template
+    looked_for = {literal for groups in LOOKED_FOR.findall(template) for literal in groups} - {""}
+    return _cached(tokenizer, _control_tokens(tokenizer, f"{template}\n{written}"), frozenset(looked_for))
+
+
+_cached = lru_cache(maxsize=4)(ControlTokens)
+
+
+def _control_tokens(tokenizer: Any, template: str) -> frozenset[str]:
+    """Those of transformers: `chat_control_tokens`, where a tokenizer has them, say which are not special."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    named = getattr(tokenizer, "chat_control_tokens", None)
+    others = [token for token in added if token in template and not token.isspace()] if named is None else named
+    return frozenset({*special_tokens(tokenizer).values(), *others} - {""})
+
+
+def _mark(match: re.Match[str]) -> str:
+    if match["token"]:
+        return f"{START}{match[0]}{END}"
+    return match[0] if match["literal"] else match[0] + END
+
+
+def _longest(words: Iterable[str]) -> str:
+    """A pattern of the longest word at a place, however many there are: it reads each character of a text once."""
+    trie: dict[str, Any] = {}
+    for word in words:
+        node = trie
+        for character in word:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def written(node: dict[str, Any]) -> str:
+        further = [re.escape(character) + written(node[character]) for character in node if character]
+        if "" in node:
+            return f"(?:{'|'.join(further)})?" if further else ""
+        return f"(?:{'|'.join(further)})" if len(further) > 1 else further[0]
+
+    return written(trie) if trie else NOTHING
+
+
+def _renamed(backend: Tokenizer, added: Iterable[AddedToken], names: Mapping[str, str]) -> Tokenizer:
+    """A copy in which some added tokens have other names, and perhaps all of them other ids."""
+    state = json.loads(backend.to_str())
+    state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    copied = Tokenizer.from_str(json.dumps(state))
+    copied.add_tokens(
+        [
+            AddedToken(names.get(token.content, token.content), **{flag: getattr(token, flag) for flag in FLAGS})
+            for token in added
+        ]
+    )
+    return copied
