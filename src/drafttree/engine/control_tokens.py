@@ -59,7 +59,8 @@ class ControlTokens:
     def __init__(self, tokenizer: Any, tokens: frozenset[str], looked_for: frozenset[str]) -> None:
         backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
-        self._added = re.compile(_longest(token.content for token in added.values()))
+        spellings = {index: str(token.content) for index, token in added.items()}
+        self._added = re.compile(_longest(spellings.values()))
         control = _longest(tokens)
         self._marked = re.compile(f"{START}({control}){END}|{START}|{END}", re.IGNORECASE)
         # Most texts have letters and white space that a token may begin with, so these are looked at in the end alone.
@@ -74,8 +75,7 @@ class ControlTokens:
         self._stand_ins = {token: f"<{STAND_IN}{number}>" for number, token in enumerate(sorted(tokens))}
         self._tokenizer = _renamed(backend, added.values(), self._stand_ins)
         self._ids = {
-            self._tokenizer.token_to_id(self._stand_ins.get(token.content, token.content)): index
-            for index, token in added.items()
+            self._tokenizer.token_to_id(self._stand_ins.get(name, name)): index for index, name in spellings.items()
         }
         self._spelled = {self._tokenizer.token_to_id(token): token for token in tokens}
 
