@@ -1,6 +1,8 @@
 """A model that writes drawn texts by heart, and what a server has to tell of them, known from the texts alone."""
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +42,19 @@ MARKS = {
     },
 }
 """By family: what stands around a part of an answer, and behind thinking."""
+UNSTOPPED = {
+    "qwen3": r"\A\s*<think>.*?(?:</think>\s*|\Z)",
+    "mistral": r"\A\s*\[THINK\].*?(?:\[/THINK\]\s*|\Z)",
+    "gpt-oss": r"<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>\s*|\Z)"
+    r"|<\|(?:channel|start)\|>.*?(?:<\|message\|>\s*|\Z)",
+}
+"""By family: where no stop string applies: in thinking, in headers, and in the white space behind them."""
+BEGUN = {
+    "qwen3": r"\A\s*(?:<(?:t(?:h(?:i(?:n(?:k)?)?)?)?)?)?\Z",
+    "mistral": r"\A\s*(?:\[(?:T(?:H(?:I(?:N(?:K)?)?)?)?)?)?\Z",
+}
+BEGUN["gpt-oss"] = r"<(?:\|(?:c(?:h(?:a(?:n(?:n(?:e(?:l\|?)?)?)?)?)?)?|s(?:t(?:a(?:r(?:t\|?)?)?)?)?)?)?\Z"
+"""By family: the end of a text that may become such a place."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,23 @@ class Scripts:
         return found
 
 
+def _stopped(text: str, stop: Sequence[str], thinks: str | None, *, final: bool) -> tuple[int, str] | None:
+    """Where the first stop string begins that ends a text, and which that is."""
+    begun = re.search(BEGUN[thinks], text.rstrip("\ufffd")) if thinks and not final else None
+    hidden = [found.span() for found in re.finditer(UNSTOPPED[thinks], text, re.DOTALL)] if thinks else []
+    edges = [0, *itertools.chain(*hidden), begun.start() if begun and not _in_thinking(text, thinks) else len(text)]
+    spans = [*zip(edges[::2], edges[1::2], strict=True)]
+    found = [(place, string) for string in stop for span in spans if (place := text.find(string, *span)) >= 0]
+    return min(found, default=None)
+
+
+def _in_thinking(text: str, thinks: str | None) -> bool:
+    """Whether what follows a text is thinking, or a header."""
+    ends = ("</think>", "[/THINK]", "<|end|>", "<|message|>")
+    found = [*re.finditer(UNSTOPPED[thinks], text, re.DOTALL)] if thinks else []
+    return bool(found) and found[-1].end() == len(text) and not found[-1][0].rstrip().endswith(ends)
+
+
 @dataclass(frozen=True)
 class Written:
     """What a model has written where its text ends.
@@ -203,16 +235,36 @@ class Written:
     pieces: Sequence[bytes]
 
     @classmethod
-    def of(cls, law: Scripts, tokens: Sequence[int], limit: int, stop: Sequence[str], marks: str = "") -> "Written":
+    def of(
+        cls,
+        law: Scripts,
+        tokens: Sequence[int],
+        limit: int,
+        stop: Sequence[str],
+        marks: str = "",
+        thinks: str | None = None,
+    ) -> "Written":
+        """What is written of a text.
+
+        Args:
+            law: the law of the model.
+            tokens: the text.
+            limit: tokens at most.
+            stop: stop strings.
+            marks: the special tokens that are part of the text, in one string.
+            thinks: the family whose thinking no stop string ends, None where nothing is thinking.
+        """
         pieces = [law.spelled(token, marks) for token in tokens]
         text = ""
         for count, token in enumerate([*tokens, law.eos][:limit], start=1):
             name = law.tokenizer.convert_ids_to_tokens(token)
-            if token == law.eos or name in {*stop} & {*SPECIAL}:
-                return cls(text, count, "stop", name if name in stop else None, pieces[: count - 1])
+            named = name if name in {*stop} & {*SPECIAL, EOS} and not _in_thinking(text, thinks) else None
+            if token == law.eos or named:
+                end, stopped_by = _stopped(text, stop, thinks, final=True) or (len(text), named)
+                return cls(text[:end], count, "stop", stopped_by, pieces[: count - 1])
             text = b"".join(pieces[:count]).decode(errors="replace")
-            if found := [(text.find(each), each) for each in stop if each in text]:
-                end, stopped_by = min(found)
+            if found := _stopped(text, stop, thinks, final=count == limit):
+                end, stopped_by = found
                 return cls(text[:end], count, "stop", stopped_by, pieces[:count])
         return cls(text, limit, "length", None, pieces[:limit])
 

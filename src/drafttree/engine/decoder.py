@@ -456,7 +456,9 @@ class Decoder:
             policy=policy,
             verifier=verifier,
             randomness=self.randomness(seed if alone or repeats else self.learned.unshared_seed(seed)),
-            text=Detokenizer(self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab)),
+            text=Detokenizer(
+                self.tokenizer, tokens, options.stop, options.spelled_tokens(vocab), options.get("unstopped", ())
+            ),
             stopping=StoppingText(options.criteria, tokens, new_tokens, device),
             constraints=constraints,
             recorder=Logprobs.asked_for(options.get("logprobs")),

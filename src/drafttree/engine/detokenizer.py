@@ -3,9 +3,11 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any, Protocol, cast
 
 from drafttree.core.errors import ConfigError
+from drafttree.engine.stop_scope import Span, StopScope, Stretch, unfinished
 
 CONTEXT = 6
 UNFINISHED = "\ufffd"
@@ -36,11 +38,6 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def unfinished(text: str, strings: Iterable[str]) -> int:
-    """Length of the longest end of a text that one of these strings begins with, without being the whole string."""
-    return max((n for each in strings for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
-
-
 def special_tokens(tokenizer: object) -> dict[int, str]:
     """The special tokens of a tokenizer of transformers, and how they are spelled."""
     names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
@@ -62,6 +59,7 @@ class Detokenizer:
         prompt: token ids before the text. Prompt and text together are what the tokenizer makes of both.
         stop: strings that end the text; none of them becomes part of it.
         spelled: ids of special tokens that are a part of the text; others are none.
+        unstopped: stretches of the text in which stop strings do not apply.
 
     Attributes:
         shown: how much of the text has been read.
@@ -77,12 +75,16 @@ class Detokenizer:
         prompt: Sequence[int],
         stop: Sequence[str] = (),
         spelled: Sequence[int] = (),
+        unstopped: Sequence[Stretch] = (),
     ) -> None:
         check_stop(stop, tokenizer, spelled)
         special = special_tokens(tokenizer) if stop or spelled else {}
         self._tokenizer = cast(Any, tokenizer)
-        self._stop = tuple(stop)
-        self._stop_tokens = {token: text for token, text in special.items() if text in stop}
+        self._stop, self._scope = tuple(stop), StopScope(unstopped)
+        self._longest_stop = max(map(len, stop), default=0)
+        self._searched = self._cut_from = 0
+        marks = "\n".join(mark for stretch in unstopped for mark in (stretch.begin, stretch.end))
+        self._stop_tokens = {token: text for token, text in special.items() if text in stop and text not in marks}
         self._unspelled = special.keys() - set(spelled) if spelled else None
         self._cleans, self._falls_back = _cleans_up(tokenizer), _falls_back(tokenizer)
         self._characters: list[str] = []
@@ -102,8 +104,14 @@ class Detokenizer:
 
     def stops(self, token: int) -> bool:
         """Whether the text ends before a token, since a stop string is its name."""
-        self.stopped_by = self._stop_tokens.get(token)
-        return self.stopped_by is not None
+        if token not in self._stop_tokens:
+            return False
+        _, scope = self._read_ahead(len(self._characters), final=True)
+        if scope.inside:
+            return False
+        self._cut_from = scope.decided if scope.begin is None else scope.begin
+        self.stopped_by = self._stop_tokens[token]
+        return True
 
     def push(self, token: int) -> bool:
         """Add a token; whether the text now ends with, or ended in, a stop string."""
@@ -116,9 +124,13 @@ class Detokenizer:
 
     def finish(self) -> None:
         """End the text: it is now what the tokenizer makes of all tokens at once."""
+        if self._stop:
+            spans, _ = self._read_ahead(len(self._characters), final=True)
+            self._cut_in(spans)  # what might have become a mark is none
         decoded = self._decode(self._before + self._pushed + self._waiting)
         text = decoded[_shared(self._decode(self._before), decoded) :]
-        self._whole = text.partition(self.stopped_by)[0] if self.stopped_by else text
+        cut = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
+        self._whole = text if cut < 0 else text[:cut]
 
     @property
     def text(self) -> str:
@@ -134,14 +146,19 @@ class Detokenizer:
     def read(self) -> str:
         """The text since the last read that no later token can change or turn out to make a stop string of."""
         characters = self._decoded()
-        end = len(characters)
-        if self._whole is None:
-            longest = max(map(len, self._stop), default=0)
-            last = "".join(characters[max(0, self._settled - longest) : self._settled])
-            end = self._settled - unfinished(last, self._stop)
+        end = len(characters) if self._whole is not None else self._read_end(characters)
         news = "".join(characters[self.shown : end])
         self.shown = max(end, self.shown)
         return news
+
+    def _read_end(self, characters: Sequence[str]) -> int:
+        """Where the text ends that is neither to change nor to turn out to make a stop string of."""
+        begin = self._scope.begin
+        if begin is None or not self._stop:
+            return self._settled
+        end = min(self._settled, self._scope.decided)
+        last = "".join(characters[max(begin, end - self._longest_stop) : end])
+        return end - unfinished(last, self._stop)
 
     def _decoded(self) -> list[str]:
         """The characters so far, those of tokens that waited included."""
@@ -154,7 +171,6 @@ class Detokenizer:
 
     def _add(self, token: int) -> bool:
         """Decode a token; whether a stop string ends the text."""
-        settled = self._settled
         self._pushed.append(token)
         self._window.append(token)
         name = self._tokenizer.convert_ids_to_tokens(token) if self._falls_back else ""
@@ -166,7 +182,7 @@ class Detokenizer:
         self._ends.append(len(self._characters))
         if not self._run and len(self._window) >= 2 * CONTEXT:
             self._move_window()
-        return self._cut(settled)
+        return self._cut()
 
     def _add_text(self) -> None:
         """Decode the window, whose last token is new."""
@@ -210,17 +226,33 @@ class Detokenizer:
             self._window, self._known, self._begin = window, known, begin
             del self._ends[:count]
 
-    def _cut(self, checked: int) -> bool:
-        """Cut the text at the first stop string that ends after `checked`."""
+    def _cut(self) -> bool:
+        """Cut the text at the first stop string that ends in what has not been searched."""
         if not self._stop:
             return False
-        first = max(0, checked - max(map(len, self._stop)) + 1)
-        text = "".join(self._characters[first:])
-        text = text[: len(text) - _unfinished_characters(text)]
-        found = [(text.find(stop), stop) for stop in self._stop if stop in text]
+        end = len(self._characters) - _unfinished_characters("".join(self._characters[-MAX_UNFINISHED:]))
+        spans = self._scope.read(self._characters, self._settled)
+        return self._cut_in([*spans, *self._read_ahead(end)[0]])
+
+    def _read_ahead(self, end: int, *, final: bool = False) -> tuple[list[Span], StopScope]:
+        """The parts of the text in which stop strings apply, with characters that may still change, and where it is."""
+        ahead = copy(self._scope)
+        return ahead.read(self._characters, end, final=final), ahead
+
+    def _cut_in(self, spans: Iterable[Span]) -> bool:
+        """Cut the text at the first stop string in its parts."""
+        return any(self._cut_within(*span) for span in spans)
+
+    def _cut_within(self, begin: int, end: int) -> bool:
+        """Cut the text at the first stop string that stands in a part of it."""
+        first = max(begin, self._searched - self._longest_stop + 1)
+        text = "".join(self._characters[first:end])
+        self._searched = max(self._searched, min(end, self._settled))
+        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if found:
-            start, self.stopped_by = min(found)
-            del self._characters[first + start :], self._origins[first + start :]
+            place, self.stopped_by = min(found)
+            self._cut_from = begin
+            del self._characters[first + place :], self._origins[first + place :]
         return bool(found)
 
     def _context(self, tokens: list[int]) -> list[int]:

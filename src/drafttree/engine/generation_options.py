@@ -33,6 +33,7 @@ from drafttree.core.counts import check_count, is_token_ids
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import MIN_TEMPERATURE, Sampling
 from drafttree.engine.detokenizer import stop_strings
+from drafttree.engine.stop_scope import Stretch
 
 MAX_NEW_TOKENS = 128
 """Tokens to generate at most where neither the caller nor the model says."""
@@ -61,6 +62,8 @@ class GenerationOptions(ProcessorOptions, total=False):
         stop: stop strings; the text is cut before the first that occurs. One that is a special token's name stands for
             that token.
         stop_strings: transformers' name for `stop`.
+        unstopped: stretches of the text in which stop strings do not apply, such as what a model thinks. Each is a
+            `drafttree.engine.stop_scope.Stretch`, which has the marks around it.
         eos_token_id: token ids that end the text, instead of the decoder's.
         ignore_eos: do not stop at EOS tokens.
         max_time: maximum number of seconds, counted from the call. A text then ends with its next token; each of a list
@@ -104,6 +107,7 @@ class GenerationOptions(ProcessorOptions, total=False):
     seed: int | None
     stop: str | list[str] | tuple[str, ...] | None
     stop_strings: str | list[str] | tuple[str, ...] | None
+    unstopped: Sequence[Stretch] | None
     eos_token_id: int | list[int] | None
     ignore_eos: bool
     max_time: float | None
@@ -340,8 +344,15 @@ def _check_values(values: Mapping[str, Any]) -> None:
     spelled = values.get("spelled_tokens")
     if spelled is not None and not is_token_ids(spelled):
         raise ConfigError(f"spelled_tokens is {spelled!r}; give a list of token ids")
+    unstopped = values.get("unstopped")
+    if not isinstance(unstopped, list | tuple | None) or not all(map(_is_stretch, unstopped or ())):
+        raise ConfigError(f"unstopped is {unstopped!r}; give a list of Stretch, each with two marks")
     if values.get("prompt_logprobs") and values.get("reuse_prefix"):
         raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")
+
+
+def _is_stretch(value: object) -> bool:
+    return isinstance(value, Stretch) and bool(value.begin and value.end)
 
 
 def _between(value: Any, kind: type, low: float, high: float) -> bool:

@@ -219,8 +219,8 @@ class Request:
 
     def end(self, reason: str) -> None:
         """Note why the text ends, and what the drafter has kept of it."""
-        self.finish_reason = reason
         self.text.finish()
+        self.finish_reason = "stop" if reason == "length" and self.text.stopped_by else reason
         if self.drafting.session:
             self.metrics.draft_cache_bytes = self.drafting.session.nbytes
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LINES_AHEAD = 4
 """Lines for each text at once that are submitted before the first of them has ended; a long one then holds up none."""
 
-OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "watermarking_config"}
+OBJECTS = {"generation_config", "grammar", "logits_processor", "stopping_criteria", "unstopped", "watermarking_config"}
 """Options of `Decoder.generate` that JSON cannot say."""
 
 

@@ -118,7 +118,7 @@ class Served:
         """What a chat of a case says."""
         law = self.laws[case.family]
         marks = " ".join(mark for marks in MARKS[case.family].values() for mark in marks)
-        found = Written.of(law, law.tokens(raw(parts)), case.limit, case.stop, marks)
+        found = Written.of(law, law.tokens(raw(parts)), case.limit, case.stop, marks, case.family)
         return found, Answer(parts, found)
 
 
@@ -484,7 +484,8 @@ def test_a_stop_string_never_shows(served, path, pieces, data):
     name = "stop_sequences" if path == "messages" else "stop"
     body = ASKED[path] | {name: ["never written", stop]}
     prompt = law.tokens("So it") if path == "completions" else served.prompt("mistral", tools=False)
-    wanted = Written.of(law, law.tokens(text), 200, [stop])
+    thinks = None if path == "completions" else "mistral"
+    wanted = Written.of(law, law.tokens(text), 200, [stop], thinks=thinks)
     case = Case("mistral", [], drafted_wrong=data.draw(st.integers(2, 7)))
     limit = {} if path in ("responses", "messages") else {"max_tokens": 200, "ignore_eos": stop == EOS}
     whole, stream = served.ask(case, path, [(prompt, law.tokens(text))], **body, **limit)

@@ -74,6 +74,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     with blaming(request.called("stop")):
         check_stop(request.stop or (), decoder.tokenizer, spelled)
     wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}
+    wanted |= {"unstopped": dialect.unstopped(thinks)}
     calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
     speaks = not request.must_call
     reader = partial(AnswerReader, dialect.thinking, calls, thinks=thinks, speaks=speaks, schemas=schemas)

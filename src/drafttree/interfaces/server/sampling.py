@@ -66,7 +66,8 @@ class SamplingFields(fields_of("server")):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="nucleus sampling")
     stop: StopStrings | None = Field(
         None,
-        description=f"up to {MAX_STOPS} strings that end the text and are not part of it; an empty string means none",
+        description=f"up to {MAX_STOPS} strings that end the text and are not part of it; they do not apply to "
+        "reasoning; an empty string means none",
     )
     presence_penalty: Penalty | None = Field(None, description="penalty on tokens that the text already contains")
     frequency_penalty: Penalty | None = Field(

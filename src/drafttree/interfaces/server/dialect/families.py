@@ -30,6 +30,7 @@ class Thinking:
         say: the mark before what is said.
         said: a regular expression of that mark in all the ways in which models write it.
         silent: marks that are no text.
+        headers: pairs of marks around what is no text either.
     """
 
     begin: str
@@ -39,6 +40,7 @@ class Thinking:
     say: str = ""
     said: str = ""
     silent: tuple[str, ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def told_by(self) -> tuple[str, ...]:
@@ -145,6 +147,7 @@ HARMONY = Thinking(
     say="<|channel|>final<|message|>",
     said=r"<\|channel\|>final ?(?:(?:<\|constrain\|>)?json)?<\|message\|>",
     silent=("<|start|>assistant", "<|channel|>commentary<|message|>", "<|return|>", "<|call|>"),
+    headers=(("<|channel|>", "<|message|>"), ("<|start|>", "<|message|>")),
 )
 THINKING = {
     "openai_gptoss": HARMONY,

@@ -8,6 +8,7 @@ from typing import Any, Self
 import regex
 
 from drafttree.engine.detokenizer import special_tokens
+from drafttree.engine.stop_scope import Stretch
 from drafttree.interfaces.server.dialect.families import AUTO, CALLS, HERMES, NONE, THINKING, CallForm, Thinking, choose
 from drafttree.interfaces.server.dialect.reader import Thinks
 
@@ -81,6 +82,17 @@ class Dialect:
         if end.endswith(self.thinking.begin):
             return "begun"
         return "no" if end.endswith(self.thinking.end) else "perhaps"
+
+    def unstopped(self, thinks: Thinks) -> list[Stretch]:
+        """Where stop strings do not apply in an answer, which may begin with thinking: there, and in headers."""
+        thinking = self.thinking
+        if thinking is None:
+            return []
+        headers = [Stretch(begin, end, anywhere=True) for begin, end in thinking.headers]
+        if thinks == "no" and not thinking.anywhere:
+            return headers
+        begun = thinks == "begun"
+        return [Stretch(thinking.begin, thinking.end, opened=begun, anywhere=thinking.anywhere), *headers]
 
     def spelled_tokens(self, tokenizer: Any, vocab_size: int, *, calls: bool) -> list[int]:
         """The special tokens that are marks of thinking, or of calls where these are read; a model may lack some."""
