@@ -43,8 +43,9 @@ test-extras: dist
 	$(BIN)/python .ci/extras.py $(EXTRAS)
 
 # The clients that people use against a server. instructor asks for a rich and a jiter older than ours and openai's; it
-# works with these, but nothing can be installed beside it that says so.
-test-clients: .venv/.clients
+# works with these, but nothing can be installed beside it that says so. Coding agents take more than a GB, in
+# build/agents, in the versions that their package-lock.json pins; without npm their tests are skipped.
+test-clients: .venv/.clients build/agents/.installed
 	$(BIN)/python -m pytest -m slow tests/interfaces/server/clients
 
 # The tests that need a CUDA device, then plain and speculative decoding at the cost of large targets. Eight minutes at
@@ -191,6 +192,12 @@ recording: .venv/.installed
 	$(INSTALL) --no-build-isolation --editable '.[clients]'
 	$(INSTALL) --no-deps 'instructor>=1.17'
 	touch $@
+
+build/agents/.installed: $(wildcard tests/interfaces/server/clients/agents/*.json)
+	mkdir -p build/agents
+	cp $^ build/agents
+	if command -v npm >/dev/null; then npm install --prefix build/agents --no-audit --no-fund && touch $@; \
+		else echo "no npm here: coding agents are not installed, and their tests are skipped"; fi
 
 .venv/.fleet: .venv/.developing
 	$(INSTALL) --no-build-isolation --editable '.[dynamo]'

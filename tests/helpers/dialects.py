@@ -139,9 +139,15 @@ SPECIAL += [
 ]
 
 
-def tokenizer_of(family: str) -> PreTrainedTokenizerFast:
-    """A tokenizer over bytes with the marks of all families, special ones as theirs are, and a family's template."""
-    made = byte_level("a small text of no family", 280, "<|endoftext|>")
+def tokenizer_of(family: str, text: str = "a small text of no family", size: int = 280) -> PreTrainedTokenizerFast:
+    """A tokenizer over bytes with the marks of all families, special ones as theirs are, and a family's template.
+
+    Args:
+        family: one of `TEMPLATES`.
+        text: what it is trained on.
+        size: its tokens without the marks.
+    """
+    made = byte_level(text, size, "<|endoftext|>")
     made.add_tokens([AddedToken(mark, special=False) for mark in PLAIN_MARKS])
     made.add_tokens([AddedToken(mark, special=True) for mark in SPECIAL], special_tokens=True)
     made.chat_template = TEMPLATES[family]
