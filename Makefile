@@ -32,7 +32,7 @@ test-newest: .venv/.installed .venv/.native
 # The lowest versions that pyproject.toml allows, in an environment of their own.
 test-lowest: .venv/.installed
 	$(BIN)/python .ci/lowest.py
-	.venv-lowest/bin/python -m pytest tests/interfaces/cli/test_command_line.py tests/interfaces/server tests/loading \
+	.venv-lowest/bin/python -m pytest $(WORKERS) tests/interfaces/cli/test_command_line.py tests/interfaces/server tests/loading \
 		tests/drafters/formats tests/core tests/test_api.py
 
 test-slow: .venv/.developing .venv/.native
