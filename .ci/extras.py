@@ -21,7 +21,7 @@ FOLDER = Path(".venv-extras")
 PROMPT = "The old man looked at the sea"
 PORT = 8791
 ADDRESS = f"http://127.0.0.1:{PORT}"
-SECONDS = 90
+SECONDS = 300
 """In which a server or a worker has to be there."""
 
 Use = Callable[[Environment, Path], None]
