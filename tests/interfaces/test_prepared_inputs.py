@@ -128,6 +128,11 @@ def test_a_mask_of_another_length_than_the_prompt_is_told(target, draft, entries
     assert told in str(caught.value)
 
 
+def test_a_mask_with_more_rows_than_prompts_is_told(target, draft):
+    with pytest.raises(ConfigError, match=r"of 2 rows for 1 prompts; give a row for each prompt"):
+        target.generate(PROMPT, attention_mask=torch.ones(2, 6), max_new_tokens=4, custom_generate=hf.generate(draft))
+
+
 def test_arguments_transformers_keeps_to_itself_are_refused_by_name(target, draft):
     for option in ({"assistant_model": draft}, {"synced_gpus": True}):
         with pytest.raises(ConfigError, match=next(iter(option))):

@@ -18,11 +18,17 @@ from testing.tokenizers import words
 LAYER = "model.layers.1."
 SCALES = (
     *("mlp.up_proj.weight_scale", "mlp.up_proj.weight_scale_inv", "mlp.up_proj.input_scale"),
+    *("mlp.up_proj.smooth_factor", "mlp.up_proj.awq_pre_quant", "mlp.up_proj.weight_scaling_factor"),
     *("self_attn.q_proj.weight_zero_point", "mlp.up_proj.qzeros", "mlp.up_proj.SCB", "mlp.up_proj.weight.absmax"),
 )
 ADAPTERS = (
     *("self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.default.weight", "mlp.up_proj.hada_w1_a"),
-    *("mlp.down_proj.ia3_l", "self_attn.v_proj.vera_lambda_b", "self_attn.q_proj.base_layer.weight"),
+    *(
+        "mlp.down_proj.ia3_l",
+        "self_attn.q_proj.dora_scale",
+        "self_attn.v_proj.vera_lambda_b",
+        "self_attn.q_proj.base_layer.weight",
+    ),
 )
 NAMED = ("self_attn.k_scale", "self_attn.q_norm.weight", "self_attn.q_proj.bias", "self_attn.sinks")
 SILENT = (
@@ -68,6 +74,12 @@ def test_adapters_beside_the_weights_are_refused(plain):
     for name in ADAPTERS:
         message = told(ModelError, load, plain, LAYER + name)
         assert f"hold an adapter beside the weights, which config.json does not name: {LAYER}{name}; merge" in message
+
+
+@pytest.mark.parametrize("name", [f"{LAYER}mtp_gate.weight", "model.img_gate.weight", "model.audio_bias"])
+def test_parts_of_the_text_model_that_are_called_like_others_are_named(plain, caplog, name):
+    load(plain, name)
+    assert f"config.json has no place for the tensors {name}, so they are left out" in caplog.text
 
 
 def test_other_tensors_are_named_once(plain, caplog):

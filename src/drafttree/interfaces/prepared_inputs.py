@@ -125,6 +125,9 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
     if positions is not None and positions.shape[-1] != tokens:
         what = f"an attention_mask, or position_ids, of {positions.shape[-1]} entries for prompts of {tokens} tokens"
         raise refusal(what, "give an entry for each token")
+    if positions is not None and positions.ndim > 1 and positions.shape[-2] not in (1, len(input_ids)):
+        what = f"an attention_mask, or position_ids, of {positions.shape[-2]} rows for {len(input_ids)} prompts"
+        raise refusal(what, "give a row for each prompt")
     mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
         raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")

@@ -22,7 +22,8 @@ LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|d
 SCALES = re.compile(
     r"(^|.*[._])("
     r"\w*scales?(_inv|_\d+)?|\w*zero_points?|\w*zeros|\w*amax"  # float8, int8, compressed-tensors, ModelOpt, MXFP4
-    r"|qweight|g_idx|weight_packed|weight_shape"  # GPTQ, AWQ, compressed-tensors
+    r"|qweight|g_idx|weight_packed|weight_shape|\w*pre_quant\w*"  # GPTQ, AWQ, compressed-tensors
+    r"|\w*(smooth|scaling)_factor"  # SmoothQuant and its like
     r"|SCB|weight_format|\w*absmax|\w*quant_map|quant_state\.\w+"  # bitsandbytes
     r")"
 )
@@ -32,16 +33,17 @@ OF_OTHERS = re.compile(r"(.*\.)?(((kv_cache|[qkv]+|prob|output)_(scale|zero_poin
 OF_INPUTS = re.compile(r"(.*\.)?(input|activation)_(\w+_)?(scale|zero_point|amax)\w*")
 """Scales of rounded activations, which a quantiser of transformers may do without."""
 ADAPTERS = re.compile(
-    r"(.*[._])?(\w*lora|loha|lokr|hada|\w*vera|(b|ps)?oft|ia3|hra|hira|road|miss|c3a|shira|fourierft|waveft|base_layer)"
+    r"(.*[._])?(\w*lora|dora(_\w+)?|loha|lokr|hada|\w*vera|(b|ps)?oft|ia3|hra|hira|road|miss|c3a|shira|fourierft|waveft|base_layer)"
     r"([._].*)?"
 )
 """Names of parts of peft's adapters."""
 MODALITIES = re.compile(
-    r"(.*[._])?(vision|visual|vit|siglip|image|img|video|audio|speech|multi_?modal|mm|resampler|talker|(token|code)2wav)"
-    r"\d*([._].*)?"
+    r"(.*\.)?(embed_)?(vision|visual|vit|siglip|image|img|video|audio|speech|multi_?modal|mm|resampler|talker"
+    r"|(token|code)2wav)\d*(_(abstractor|adapter|backbone|connector|embed\w*|encoder|head|merger|model|proj(ect\w+)?"
+    r"|processor|resampler|tokenizer|tower))?\..*"
 )
-"""Names of parts that no text goes through."""
-MTP = re.compile(r"(.*[._])?(mtp|nextn)\w*(\..*)?")
+"""Names of tensors in parts that no text goes through."""
+MTP = re.compile(r"(.*\.)?(mtp|nextn)\w*\..*")
 TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
 """Names that older versions of models gave to what models compute themselves."""
 SHOWN = 4
@@ -153,12 +155,24 @@ def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[
             yield (found[0], int(number[1])), name[number.end() :]
 
 
+def _is_within(name: str, lists: Mapping[str, int]) -> bool:
+    """Whether a tensor lies in an entry of a model's lists of parts, such as a layer that is run."""
+    places = re.finditer(r"\.(\d+)\.", name)
+    return any(
+        part.endswith(f".{name[: place.start()]}") and int(place[1]) < length
+        for place in places
+        for part, length in lists.items()
+    )
+
+
 def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """The names but those of parts that no text goes through, of MTP layers, and of what models compute themselves."""
     lists, buffers = _lengths(model), [f".{name}" for name, _ in model.named_buffers()]
 
     def is_harmless(name: str) -> bool:
-        if any(pattern.fullmatch(name) for pattern in (MODALITIES, MTP, TABLES)):
+        if TABLES.fullmatch(name):
+            return True
+        if not _is_within(name, lists) and (MODALITIES.fullmatch(name) or MTP.fullmatch(name)):
             return True
         return any(buffer.endswith(f".{name}") for buffer in buffers) or any(_places_behind(name, lists))
 

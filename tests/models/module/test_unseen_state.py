@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import os
 from collections.abc import Callable
 from enum import Enum
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from drafttree.models.module.fingerprint import Fingerprint
 from testing import tiny
 
 STATE = {"factor": 2.0}
+FACTOR = 2.0
 
 
 class Calling(nn.Module):
@@ -186,6 +188,43 @@ def test_methods_that_close_over_a_state_are_named():
 
     for cls in (Closing, Property, Static):
         assert Fingerprint(cls()).unseen == f"the method scaled of the class {cls.__name__}"
+
+
+def times_factor(states: Tensor) -> Tensor:
+    return states * FACTOR
+
+
+def scaled_by_state(states: Tensor) -> Tensor:
+    return states * STATE["factor"]
+
+
+def test_layers_that_read_globals_are_named():
+    class State(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return states * STATE["factor"]
+
+    class Number(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return times_factor(states)
+
+    class Inner(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return torch.stack([scaled_by_state(row) for row in states])
+
+    class Process(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return states * float(os.environ.get("FACTOR", 1))
+
+    for cls in (State, Number, Inner, Process):
+        assert Fingerprint(cls()).unseen == f"the method forward of the class {cls.__name__}"
+
+
+def test_layers_that_read_code_alone_are_not_named():
+    class Code(nn.Module):
+        def forward(self, states: Tensor) -> Tensor:
+            return plain(F.gelu(torch.relu(states))) + functools.reduce(operator.add, range(len(Kind)))
+
+    assert Fingerprint(Code()).unseen is None
 
 
 def test_a_closure_that_is_put_at_a_librarys_layer_is_named():

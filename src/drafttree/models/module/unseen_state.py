@@ -6,13 +6,17 @@ object; and numpy arrays, objects with `__slots__` and most objects of libraries
 libraries hide nothing but the functions of others that they close over.
 """
 
+import dis
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
+    CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
@@ -35,6 +39,8 @@ KNOWN = (*LIBRARIES, "builtins", "drafttree.", "transformers_modules.", "bitsand
 """Packages whose classes of modules hold all that they read in their instances."""
 CLOSED = {*sys.stdlib_module_names, "drafttree", "numpy", "tokenizers", "torch", "transformers"}
 """Packages whose objects are compared as wholes, unless they are modules or configs."""
+VARYING = {"os", "random", "time"}
+"""Modules of Python whose functions and values differ from call to call."""
 VALUES = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 CONTAINERS = dict | list | tuple | set | frozenset
 LONGEST = 1 << 16
@@ -112,7 +118,8 @@ class HiddenState:
         if isinstance(value, partial):
             return any(map(self._hides, (value.func, value.args, value.keywords)))
         if isinstance(value, type):
-            return self._class_hides(value) or any(map(_has_values, _foreign(value)))
+            has_values = not issubclass(value, Enum) and any(map(_has_values, _foreign(value)))
+            return has_values or self._class_hides(value)
         if isinstance(value, MethodType):
             return self._is_hidden(value.__self__) or self._hides(value.__func__)
         if isinstance(value, FunctionType):
@@ -155,7 +162,20 @@ class HiddenState:
             return any(self._hides(inner) for inner in functions if not _is_method_of_library(inner))
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         has_attributes = any(not name.startswith("__") for name in vars(function))
-        return has_attributes or not all(map(self._is_fixed, defaults)) or not all(map(is_harmless, closed_over))
+        if has_attributes or not all(map(self._is_fixed, defaults)) or not all(map(is_harmless, closed_over)):
+            return True
+        return any(self._global_hides(value, function) for value in _globals_read(function))
+
+    def _global_hides(self, value: Any, reader: FunctionType) -> bool:
+        """Whether a global that a function reads may have a state, or be given another value."""
+        if isinstance(value, ModuleType):
+            return value.__name__ in VARYING or not _is_installed(value.__name__)
+        if isinstance(value, type | FunctionType | CODE):
+            is_of_other_package = _package(value.__module__) != _package(reader.__module__)
+            return not (is_of_other_package and _is_installed(value.__module__)) and self._hides(value)
+        if isinstance(value, Tensor | nn.Module) or not callable(value):
+            return not isinstance(value, logging.Logger)
+        return not _is_class_of_library(type(value))
 
     def _is_code(self, value: object) -> bool:
         """Whether what a function closes over is code without a state."""
@@ -181,6 +201,31 @@ def _content(cell: Any) -> object:
         return cell.cell_contents
     except ValueError:  # it is empty yet
         return ...
+
+
+def _globals_read(function: FunctionType) -> Iterator[object]:
+    """The values of the global variables that a function reads, but for Python's own."""
+    names = (name for name in _global_names(function.__code__) if not name.startswith("__"))
+    return (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+@lru_cache
+def _global_names(code: CodeType) -> frozenset[str]:
+    """The names of the global variables that code reads, in functions inside it too."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return frozenset(read.union(*map(_global_names, inner)))
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _is_installed(module: str | None) -> bool:
+    """Whether a module is Python's own or of an installed package, and no file that a user is at work on."""
+    package = _package(module)
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in CLOSED or bool({"site-packages", "dist-packages"}.intersection(Path(file).parts))
 
 
 def _methods(cls: type) -> dict[str, FunctionType]:
