@@ -42,7 +42,7 @@ def main() -> None:
     except subprocess.CalledProcessError:
         print(f"{CPU_INDEX} has no torch {versions['torch']} within reach: torch {version('torch')} stands in")
     pins = [f"{name}=={lowest}" for name, lowest in versions.items() if name not in NOT_TESTED]
-    environment.install("--editable", ".", *pins)
+    environment.install("--editable", ".", "--editable", "./lab", *pins)
 
 
 if __name__ == "__main__":
