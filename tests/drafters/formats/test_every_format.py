@@ -118,7 +118,7 @@ def test_drafts_of_every_path_and_round_follow_the_authors_formula(name, dtype, 
         assert np.median(gaps) < 0.05
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["MTP, deepseek_v3", "MTP, ernie4_5_moe", "SafeAILab", "Medusa-1"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.inference_mode()

@@ -8,7 +8,7 @@ from helpers.checkpoints.formats import Tensors
 
 LARGEST = 448.0
 BLOCK = (24, 20)
-SCHEMES = ("blocks", "rows", "whole")
+SCHEMES = ("whole", "rows", "blocks")
 
 
 def in_fp8(tensors: Tensors, scheme: str) -> tuple[Tensors, dict[str, Any]]:
