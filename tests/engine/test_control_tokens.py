@@ -10,7 +10,7 @@ from drafttree import Decoder
 from drafttree.engine.control_tokens import control_tokens
 from drafttree.errors import ConfigError, InputError
 from helpers.dialects import tokenizer_of
-from testing.tokenizers import chat_words, pieces
+from testing.tokenizers import CHAT_WORDS, chat_words, pieces
 from testing.toy import ToyModel
 
 TURNS = (
@@ -169,11 +169,12 @@ def test_the_text_is_that_of_transformers_own_option(case):
     assert tokenizer.decode(ours).split() == tokenizer.decode(theirs).split()
 
 
-def test_a_token_that_the_tokenizer_makes_of_plain_text_too_is_refused():
+@pytest.mark.parametrize("word", ["bye", CHAT_WORDS[0]], ids=["a word", "the one whose id is 0"])
+def test_a_token_that_the_tokenizer_makes_of_plain_text_too_is_refused(word):
     tokenizer = chat_words()
-    tokenizer.add_special_tokens({"eos_token": "bye"})
-    with pytest.raises(InputError, match="the tokenizer has no other tokens for the text 'bye'"):
-        prompt_of(tokenizer, says("hello bye"), sanitize_control_tokens=True)
+    tokenizer.add_special_tokens({"eos_token": word})
+    with pytest.raises(InputError, match=f"the tokenizer has no other tokens for the text {word!r}"):
+        prompt_of(tokenizer, says(f"hello {word}"), sanitize_control_tokens=True)
 
 
 @pytest.mark.parametrize("prompt", ["hello", [1, 2]])

@@ -103,8 +103,8 @@ class ControlTokens:
         pieces = self._marked.split(rendered)  # what the template says and a token of a message take turns
         pieces[::2] = [self._added.sub(self._stand_in, piece) for piece in pieces[::2]]
         ids = self._tokenizer.encode("".join(filter(None, pieces)), add_special_tokens=False).ids
-        if wrong := next((index for index in ids if index in self._spelled), None):
-            raise InputError(f"the tokenizer has no other tokens for the text {self._spelled[wrong]!r}; leave it out")
+        if made := [self._spelled[index] for index in ids if index in self._spelled]:
+            raise InputError(f"the tokenizer has no other tokens for the text {made[0]!r}; leave it out")
         return [self._ids.get(index, index) for index in ids]
 
     def _kept(self, value: Any) -> Any:

@@ -157,11 +157,10 @@ def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[
 
 def _is_within(name: str, lists: Mapping[str, int]) -> bool:
     """Whether a tensor lies in an entry of a model's lists of parts, such as a layer that is run."""
-    places = re.finditer(r"\.(\d+)\.", name)
     return any(
-        part.endswith(f".{name[: place.start()]}") and int(place[1]) < length
-        for place in places
-        for part, length in lists.items()
+        list_name.endswith(f".{name[: number.start()]}") and int(number[1]) < length
+        for number in re.finditer(r"\.(\d+)\.", name)
+        for list_name, length in lists.items()
     )
 
 

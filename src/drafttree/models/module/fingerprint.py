@@ -18,7 +18,7 @@ begins (`SelectedBackend`). The fingerprint differs after
 It does not notice
 
 - an edit through `.data` of a few entries of a matrix;
-- another method than `forward` that is replaced on a class, and functions and globals that a `forward` calls or reads;
+- another method than `forward` that is replaced on a class, functions that a `forward` calls, and globals it reads;
 - what objects that are compared as wholes hold, and containers of more than `LONGEST` entries;
 - any change while a text is being generated.
 
