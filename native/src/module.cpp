@@ -101,7 +101,7 @@ std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
   std::vector<Text> texts;
   for (const auto& t : given)
     texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
-                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10)});
+                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10), t.at(11)});
   return texts;
 }
 
@@ -141,7 +141,8 @@ struct Held : Model {
              {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
       if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
     layer.key_heads = nb::cast<int64_t>(shape["key_heads"]), layer.groups = nb::cast<int64_t>(shape["groups"]);
-    layer.width = nb::cast<int64_t>(shape["width"]), layer.rotary = nb::cast<int64_t>(shape["rotary"]);
+    layer.width = nb::cast<int64_t>(shape["width"]);
+    if (!shape["rotary"].is_none()) layer.rotary = nb::cast<int64_t>(shape["rotary"]);
     if (!shape["window"].is_none()) layer.window = nb::cast<int64_t>(shape["window"]);
     layer.scale = nb::cast<float>(shape["scale"]), layer.multiplier = nb::cast<float>(shape["multiplier"]);
     layer.parallel = nb::cast<bool>(shape["parallel"]);
@@ -151,7 +152,7 @@ struct Held : Model {
     if (layer.qkv.outputs != heads || layer.qkv.inputs != (reads_pair ? 2 : 1) * hidden ||
         layer.out.outputs != hidden || layer.out.inputs != layer.query_heads() * layer.width ||
         layer.up.inputs != hidden || layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
-        (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < 0 ||
+        (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < NONE ||
         layer.rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
         !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
         !divides(layer.query, layer.query_heads() * layer.width) || !divides(layer.key, layer.key_heads * layer.width))
@@ -207,7 +208,7 @@ NB_MODULE(NATIVE_VARIANT, module) {
       .def(
           "add_rotary",
           [](Held& model, const Vector& frequencies, float scaling) {
-            model.rotaries.push_back({{frequencies.data(), frequencies.data() + frequencies.shape(0)}, scaling, {}});
+            model.rotaries.push_back({{frequencies.data(), frequencies.data() + frequencies.shape(0)}, scaling});
           },
           "frequencies"_a, "scaling"_a)
       .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "shape"_a)
@@ -241,7 +242,7 @@ NB_MODULE(NATIVE_VARIANT, module) {
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
       // texts: of each the addresses of tokens, positions, visibility and cache, then nodes, drafted rows, bytes of a
-      // slot and of a head, committed rows, and the first and the last of the nodes whose logits are wanted; inputs:
+      // slot and of a head, committed rows, the position of the first row, and the first and the last of the nodes whose logits are wanted; inputs:
       // the address of the states that a draft head reads, else 0
       .def(
           "forward",

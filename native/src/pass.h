@@ -10,6 +10,7 @@
 
 namespace drafttree {
 
+constexpr int64_t NONE = -1;
 constexpr int64_t EVERYTHING = std::numeric_limits<int64_t>::max() / 2;
 
 enum class Activation { silu, gelu, gelu_tanh, relu };
@@ -62,29 +63,24 @@ struct Norm {
   }
 };
 
-// Cosines and sines by position, which are computed as far as positions were asked for.
+// A rotary embedding. Cosines and sines are computed in every pass, for the positions of its nodes: of all positions of a
+// long context they would take more memory than a small model.
 struct Rotary {
   std::vector<float> frequencies;  // of the rotated pairs
   float scaling = 1;
-  std::vector<float> table;  // [position][cosines, sines]
 
-  void reach(int64_t position) {
-    const int64_t pairs = frequencies.size();
-    int64_t at = pairs ? table.size() / (2 * pairs) : position + 1;
-    if (at > position) return;
-    const int64_t end = std::max(position + 1, 2 * at);
-    table.resize(end * 2 * pairs);
-    for (; at < end; at++)
-      for (int64_t i = 0; i < pairs; i++) {
-        const float angle = at * frequencies[i];
-        table[(at * 2) * pairs + i] = std::cos(angle) * scaling,
-                                 table[(at * 2 + 1) * pairs + i] = std::sin(angle) * scaling;
-      }
+  int64_t pairs() const { return frequencies.size(); }
+  // The cosines of a position, then its sines.
+  void angles(int64_t position, float* to) const {
+    for (int64_t i = 0; i < pairs(); i++) {
+      const float angle = position * frequencies[i];
+      to[i] = std::cos(angle) * scaling, to[pairs() + i] = std::sin(angle) * scaling;
+    }
   }
-  // Turns the pairs (i, i + pairs) of a head.
-  void turn(float* head, int64_t position) const {
-    const int64_t pairs = frequencies.size();
-    const float *cosine = table.data() + position * 2 * pairs, *sine = cosine + pairs;
+  // Turns the pairs (i, i + pairs) of a head by such angles.
+  void turn(float* head, const float* angles) const {
+    const int64_t pairs = this->pairs();
+    const float *cosine = angles, *sine = angles + pairs;
     for (int64_t i = 0; i < pairs; i++) {
       const float a = head[i], b = head[i + pairs];
       head[i] = a * cosine[i] - b * sine[i], head[i + pairs] = b * cosine[i] + a * sine[i];
@@ -95,7 +91,8 @@ struct Rotary {
 struct Layer {
   Panels qkv, out, gate, up, down;  // qkv: query heads, key heads, value heads; no gate in an MLP without one
   Norm before_attention, after_attention, before_mlp, after_mlp, query, key;
-  int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING, rotary = 0;
+  int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING;
+  int64_t rotary = NONE;            // none where keys and queries are not turned (NoPE)
   float scale = 1, multiplier = 1;  // of scores; of what is added to the residual stream
   bool parallel = false;            // attention and MLP read the same states
   Activation activation = Activation::silu;
@@ -118,7 +115,8 @@ struct Text {
   const bool* visible;     // [nodes][drafted], the last `nodes` of them the tokens themselves
   int64_t nodes, drafted;  // drafted rows, those of this pass included
   char* cache;             // [2 * layers][key heads][rows][width]
-  int64_t slot_bytes, head_bytes, length;
+  int64_t slot_bytes, head_bytes;
+  int64_t length, start;             // committed rows, and the position of the first row
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
 };
 
@@ -200,11 +198,11 @@ class Model {
   // Nodes that attend together at most: their scores stay in the second cache.
   static constexpr int64_t PIECE = 16;
 
-  int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0;
+  int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0, angles_stride_ = 0;
   std::vector<Piece> pieces_;
   std::vector<int32_t> own_, starts_;
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
-  Buffer x_, pairs_, qkv_, attended_, gate_, up_, scratch_;
+  Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_;
   Rows rows_, mlp_rows_;
   struct Worker {
     Attention attention;
@@ -215,12 +213,10 @@ class Model {
   void prepare(int threads, const std::vector<Text>& texts) {
     nodes_ = 0;
     own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear();
-    int64_t furthest = 0;
     for (size_t t = 0; t < texts.size(); t++) {
       const Text& text = texts[t];
       for (int64_t node = 0; node < text.nodes; node++) {
         text_of_.push_back(t), node_of_.push_back(node);
-        furthest = std::max(furthest, text.positions[node]);
         if (text.tokens[node] < 0 || text.tokens[node] >= vocabulary)
           throw std::invalid_argument("token " + std::to_string(text.tokens[node]) + " is not in a vocabulary of " +
                                       std::to_string(vocabulary));
@@ -229,7 +225,9 @@ class Model {
       nodes_ += text.nodes;
     }
     for (Piece& piece : pieces_) piece.own = own_.data(), piece.starts = starts_.data() + (int64_t)piece.starts;
-    for (Rotary& rotary : rotaries) rotary.reach(furthest);
+    angles_stride_ = 0;
+    for (const Rotary& rotary : rotaries) angles_stride_ += 2 * rotary.pairs();
+    angles_.reserve<float>(nodes_ * angles_stride_);
     int64_t heads = 0, inner = 0, widest = hidden;
     for (const Layer& each : layers) {
       heads = std::max(heads, each.qkv.count * PANEL), inner = std::max(inner, each.up.count * PANEL);
@@ -268,7 +266,7 @@ class Model {
         const bool* row = text.visible + node * text.drafted;
         for (int64_t drafted = from; drafted <= before + node; drafted++)
           if (row[drafted]) own_.push_back(text.length + drafted), least = std::min(least, drafted);
-        const int64_t position = text.length + from + (int64_t)own_.size() - starts_.back() - 1;
+        const int64_t position = text.start + text.length + from + (int64_t)own_.size() - starts_.back() - 1;
         if (position != text.positions[node])
           throw std::invalid_argument("node " + std::to_string(node) + " is at position " +
                                       std::to_string(text.positions[node]) + " and sees the rows of position " +
@@ -297,8 +295,12 @@ class Model {
   void run(Team& team, int thread, const std::vector<Text>& texts, const float* states, const Results& results) {
     const Amx registers;
     float* x = x_.as<float>();
-    for (int64_t row = thread; row < nodes_; row += team.size())
-      embed(texts[text_of_[row]].tokens[node_of_[row]], x + row * hidden_stride_);
+    for (int64_t row = thread; row < nodes_; row += team.size()) {
+      const Text& text = texts[text_of_[row]];
+      embed(text.tokens[node_of_[row]], x + row * hidden_stride_);
+      for (size_t rotary = 0; rotary < rotaries.size(); rotary++)
+        rotaries[rotary].angles(text.positions[node_of_[row]], angles_of(rotary, row));
+    }
     if (entry) enter(team, thread, states);
     const Panels& head = *this->head;
     for (size_t index = 0; index < layers.size(); index++) {
@@ -387,7 +389,7 @@ class Model {
     multiply(l.qkv, rows_, Share(l.qkv, thread, threads), {qkv, heads_stride_}, first_of(l.out));
     team.barrier();
     for (int64_t row = thread; row < nodes_; row += threads)
-      place(l, index, texts[text_of_[row]], node_of_[row], qkv + row * heads_stride_);
+      place(l, index, texts[text_of_[row]], row, qkv + row * heads_stride_);
     team.barrier();
     for (int64_t item = thread; item < (int64_t)pieces_.size() * l.key_heads; item += threads)
       attend(l, index, texts, pieces_[item / l.key_heads], item % l.key_heads, workers_[thread].attention);
@@ -435,8 +437,9 @@ class Model {
   }
 
   // Norms and turns the heads of a node, scales its queries, and writes its keys and values into the cache.
-  void place(const Layer& l, int64_t index, const Text& text, int64_t node, float* heads) {
-    const int64_t queries = l.query_heads(), width = l.width, row = text.length + text.drafted - text.nodes + node;
+  void place(const Layer& l, int64_t index, const Text& text, int64_t of_pass, float* heads) {
+    const int64_t queries = l.query_heads(), width = l.width;
+    const int64_t row = text.length + text.drafted - text.nodes + node_of_[of_pass];
     float* key = heads + queries * width;
     const auto normed = [&](const Norm& norm, float* from, int64_t count) {
       if (!norm) return;
@@ -445,14 +448,21 @@ class Model {
     };
     normed(l.query, heads, queries);
     normed(l.key, key, l.key_heads);
-    const Rotary& rotary = rotaries[l.rotary];
-    for (int64_t head = 0; head < queries + l.key_heads; head++)
-      rotary.turn(heads + head * width, text.positions[node]);
+    if (l.rotary != NONE)
+      for (int64_t head = 0; head < queries + l.key_heads; head++)
+        rotaries[l.rotary].turn(heads + head * width, angles_of(l.rotary, of_pass));
     for (int64_t i = 0; i < queries * width; i++) heads[i] *= l.scale;
     for (int64_t head = 0; head < l.key_heads; head++) {
       rows_of(l, 2 * index, text, head).write(row, key + head * width);
       rows_of(l, 2 * index + 1, text, head).write(row, key + (l.key_heads + head) * width);
     }
+  }
+
+  // The cosines and sines of a rotary embedding for a node of the pass.
+  float* angles_of(int64_t rotary, int64_t node) const {
+    float* angles = angles_.as<float>() + node * angles_stride_;
+    for (int64_t before = 0; before < rotary; before++) angles += 2 * rotaries[before].pairs();
+    return angles;
   }
 
   HeadRows rows_of(const Layer& l, int64_t slot, const Text& text, int64_t head) const {

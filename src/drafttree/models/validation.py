@@ -28,7 +28,15 @@ from drafttree.models.module.module_checks import (
     recurrent_layers,
     takes_mask,
 )
-from drafttree.models.module.probe import Probe, make_probes, own_logits, relative_gap, tolerance, tree_logits
+from drafttree.models.module.probe import (
+    Probe,
+    make_late_probes,
+    make_probes,
+    own_logits,
+    relative_gap,
+    tolerance,
+    tree_logits,
+)
 from drafttree.models.native.native_backend import NativeBackend, why_not_native
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
@@ -160,6 +168,9 @@ def _fastest(
         native: whether passes in one call will do.
     """
     refused: dict[str, str] = {}
+    if why_not_fused(module) is None:
+        with unrounded_activations():
+            reference = [*reference, *_own(module, make_late_probes(module))]
     if native and module.device.type == "cpu":
         packed = _trusted_native(module, backend, reference)
         if not isinstance(packed, str):
@@ -188,9 +199,9 @@ def _trusted_native(module: PreTrainedModel, backend: ModuleBackend, own: Refere
     allowed = _allowed(module, backend, own, INT8_ROWS if quantization(module) == "int8" else 0.0)
     try:
         native = NativeBackend(module)
-        return native if (gap := _gap(native, own)) <= allowed else _other_logits(gap)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return _other_layer(error)
+    return native if (gap := _gap(native, own)) <= allowed else _other_logits(gap)
 
 
 @unrounded_activations()
@@ -255,7 +266,7 @@ def _verified(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     check_module(module)
     try:
         backend = ModuleBackend(module)
-        own = [(probe, own_logits(module, probe)) for probe in make_probes(module)]
+        own = _own(module, make_probes(module))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
@@ -270,6 +281,10 @@ def _verified(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
     if reason := _incompatibility(backend, own, tolerance(module.dtype)):
         raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
     return backend, own
+
+
+def _own(module: PreTrainedModel, probes: list[Probe]) -> Reference:
+    return [(probe, own_logits(module, probe)) for probe in probes]
 
 
 def _limits_products(module: PreTrainedModel, probe: Probe) -> str | None:

@@ -89,6 +89,7 @@ class TreeCache(Cache):
     Attributes:
         layout: as given.
         length: committed rows.
+        first_position: position of the first row; 0 but in caches that hold the end of a text only.
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
         positions: `[1, drafted]` positions of the drafted rows, None while there are none.
@@ -101,6 +102,7 @@ class TreeCache(Cache):
     def __init__(self, layout: CacheLayout, capacity: int) -> None:
         super().__init__(layers=[])
         self.length = 0
+        self.first_position = 0
         self.drafted = 0
         self.positions: Tensor | None = None
         self.recurrent = RecurrentStates()
@@ -186,11 +188,12 @@ class TreeCache(Cache):
     @property
     def next_position(self) -> int:
         """The position of the token after the committed ones."""
-        return self.length + self.windowed.dropped if self.windowed else self.length
+        dropped = self.windowed.dropped if self.windowed else 0
+        return self.first_position + dropped + self.length
 
     def committed_positions(self, device: torch.device) -> Tensor:
         """`[length]` positions of the committed rows."""
-        rows = torch.arange(self.length, device=device)
+        rows = torch.arange(self.first_position, self.first_position + self.length, device=device)
         return self.windowed.positions(rows) if self.windowed else rows
 
     def drop_last(self, count: int) -> None:

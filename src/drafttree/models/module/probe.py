@@ -3,12 +3,12 @@
 A module whose layers attend or scale otherwise there would be right in a short text and wrong in a long one.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from drafttree.models.base import Backend, append
 from drafttree.models.cache.kv_cache import TreeCache
@@ -17,6 +17,7 @@ from drafttree.models.module.module_checks import input_device, logits_width, re
 from drafttree.models.module.module_inputs import as_cache
 from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.segment import Output, Segment, forward_in_groups
+from drafttree.models.windows import span_of
 
 PREFIX = 20
 """Tokens before the first tree, read in two passes."""
@@ -28,6 +29,11 @@ REDUCED_TOLERANCE = 0.1
 """The tolerance of dtypes of less precision than float32."""
 ALIGNMENT = 1 << 13
 """Late positions begin at a multiple of this, so that chunks of attention begin there too."""
+EDGE = 2
+"""Rows before the first that the root of a tree attends to: no node may attend to them."""
+
+Rows = Sequence[tuple[Tensor, Tensor]]
+"""By layer, keys and values `[1, key heads, rows, width]`."""
 
 
 class Probe(NamedTuple):
@@ -36,14 +42,21 @@ class Probe(NamedTuple):
     Attributes:
         prefix: token ids before its root.
         nodes: its token ids.
-        start: position of the first token, prefix included.
+        start: position of the first row, or of the first token, prefix included, where there are no rows.
         long_rope: whether LongRoPE's long frequencies hold there.
+        rows: what the KV cache holds before.
     """
 
     prefix: list[int]
     nodes: list[int]
     start: int = 0
     long_rope: bool = False
+    rows: Rows = ()
+
+    @property
+    def held(self) -> int:
+        """Number of rows that the KV cache holds before."""
+        return self.rows[0][0].shape[2] if self.rows else 0
 
     def shifted(self, vocab: int) -> "Probe":
         """The same probe on other tokens."""
@@ -52,14 +65,74 @@ class Probe(NamedTuple):
 
 def make_probes(module: PreTrainedModel) -> list[Probe]:
     """A probe behind a prefix and, where the context is long enough, one at late positions."""
-    vocab = logits_width(module)
-    tokens = [(7 * index + 1) % vocab for index in range(PREFIX + len(PARENTS))]
+    tokens = _tokens(module)
     probes = [Probe(tokens[:PREFIX], tokens[PREFIX:])]
     last = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
     if last > 0:
-        switch = rope_switch(module)
-        probes.append(Probe([], tokens[PREFIX:], last, switch is not None and last >= switch))
+        probes.append(Probe([], tokens[PREFIX:], last, _is_long(module, last)))
     return probes
+
+
+@torch.inference_mode()
+def make_late_probes(module: PreTrainedModel) -> list[Probe]:
+    """Probes of what may be wrong late only, for backends that turn keys and attend in their own way.
+
+    The first stands at the end of the context, behind rows that the module has made: an angle that is wrong for all
+    tokens alike shows nowhere else. The second, where there are windows, stands behind as many rows as they have.
+
+    Args:
+        module: each of its layers has keys and values of its own.
+    """
+    end = (context_limit(module) or 0) - len(PARENTS)
+    if end <= PREFIX:
+        return []
+    tokens, start = _tokens(module), end - PREFIX
+    cache = _LateCache(start)
+    _own_pass(module, cache, tokens[:PREFIX], start)
+    layers: list[Any] = cache.layers
+    rows = [(layer.keys, layer.values) for layer in layers]
+    late = Probe([], tokens[PREFIX:], start, _is_long(module, end), rows)
+    spans = {span_of(part) for part in module.modules() if hasattr(part, "layer_idx") and hasattr(part, "config")}
+    windows = [span.window for span in spans if span.window is not None and span.window + EDGE <= end]
+    if not windows:
+        return [late]
+    held = max(windows) + EDGE
+    at_edges = [_rows_at_edges(values, held, windows) for _, values in rows]
+    return [late, late._replace(start=end - held, rows=at_edges)]
+
+
+def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tensor, Tensor]:
+    """Keys and values of a layer that tell which rows a token attends to.
+
+    All keys are 0, so a token attends alike to all rows that it sees. Values are 0 but near the first row of a window,
+    where they are so large that each row changes what is read by about as much as a value does otherwise.
+
+    Args:
+        values: `[1, key heads, rows, width]` that the module made.
+        count: number of rows.
+        windows: sizes of windows, the root's first row among them.
+    """
+    generator = torch.Generator(values.device).manual_seed(0)
+    size = values.float().square().mean().sqrt() * count
+    _, heads, _, width = values.shape
+    made = values.new_zeros(1, heads, count, width)
+    for window in windows:
+        first = count - window - EDGE
+        edge = made[:, :, first : first + EDGE + len(PARENTS)]
+        edge.copy_(size * torch.randn(edge.shape, generator=generator, device=values.device))
+    return values.new_zeros(1, 1, 1, 1).expand(made.shape), made
+
+
+def _tokens(module: PreTrainedModel) -> list[int]:
+    """Token ids of a prefix and of a tree behind it."""
+    vocab = logits_width(module)
+    return [(7 * index + 1) % vocab for index in range(PREFIX + len(PARENTS))]
+
+
+def _is_long(module: PreTrainedModel, position: int) -> bool:
+    """Whether LongRoPE's long frequencies hold at a position."""
+    switch = rope_switch(module)
+    return switch is not None and position >= switch
 
 
 @torch.inference_mode()
@@ -77,20 +150,32 @@ def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
 
 def _own_logits(module: PreTrainedModel, probe: Probe, path: list[int], steps: bool) -> Tensor:
     parts = [probe.prefix, *([token] for token in path)] if steps else [[*probe.prefix, *path]]
-    cache, start, logits = _LateCache(module, probe.start), probe.start, torch.empty(0)
+    cache, logits = _LateCache(probe.start, module.config), torch.empty(0)
+    for layer, (keys, values) in enumerate(probe.rows):
+        cache.update(keys, values, layer)
+    start = probe.start + probe.held
     for part in filter(None, parts):
-        ids = torch.tensor([part], device=input_device(module))
-        positions = start + torch.arange(len(part), device=ids.device)[None]
-        logits = module(input_ids=ids, position_ids=positions, use_cache=True, **as_cache(module, cache)).logits
+        logits = _own_pass(module, cache, part, start)
         start += len(part)
     return logits[0, -1].float()
 
 
-class _LateCache(DynamicCache):
-    """An empty cache that tells layers which count positions from its length (Llama 4) that there are tokens in it."""
+def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: int) -> Tensor:
+    ids = torch.tensor([tokens], device=input_device(module))
+    positions = start + torch.arange(len(tokens), device=ids.device)[None]
+    return module(input_ids=ids, position_ids=positions, use_cache=True, **as_cache(module, cache)).logits
 
-    def __init__(self, module: PreTrainedModel, start: int) -> None:
-        super().__init__(config=module.config)
+
+class _LateCache(DynamicCache):
+    """A cache that tells layers which count positions from its length (Llama 4) that there are tokens before it.
+
+    Args:
+        start: how many.
+        config: by which layers keep the rows of their windows only; without one they keep all.
+    """
+
+    def __init__(self, start: int, config: PreTrainedConfig | None = None) -> None:
+        super().__init__(config=config)
         self._start = start
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -111,14 +196,15 @@ def tree_logits(backend: Backend, probe: Probe) -> Tensor:
 @torch.inference_mode()
 def segment_of(backend: Backend, probe: Probe) -> Segment:
     """The tree, and a KV cache with its prefix."""
-    cache = backend.new_cache(len(probe.prefix) + len(probe.nodes))
+    cache = backend.new_cache(probe.held + len(probe.prefix) + len(probe.nodes))
     cache.long_rope = probe.long_rope
+    _hold(cache, probe)
     _read(backend, cache, probe.prefix)
     visible = torch.eye(len(PARENTS), dtype=torch.bool, device=backend.device)
     for node, parent in enumerate(PARENTS[1:], start=1):
         visible[node] |= visible[parent]
     ids = torch.tensor([probe.nodes], device=backend.device)
-    positions = visible.sum(1)[None] - 1 + probe.start + len(probe.prefix)
+    positions = visible.sum(1)[None] - 1 + probe.start + probe.held + len(probe.prefix)
     return Segment(cache, ids, positions, visible[None])
 
 
@@ -156,6 +242,15 @@ def tolerance(dtype: torch.dtype) -> float:
 def relative_gap(found: Tensor, own: Tensor) -> float:
     """The largest difference of logits, relative to the largest of them if that is above 1."""
     return float((found - own).abs().max()) / max(float(own.abs().max()), 1.0)
+
+
+def _hold(cache: TreeCache, probe: Probe) -> None:
+    """Commit the rows of a probe to an empty KV cache."""
+    cache.first_position = probe.start
+    for layer, (keys, values) in enumerate(probe.rows):
+        cache.update(keys, values, layer)
+    cache.grow(torch.arange(probe.start, probe.start + probe.held, device="cpu")[None])
+    cache.commit(range(probe.held))
 
 
 def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:

@@ -15,7 +15,7 @@ from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 4
+CALLS = 5
 """The version of what is called of drafttree-native."""
 MOST_CANDIDATES = 64
 """Tokens of a row for which keeping them sorted is faster than sorting the row."""
@@ -176,7 +176,7 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
         seen = cache.drafted + segment.nodes
         if given[2].shape != (1, segment.nodes, seen):
             raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
-        rows = segment.nodes, seen, slot, head, cache.length, scored.start, scored.stop
+        rows = segment.nodes, seen, slot, head, cache.length, cache.first_position, scored.start, scored.stop
         texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
     return texts, held
 
