@@ -11,6 +11,7 @@ from drafttree.drafters.eagle import Eagle3Head
 from drafttree.drafters.formats import eagle3 as eagle3_format
 from drafttree.errors import ModelError
 from drafttree.loading.inspect import inspect
+from drafttree.models.native import kernels
 from helpers.checkpoints import DEPTH, FORMATS, HIDDEN
 from testing import tiny
 
@@ -23,6 +24,17 @@ def test_language_models():
     assert found.megabytes == pytest.approx(2.13, abs=0.01)
     assert found.dtypes == "bfloat16"
     assert found.problems == ()
+
+
+def test_whether_native_passes_run_a_model_and_why_not(tmp_path):
+    assert inspect("embedded-draft").details["native passes"] == (
+        "yes" if kernels.native else "no: drafttree-native is not installed, or cannot be used here"
+    )
+    module = tiny.build("gpt2")
+    reason = "no: layers of the family gpt2 are not known"
+    assert inspect(module).details["native passes"] == reason
+    module.save_pretrained(tmp_path)
+    assert inspect(str(tmp_path)).details["native passes"] == reason
 
 
 def test_what_an_eagle3_head_lacks(tmp_path):

@@ -33,6 +33,8 @@ class Comparison:
             greedy.
         greedy: whether transformers' text can be compared at all.
         seeded: whether the text is a function of prompt and seed, so that the plain one can be compared.
+        runs_on: the backend of the target's passes, and why faster ones do not run them; None for a target that is no
+            `TargetModel`.
     """
 
     speculative: Generation
@@ -42,6 +44,7 @@ class Comparison:
     from_transformers: Difference | None
     greedy: bool
     seeded: bool
+    runs_on: str | None = None
 
     @property
     def speedup(self) -> Speedup:
@@ -73,6 +76,7 @@ class Comparison:
         return {
             "tokens_per_second": self.speeds,
             "seeded": self.seeded,
+            "runs_on": self.runs_on,
             "from_plain": asdict(self.from_plain) if self.from_plain else None,
             "from_transformers": asdict(self.from_transformers) if self.from_transformers else None,
             "verdict": self.verdict,
@@ -136,6 +140,7 @@ def judge_texts(
         from_transformers=difference(transformers) if transformers and greedy else None,
         greedy=greedy,
         seeded=seeded,
+        runs_on=getattr(decoder.target, "runs_on", None),
     )
 
 

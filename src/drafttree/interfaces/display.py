@@ -77,6 +77,8 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     if told:
         console.print(law_table(compared.speedup), "", sep="\n")
     console.print(_fidelity(compared.speculative.fidelity), soft_wrap=True)
+    if compared.runs_on:
+        console.print(Text(f"target passes by {compared.runs_on}"), soft_wrap=True)
     for line in _agreement(compared):
         console.print(Text(line))
     console.print(Text(compared.verdict, style="bold"), soft_wrap=True)

@@ -34,8 +34,11 @@ from drafttree.loading.folders import find_folder
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.loading.unused_tensors import changing
+from drafttree.models.fused.fused_backend import why_not_known
 from drafttree.models.fused.int8_linear import quantization_method
 from drafttree.models.module.fingerprint import Fingerprint
+from drafttree.models.native.kernels import why_not_packed
+from drafttree.models.native.native_backend import why_not_native
 
 UNKNOWN = "not said"
 DEPENDENT = ("auto", "none", "mixed", "mtp")
@@ -97,6 +100,7 @@ def inspect(source: str | nn.Module) -> Inspection:
     if kind == LANGUAGE_MODEL:
         fits, details = _language_model(config, tensors)
         problems = _weight_problems(folder, tensors)
+        details |= {} if problems else {"native passes": _native_passes(AutoConfig.from_pretrained(folder))}
     elif kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
@@ -117,7 +121,9 @@ def _loaded_model(model: Any) -> Inspection:
     fits, details = _language_model(json.loads(model.config.to_json_string()), tensors)
     unseen = Fingerprint(model).unseen
     reuse = f"nothing by default: {unseen} may have a state that cannot be compared" if unseen else "yes"
-    return Inspection(LANGUAGE_MODEL, fits, {**details, "reuses rows": reuse}, *_sizes(tensors))
+    native = why_not_native(model)
+    details |= {"reuses rows": reuse, "native passes": f"no: {native}" if native else "yes"}
+    return Inspection(LANGUAGE_MODEL, fits, details, *_sizes(tensors))
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
@@ -153,6 +159,13 @@ def _language_model(
         **({"quantised": method} if (method := quantization_method(config.get("quantization_config"))) else {}),
     }
     return fits, details
+
+
+def _native_passes(config: PreTrainedConfig) -> str:
+    """Whether drafttree-native runs a model's passes on a CPU, as far as its config tells, or why not."""
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    reason = why_not_known(config) or why_not_packed(dtype, torch.device("cpu"))
+    return f"no: {reason}" if reason else "yes"
 
 
 def _assistant(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:

@@ -76,14 +76,19 @@ class TargetModel:
         parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
         parts += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
         unseen = [f"reuses no rows by default because of {self.unseen}"] if self.unseen else []
-        reason = f" ({self.backend.fallback_reason})" if self.backend.fallback_reason else ""
-        parts += [f"{type(self.backend).__name__}{reason}"]
+        parts += [self.runs_on]
         return f"TargetModel({', '.join([type(self.module).__name__, *parts, *unseen])})"
 
     @property
     def backend(self) -> Backend:
         """The backend that runs the passes at present."""
         return self._selected.backend
+
+    @property
+    def runs_on(self) -> str:
+        """The backend that runs the passes, and why faster ones do not."""
+        name, reason = type(self.backend).__name__, self.backend.fallback_reason
+        return f"{name} ({reason})" if reason else name
 
     @property
     def precision(self) -> str:

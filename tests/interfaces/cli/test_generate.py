@@ -11,6 +11,7 @@ import drafttree
 from drafttree import Chunk
 from drafttree.interfaces import display
 from drafttree.loading import zoo
+from drafttree.models.native import kernels
 from testing.command_line import PROMPT, complaint, run
 from testing.given_times import give_times, idle
 
@@ -48,6 +49,7 @@ def test_comparing_ends_with_how_much_faster_and_why(monkeypatch):
     result = run("generate", PROMPT, "--max-new-tokens", 8, "--compare", "--repeats", 1)
     for term in ("tau", "delta", "R predicted", "R measured", "identical, token for token", "transformers generate"):
         assert term in result.stdout
+    assert "target passes by NativeBackend" in result.stdout or kernels.native is None
     verdict, limit = result.stdout.splitlines()[-2:]
     assert "times as fast as plain decoding" in verdict
     assert "each target pass yields" in verdict

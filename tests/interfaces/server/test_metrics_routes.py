@@ -4,12 +4,14 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+import drafttree
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.interfaces.server.app import create_app
 from drafttree.interfaces.server.metrics import _kind
 from drafttree.interfaces.server.serving import ServerSettings
 from drafttree.policies import Talon
+from testing import tiny
 from testing.batches import TOKENIZER
 from testing.held_server import COMPLETIONS, held_app, wait_until
 from testing.toy import Table, ToyDrafter, ToyModel
@@ -85,6 +87,14 @@ def test_what_the_engine_thinks_of_drafting_is_told(drafted):
     assert found.get("drafttree:measured_gain") == metrics.measured_gain
     (off,) = (value for name, value in found.items() if name.startswith("drafttree:drafting_off|"))
     assert off == (metrics.drafting_off is not None)
+
+
+def test_what_runs_the_targets_passes_is_told():
+    decoder = drafttree.load(tiny.build("gpt2"), "none", tokenizer=TOKENIZER)
+    reason = "no NativeBackend or FusedBackend: layers of the family gpt2 are not known"
+    with TestClient(create_app(decoder, ServerSettings("toy"))) as client:
+        found = samples(client)
+    assert found[f"drafttree:target_backend_info|backend=ModuleBackend|fallback_reason={reason}"] == 1
 
 
 def test_reasons_are_told_without_their_figures():

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drafttree.engine.batching import Engine, Handle
+from drafttree.models.base import Backend
 
 PREFIX = "drafttree:"
 COUNTERS = {
@@ -128,6 +129,15 @@ class EngineCollector(Collector):
         gauge = GaugeMetricFamily(f"{PREFIX}drafting_off", help_, labels=[*self._names, "reason"])
         gauge.add_metric([*self._values, _kind(reason or "")], float(reason is not None))
         yield gauge
+
+        backend: Backend | None = getattr(self._engine.decoder.target, "backend", None)
+        if backend is None:
+            return
+        help_ = "Always 1; the labels say what runs the target's passes, and why no faster backend does."
+        info = InfoMetricFamily(f"{PREFIX}target_backend", help_, labels=self._names)
+        reason = backend.fallback_reason or ""
+        info.add_metric(self._values, {"backend": type(backend).__name__, "fallback_reason": reason})
+        yield info
 
 
 def _kind(reason: str) -> str:

@@ -127,9 +127,8 @@ def logits_divisor(config: PreTrainedConfig) -> float:
     return float(config.logits_scaling) if config.model_type == "granite" else 1.0
 
 
-def why_not_fused(module: PreTrainedModel) -> str | None:
-    """Why fused layers cannot stand in for a module: its family, layers, hooks or devices; None if they can."""
-    config = module.config
+def why_not_known(config: PreTrainedConfig) -> str | None:
+    """What a config has by which fused layers are not those of its models; None if they are."""
     if config.model_type not in LLAMAS | {"gpt_neox"}:
         return f"layers of the family {config.model_type} are not known"
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -137,6 +136,13 @@ def why_not_fused(module: PreTrainedModel) -> str | None:
             return f"its config has {name}"
     if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - STATIC_ROPES:
         return f"rotary embeddings of the type {min(changing)} are not known"
+    return None
+
+
+def why_not_fused(module: PreTrainedModel) -> str | None:
+    """Why fused layers cannot stand in for a module: its family, layers, hooks or devices; None if they can."""
+    if reason := why_not_known(module.config):
+        return reason
     if {parameter.device for parameter in module.parameters()} != {module.device}:
         return "its weights are on several devices"
     return why_not_plain(module)
