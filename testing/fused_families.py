@@ -3,10 +3,20 @@
 from collections.abc import Callable
 from typing import Any
 
-from transformers import GPTNeoXConfig, GraniteConfig, LlamaConfig, Olmo2Config, Phi3Config, PreTrainedConfig
+from transformers import (
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PreTrainedConfig,
+    SmolLM3Config,
+)
 
 from testing import tiny
 
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -15,6 +25,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     **{name: tiny.CONFIGS[name] for name in ("gemma3", "mistral_sliding")},
     "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
     "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
+    "olmo3": lambda: Olmo3Config(**tiny.GROUPED, sliding_window=tiny.WINDOW, layer_types=MIXED),
+    "smollm3": lambda: SmolLM3Config(**tiny.GROUPED, no_rope_layers=[1, 0, 1]),
     "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
     "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, **IN_TURN),
     "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),

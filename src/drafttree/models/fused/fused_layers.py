@@ -120,6 +120,11 @@ class LayerKind(NamedTuple):
         return cls(types[attention.layer_idx] if types else None, span_of(attention))
 
 
+def has_rotary(attention: Any) -> bool:
+    """Whether an attention layer turns queries and keys; some layers of SmolLM3 do not (NoPE)."""
+    return bool(getattr(attention, "use_rope", True))
+
+
 class BlockNorms(NamedTuple):
     """The norms of a decoder layer; after attention and MLP there may be none."""
 
@@ -163,8 +168,8 @@ class FusedLayer(Protocol):
 class LlamaLayer:
     """A layer with rotary grouped-query attention, a gated MLP, and RMS norms before or after them or both.
 
-    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite), after (OLMo 2) or on
-    both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo 2 all heads together.
+    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite, SmolLM3), after (OLMo 2
+    and 3) or on both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo all heads together.
     """
 
     def __init__(self, block: Any, config: PreTrainedConfig) -> None:
@@ -175,6 +180,7 @@ class LlamaLayer:
         self.groups: int = attention.num_key_value_groups
         self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
         self._scale: float = attention.scaling
+        self._turns = has_rotary(attention)
         self._rotated = self.key_heads * (1 + self.groups)
         self._norms = BlockNorms.of(block)
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
@@ -192,7 +198,8 @@ class LlamaLayer:
         rotated, value = heads.split((self._rotated, self.key_heads), 1)
         if self._head_norm:
             rotated = self._head_norm(rotated)
-        context.rotate(rotated)
+        if self._turns:
+            context.rotate(rotated)
         query, key = rotated.split((self._rotated - self.key_heads, self.key_heads), 1)
         attended = context.attention.attend(query, key, value, rows, self._scale)
         x = self._add(x, self._out, attended, self._norms.after_attention)

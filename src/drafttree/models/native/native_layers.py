@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drafttree.models.fused.fused_layers import LayerKind, norm_offset
+from drafttree.models.fused.fused_layers import LayerKind, has_rotary, norm_offset
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.released import look
 
@@ -101,12 +101,14 @@ class NativeLayer:
         products: its products.
         shape: sizes and numbers of the layer.
         rotary: type of the rotary embedding, None where all layers have the same.
+        turns: whether queries and keys are turned by it.
     """
 
     norms: dict[str, tuple | None]
     products: Products
     shape: dict[str, Any]
     rotary: str | None
+    turns: bool
 
 
 class NativeLlamaLayer(NativeLayer):
@@ -117,7 +119,7 @@ class NativeLlamaLayer(NativeLayer):
         kind = LayerKind.of(attention)
         if kind.span.chunk is not None:
             raise AttributeError("layers that attend in chunks are not known")
-        self.rotary = kind.layer_type
+        self.rotary, self.turns = kind.layer_type, has_rotary(attention)
         width, groups = attention.head_dim, attention.num_key_value_groups
         joined = hasattr(attention, "qkv_proj")  # as in Phi-3
         qkv = [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -149,7 +151,7 @@ class NativeLlamaLayer(NativeLayer):
 class NativeNeoXLayer(NativeLayer):
     """A layer of GPT-NeoX, whose queries, keys and values are interleaved by heads in the module."""
 
-    rotary = None
+    rotary, turns = None, True
 
     def __init__(self, block: Any, config: Any) -> None:
         attention, mlp = block.attention, block.mlp

@@ -60,7 +60,7 @@ def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, 
         rotary: the rotary embedding of a model of transformers.
     """
     rotaries: dict[str | None, tuple[Tensor, float]] = {}
-    for layer_type in dict.fromkeys(layer.rotary for layer in layers):
+    for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.turns):
         prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
         frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
         rotaries[layer_type] = frequencies, float(getattr(rotary, f"{prefix}attention_scaling"))
@@ -69,7 +69,7 @@ def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, 
 
 def add_layer(model: Any, layer: NativeLayer, rotaries: dict[str | None, tuple[Tensor, float]]) -> None:
     """Add a decoder layer to a model of drafttree-native, which has these rotary embeddings already."""
-    shape = {**layer.shape, "rotary": [*rotaries].index(layer.rotary)}
+    shape = {**layer.shape, "rotary": [*rotaries].index(layer.rotary) if layer.turns else None}
     model.add_layer(layer.norms, layer.products.read(), shape)
 
 
@@ -139,7 +139,7 @@ class PackingPlan:
         """All else that is packed, as values that are equal where the same is packed."""
         mtp = [*self._mtp_norms, self.mtp.states_first] if self.mtp else None
         scale = embedding_scale(self.embedding, self.multiplier)
-        layers = [(layer.norms, layer.shape, layer.rotary) for layer in self.layers]
+        layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
         return _as_values([scale, mtp, layers, self.rotaries, self.norm, self.divisor])
 
     @property
