@@ -67,7 +67,7 @@ def test_branches_that_see_each_other_fail(monkeypatch):
         return make(self, groups, window)
 
     monkeypatch.setattr(TreePlan, "_make", blurred)
-    finding = check.check_architecture("qwen3_moe")
+    finding = check.check_architecture("mixtral")
     assert finding.result == "fails"
     assert finding.exact == ["chain"]
     assert "template: after 3 tokens" in finding.reason
@@ -78,7 +78,7 @@ def test_a_raw_error_fails(monkeypatch):
     monkeypatch.setattr(
         TreePlan, "mask", lambda self, *given: 1 / 0 if self._cache.length > LATE else mask(self, *given)
     )
-    finding = check.check_architecture("qwen3_moe")
+    finding = check.check_architecture("mixtral")
     assert (finding.result, finding.reason) == ("fails", "ZeroDivisionError: division by zero")
 
 

@@ -12,19 +12,21 @@ from drafttree.interfaces.console import print_json, progress
 def support(
     only: Annotated[list[str] | None, typer.Option(help="A model type, such as qwen3. May be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for results. The same command continues from it.")] = None,
+    popular: Annotated[bool, typer.Option("--popular", help="Popular models at their true sizes instead.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Check every architecture of transformers.
 
     Builds each one small, with random weights, and compares its texts with transformers' own. Prints a Markdown table.
-    The exit code is 1 if a text differs, or an error is not drafttree's own.
+    With `--popular`, models that people use, with their own contexts, vocabularies and heads. The exit code is 1 if a
+    text differs, or an error is not drafttree's own.
     """
-    from drafttree_lab.support import architectures, check_all, to_markdown
+    from drafttree_lab.support import POPULAR, architectures, check_all, popular_to_markdown, to_markdown
 
-    with progress(len(only or architectures())) as advance:
-        table = check_all(only or (), out, advance)
+    with progress(len(only or (POPULAR if popular else architectures()))) as advance:
+        table = check_all(only or (), out, advance, popular)
     if json_:
         print_json(table.summary())
     else:
-        print(to_markdown(table), end="")
+        print(popular_to_markdown(table) if popular else to_markdown(table), end="")
     raise typer.Exit(0 if table.passed else 1)

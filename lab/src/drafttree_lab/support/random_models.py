@@ -10,17 +10,20 @@ from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from drafttree_lab.support.overrides import VARIANTS
+from drafttree_lab.support.popular_configs import POPULAR
 from drafttree_lab.support.small_configs import small_config, text_part
 
 MAX_PARAMETERS = 20_000_000
 MATRIX_STD = 0.5
 NOISE_STD = 0.2
+TIED_SCALE = 0.02
 
 
 @cache
@@ -60,6 +63,18 @@ def random_model(name: str, seed: int = 0) -> PreTrainedModel:
     module = kind(config).eval()
     randomise(module, seed)
     module.generation_config = GenerationConfig()
+    return module
+
+
+def popular_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """A model of `POPULAR` with random weights, in float32, which ends its texts as the model does."""
+    config = POPULAR[name].config
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(module, seed)
+    if config.tie_word_embeddings:
+        # smaller than what the layers add, or the likeliest token would be the last one again
+        module.get_input_embeddings().weight.data.mul_(TIED_SCALE)
+    module.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
     return module
 
 

@@ -3,6 +3,7 @@
 import re
 
 from drafttree_lab.support.check import EXACT, LENGTH, POLICIES, PROMPT_LENGTHS, Finding
+from drafttree_lab.support.popular_configs import POPULAR
 from drafttree_lab.support.random_models import language_models
 from drafttree_lab.support.sweep import VERSIONS, SupportTable
 
@@ -28,6 +29,35 @@ mixes, and run by drafttree {drafttree} (torch {torch}, CPU, float32). Made by
 
 A model beside others is as its language model: {parts}.
 """
+
+
+POPULAR_TEXT = """# Popular models
+
+Their own configs, with few layers, small widths and random weights: contexts, vocabularies, heads, windows, rotary
+embeddings, experts and the tokens that end a text are the model's (`drafttree_lab/support/popular_configs.py` says
+where they are from). Run by drafttree {drafttree} (torch {torch}, transformers {transformers}, CPU, float32). Made by
+`drafttree support --popular --out FILE > docs/popular-models.md`. Results are those of [models](models.md). The last
+column says what runs the target's passes on a CPU, and why nothing faster does.
+
+{counts}.
+
+| model | context | vocabulary | result | target passes by |
+| --- | --- | --- | --- | --- |
+{rows}
+"""
+
+
+def popular_to_markdown(table: SupportTable) -> str:
+    """The document about popular models."""
+    counts = ", ".join(f"{count} {result}" for result, count in table.counts.items())
+    return POPULAR_TEXT.format(**VERSIONS, counts=counts, rows="\n".join(map(_popular_row, table.findings)))
+
+
+def _popular_row(finding: Finding) -> str:
+    config = POPULAR[finding.name].config
+    reason = f": {_short(finding.reason)}" if finding.reason else ""
+    sizes = f"{config.max_position_embeddings:,} | {config.vocab_size:,}"
+    return f"| {finding.name} | {sizes} | {finding.result}{reason} | {_short(finding.runs_on)} |"
 
 
 def to_markdown(table: SupportTable) -> str:

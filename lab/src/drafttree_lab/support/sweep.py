@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from drafttree.core.errors import InputError, unknown
-from drafttree_lab.support.check import Finding, check_architecture
+from drafttree_lab.support.check import Finding, check_architecture, check_popular
+from drafttree_lab.support.popular_configs import POPULAR
 from drafttree_lab.support.random_models import architectures, language_models
 
 VERSIONS = {
@@ -46,28 +47,33 @@ class SupportTable:
 
 
 def check_all(
-    only: Sequence[str] = (), out: Path | None = None, progress: Callable[[str], None] = lambda _: None
+    only: Sequence[str] = (),
+    out: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    popular: bool = False,
 ) -> SupportTable:
-    """Check architectures.
+    """Check architectures, or popular models.
 
     Args:
         only: names of `architectures`, all of them by default; a type of several models stands for its language model.
+            Of popular models, those of `POPULAR`.
         out: a file of JSON lines to keep results in. Those it has are not computed again, but for failures and
             results of other versions.
         progress: called after every architecture with its name.
+        popular: whether popular models are checked, with their contexts, vocabularies and heads.
 
     Raises:
         ConfigError: there is no such architecture; the message names the nearest.
         InputError: the file cannot be written, or holds something else.
     """
-    known, parts = architectures(), language_models()
+    known, parts = ([*POPULAR], dict[str, str]()) if popular else (architectures(), language_models())
     if wrong := [name for name in only if name not in {*known, *parts}]:
-        raise unknown("architecture", wrong[0], [*known, *parts])
+        raise unknown("popular model" if popular else "architecture", wrong[0], [*known, *parts])
     kept = _read(out) if out else {}
     chosen = sorted({parts.get(name, name) for name in only}) or known
     for name in chosen:
         if name not in kept:
-            kept[name] = check_architecture(name)
+            kept[name] = check_popular(name) if popular else check_architecture(name)
             if out:
                 _write(out, kept.values())
         progress(name)
