@@ -11,11 +11,13 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
 from testing import tiny
 
+EXPERTS: Any = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32
@@ -26,6 +28,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "granite": lambda: GraniteConfig(**tiny.GROUPED, **GRANITE),
     "olmo2": lambda: Olmo2Config(**tiny.GROUPED),
     "olmo3": lambda: Olmo3Config(**tiny.GROUPED, sliding_window=tiny.WINDOW, layer_types=MIXED),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**tiny.GROUPED, head_dim=12, **EXPERTS, mlp_only_layers=[1]),
     "smollm3": lambda: SmolLM3Config(**tiny.GROUPED, no_rope_layers=[1, 0, 1]),
     "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
     "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, **IN_TURN),

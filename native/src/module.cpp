@@ -121,6 +121,12 @@ struct Held : Model {
   const Panels& product(int64_t layer, const std::string& name) const {
     if (layer == -1 && name == "head") return *head;
     const Layer& of = layers.at(layer);
+    if (name == "router") return of.router;
+    if (const size_t at = name.find('/'); at != std::string::npos) {  // as gate/17: of an expert
+      const Expert& expert = of.experts.at(std::stoul(name.substr(at + 1)));
+      const std::string part = name.substr(0, at);
+      return part == "gate" ? expert.gate : part == "up" ? expert.up : expert.down;
+    }
     for (auto [known, weight] : std::initializer_list<std::pair<const char*, const Panels*>>{
              {"qkv", &of.qkv}, {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down}})
       if (name == known) return *weight;
@@ -140,6 +146,23 @@ struct Held : Model {
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
              {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
       if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
+    const int64_t experts = shape.contains("experts") ? nb::cast<int64_t>(shape["experts"]) : 0;
+    if (experts) {
+      layer.router = packed(threads, nb::cast<nb::tuple>(weights["router"]));
+      layer.chosen = nb::cast<int64_t>(shape["chosen"]), layer.rescaled = nb::cast<bool>(shape["rescaled"]);
+      const auto part = [&](const char* name, int64_t expert) {
+        return packed(threads, nb::cast<nb::tuple>(weights[(name + ("/" + std::to_string(expert))).c_str()]));
+      };
+      for (int64_t expert = 0; expert < experts; expert++)
+        layer.experts.push_back({part("gate", expert), part("up", expert), part("down", expert)});
+      if (layer.router.outputs != experts || layer.router.inputs != hidden || layer.chosen < 1 ||
+          layer.chosen > experts || !layer.before_mlp || layer.after_mlp)
+        throw std::invalid_argument("the sizes of a mixture of experts do not fit together");
+      for (const Expert& each : layer.experts)
+        if (each.gate.outputs != each.up.outputs || each.gate.inputs != hidden || each.up.inputs != hidden ||
+            each.down.inputs != each.up.outputs || each.down.outputs != hidden)
+          throw std::invalid_argument("the sizes of an expert do not fit together");
+    }
     layer.key_heads = nb::cast<int64_t>(shape["key_heads"]), layer.groups = nb::cast<int64_t>(shape["groups"]);
     layer.width = nb::cast<int64_t>(shape["width"]);
     if (!shape["rotary"].is_none()) layer.rotary = nb::cast<int64_t>(shape["rotary"]);
@@ -151,7 +174,8 @@ struct Held : Model {
     const bool reads_pair = layers.empty() && entry && !entry->projection.count;
     if (layer.qkv.outputs != heads || layer.qkv.inputs != (reads_pair ? 2 : 1) * hidden ||
         layer.out.outputs != hidden || layer.out.inputs != layer.query_heads() * layer.width ||
-        layer.up.inputs != hidden || layer.down.outputs != hidden || layer.down.inputs != layer.up.outputs ||
+        (!experts && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
+        layer.down.inputs != layer.up.outputs ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < NONE ||
         layer.rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
         !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||

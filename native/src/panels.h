@@ -97,6 +97,16 @@ struct Panels {
   }
 };
 
+// Rows as products read them: some of a `Rows`.
+struct RowsView {
+  int64_t count, stride, chunks;
+  const char* data;
+  const float* units;
+  const int32_t* starts;
+
+  const char* row(int64_t index) const { return data + index * stride; }
+};
+
 // Rows in the format of a weight. Those for int8 weights are rounded to eight bits, every chunk by its own largest
 // number: 1 stands for its unit, and its sum starts with what takes off the 128 of the weights.
 struct Rows {
@@ -111,7 +121,15 @@ struct Rows {
     data.reserve<char>(rounded_up(rows, Amx::ROWS) * stride);  // matrix instructions read whole blocks of them
     units.reserve<float>(rows * chunks), starts.reserve<int32_t>(rows * chunks);
   }
-  const char* row(int64_t index) const { return data.as<char>() + index * stride; }
+  RowsView some(int64_t first, int64_t count) const {
+    return {count,
+            stride,
+            chunks,
+            data.as<char>() + first * stride,
+            units.as<float>() + first * chunks,
+            starts.as<int32_t>() + first * chunks};
+  }
+  operator RowsView() const { return some(0, count); }
 
   void take(int64_t index, Format format, int64_t inputs, const float* from) {
     char* to = data.as<char>() + index * stride;

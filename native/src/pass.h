@@ -1,5 +1,6 @@
 // A whole pass of a decoder-only model over trees of tokens: Llama and the families like it, and GPT-NeoX.
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -88,8 +89,16 @@ struct Rotary {
   }
 };
 
+struct Expert {
+  Panels gate, up, down;
+};
+
 struct Layer {
   Panels qkv, out, gate, up, down;  // qkv: query heads, key heads, value heads; no gate in an MLP without one
+  Panels router;                    // of a mixture of experts, which has no MLP of its own: a score of each
+  std::vector<Expert> experts;
+  int64_t chosen = 0;     // experts of a token
+  bool rescaled = false;  // whether what they count for adds up to 1
   Norm before_attention, after_attention, before_mlp, after_mlp, query, key;
   int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING;
   int64_t rotary = NONE;            // none where keys and queries are not turned (NoPE)
@@ -155,8 +164,11 @@ class Model {
 
   size_t bytes() const {
     size_t all = (head.use_count() == 1 ? head->bytes() : 0) + (entry ? entry->projection.bytes() : 0);
-    for (const Layer& each : layers)
-      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down}) all += part->bytes();
+    for (const Layer& each : layers) {
+      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down, &each.router})
+        all += part->bytes();
+      for (const Expert& own : each.experts) all += own.gate.bytes() + own.up.bytes() + own.down.bytes();
+    }
     return all;
   }
 
@@ -204,6 +216,11 @@ class Model {
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
   Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_;
   Rows rows_, mlp_rows_;
+  // of mixtures of experts: a slot for each expert of each node, in the order of experts
+  Rows slot_rows_, slot_inner_rows_;
+  Buffer router_scores_, shares_;    // [nodes][experts]; [nodes][chosen] what a node's experts count for
+  std::vector<int64_t> slots_;       // [nodes][chosen], experts of a node in order
+  std::vector<int64_t> slot_first_;  // of experts, and the end
   struct Worker {
     Attention attention;
     Buffer row, head;
@@ -228,15 +245,23 @@ class Model {
     angles_stride_ = 0;
     for (const Rotary& rotary : rotaries) angles_stride_ += 2 * rotary.pairs();
     angles_.reserve<float>(nodes_ * angles_stride_);
-    int64_t heads = 0, inner = 0, widest = hidden;
+    int64_t heads = 0, inner = 0, widest = hidden, chosen = 0, scores = 0;
     for (const Layer& each : layers) {
       heads = std::max(heads, each.qkv.count * PANEL), inner = std::max(inner, each.up.count * PANEL);
       widest = std::max({widest, each.out.inputs, each.down.inputs});
+      if (each.experts.empty()) continue;
+      inner = std::max(inner, each.experts[0].up.count * PANEL);
+      chosen = std::max(chosen, each.chosen), scores = std::max(scores, each.router.count * PANEL);
     }
     hidden_stride_ = rounded_up(hidden, PANEL), heads_stride_ = heads, inner_stride_ = inner;
-    x_.reserve<float>(nodes_ * hidden_stride_), scratch_.reserve<float>(nodes_ * hidden_stride_);
+    const int64_t slots = nodes_ * std::max<int64_t>(chosen, 1);
+    x_.reserve<float>(nodes_ * hidden_stride_), scratch_.reserve<float>(slots * hidden_stride_);
     qkv_.reserve<float>(nodes_ * heads_stride_), attended_.reserve<float>(nodes_ * heads_stride_);
-    gate_.reserve<float>(nodes_ * inner_stride_), up_.reserve<float>(nodes_ * inner_stride_);
+    gate_.reserve<float>(slots * inner_stride_), up_.reserve<float>(slots * inner_stride_);
+    if (chosen) {
+      slot_rows_.reserve(slots, hidden), slot_inner_rows_.reserve(slots, inner);
+      router_scores_.reserve<float>(nodes_ * scores), shares_.reserve<float>(slots);
+    }
     if (entry) {
       widest = std::max(widest, 2 * hidden);
       pairs_.reserve<float>(nodes_ * rounded_up(2 * hidden, PANEL));
@@ -396,7 +421,9 @@ class Model {
     team.barrier();
     ready(team, thread, rows_, Norm(), l.out.format, l.out.inputs, attended, heads_stride_);
     team.barrier();
-    add(team, thread, l.out, rows_, l.after_attention, l.multiplier, first_of(l.gate.count ? l.gate : l.up));
+    const Panels& begin = !l.experts.empty() ? l.router : l.gate.count ? l.gate : l.up;
+    add(team, thread, l.out, rows_, l.after_attention, l.multiplier, first_of(begin));
+    if (!l.experts.empty()) return mix(team, thread, l, next);
 
     if (!l.parallel) {
       ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
@@ -416,8 +443,90 @@ class Model {
     add(team, thread, l.down, rows_, l.after_mlp, l.multiplier, next);
   }
 
+  // Adds what a mixture of experts makes of the residual stream. A node's experts are added in their own order, so its
+  // sum depends on no other node.
+  void mix(Team& team, int thread, const Layer& l, const char* next) {
+    const int threads = team.size();
+    const Expert& like = l.experts[0];
+    float *x = x_.as<float>(), *gate = gate_.as<float>(), *up = up_.as<float>(), *out = scratch_.as<float>();
+    ready(team, thread, mlp_rows_, l.before_mlp, l.router.format, hidden, x, hidden_stride_);
+    team.barrier();
+    multiply(l.router, mlp_rows_, Share(l.router, thread, threads), {router_scores_.as<float>(), l.router.count * PANEL},
+             nullptr);
+    team.barrier();
+    if (thread == 0) route(l);
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += threads) {
+      float* normed = workers_[thread].row.as<float>();
+      l.before_mlp.apply(x + row * hidden_stride_, normed);
+      for (int64_t i = 0; i < l.chosen; i++) slot_rows_.take(slots_[row * l.chosen + i], like.up.format, hidden, normed);
+    }
+    team.barrier();
+    for (size_t index = 0; index < l.experts.size(); index++) {
+      const int64_t first = slot_first_[index], count = slot_first_[index + 1] - first;
+      if (!count) continue;
+      const Expert& expert = l.experts[index];
+      const RowsView rows = slot_rows_.some(first, count);
+      const Share share(expert.up, thread, threads);
+      float *gated = gate + first * inner_stride_, *inner = up + first * inner_stride_;
+      multiply(expert.gate, rows, share, {gated, inner_stride_}, expert.up.panel(share.first));
+      multiply(expert.up, rows, share, {inner, inner_stride_}, nullptr);
+      for (int64_t row = 0; row < count; row++)
+        for (int64_t i = row * inner_stride_ + share.first * PANEL; i < row * inner_stride_ + share.end * PANEL;
+             i += LANES)
+          store(inner + i, activate(l.activation, load(gated + i)) * load(inner + i));
+    }
+    team.barrier();
+    for (int64_t slot = thread; slot < nodes_ * l.chosen; slot += threads)
+      slot_inner_rows_.take(slot, like.down.format, like.down.inputs, up + slot * inner_stride_);
+    team.barrier();
+    for (size_t index = 0; index < l.experts.size(); index++) {
+      const int64_t first = slot_first_[index], count = slot_first_[index + 1] - first;
+      const Panels& down = l.experts[index].down;
+      if (count)
+        multiply(down, slot_inner_rows_.some(first, count), Share(down, thread, threads),
+                 {out + first * hidden_stride_, hidden_stride_}, next);
+    }
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += threads)
+      for (int64_t i = 0; i < l.chosen; i++) {
+        const float share = l.multiplier * shares_.as<float>()[row * l.chosen + i];
+        const float* own = out + slots_[row * l.chosen + i] * hidden_stride_;
+        for (int64_t c = 0; c < hidden; c++) x[row * hidden_stride_ + c] += share * own[c];
+      }
+    team.barrier();
+  }
+
+  // The experts of every node, by a softmax over all scores, and their slots. Of equal scores the first expert is taken.
+  void route(const Layer& l) {
+    const int64_t experts = l.experts.size(), stride = l.router.count * PANEL;
+    slots_.resize(nodes_ * l.chosen), slot_first_.assign(experts + 1, 0);
+    std::vector<int64_t> order(experts);
+    for (int64_t node = 0; node < nodes_; node++) {
+      float *scores = router_scores_.as<float>() + node * stride, *shares = shares_.as<float>() + node * l.chosen;
+      for (int64_t i = 0; i < experts; i++) order[i] = i;
+      std::partial_sort(order.begin(), order.begin() + l.chosen, order.end(), [scores](int64_t a, int64_t b) {
+        return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+      });
+      const float most = scores[order[0]];
+      float sum = 0;
+      if (l.rescaled)
+        for (int64_t i = 0; i < l.chosen; i++) sum += std::exp(scores[order[i]] - most);
+      else
+        for (int64_t i = 0; i < experts; i++) sum += std::exp(scores[i] - most);
+      std::sort(order.begin(), order.begin() + l.chosen);
+      for (int64_t i = 0; i < l.chosen; i++) {
+        slots_[node * l.chosen + i] = order[i], slot_first_[order[i] + 1]++;
+        shares[i] = std::exp(scores[order[i]] - most) / sum;
+      }
+    }
+    for (int64_t expert = 0; expert < experts; expert++) slot_first_[expert + 1] += slot_first_[expert];
+    std::vector<int64_t> free(slot_first_.begin(), slot_first_.end() - 1);
+    for (int64_t& slot : slots_) slot = free[slot]++;
+  }
+
   // Adds a product to the residual stream, normed first where there is a norm behind it.
-  void add(Team& team, int thread, const Panels& weight, const Rows& rows, const Norm& norm, float multiplier,
+  void add(Team& team, int thread, const Panels& weight, const RowsView& rows, const Norm& norm, float multiplier,
            const char* next) {
     float* x = x_.as<float>();
     const Share share(weight, thread, team.size());

@@ -249,7 +249,7 @@ struct Share {
 };
 
 template <Format format>
-static void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
+static void multiply(const Panels& weight, const RowsView& rows, Share share, Destination to, const char* next) {
   constexpr int64_t chunk = chunk_of(format), most = group_of(format);
   alignas(64) float sums[most * PANEL];
   const char* stop = weight.panel(share.end);
@@ -271,8 +271,8 @@ static void multiply(const Panels& weight, const Rows& rows, Share share, Destin
           block_tile<format>(
               end - start, until - from,
               {weights, PANEL * 4, rows.row(row) + word * 4, rows.stride, std::min(chunk, weight.words - word),
-               ahead + from * 64, sums + start * PANEL, word == 0, rows.starts.template as<int32_t>() + own,
-               rows.units.template as<float>() + own, rows.chunks});
+               ahead + from * 64, sums + start * PANEL, word == 0, rows.starts + own,
+               rows.units + own, rows.chunks});
         }
       }
       for (int64_t row = 0; row < count; row++) {
@@ -290,7 +290,7 @@ static void multiply(const Panels& weight, const Rows& rows, Share share, Destin
 
 // Computes a share of a product, in a thread that holds an `Amx`. `next`: the weights that this thread reads
 // afterwards, null if there are none. Rows of `to` have room for whole panels.
-inline void multiply(const Panels& weight, const Rows& rows, Share share, Destination to, const char* next) {
+inline void multiply(const Panels& weight, const RowsView& rows, Share share, Destination to, const char* next) {
   switch (weight.format) {
     case Format::float32:
       return multiply<Format::float32>(weight, rows, share, to, next);

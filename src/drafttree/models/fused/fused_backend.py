@@ -27,7 +27,19 @@ from drafttree.models.module.long_rope import ropes
 from drafttree.models.module.plain_module import why_not_plain
 from drafttree.models.segment import Output, Segment, join, split, split_layers
 
-LLAMAS = {"gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"}
+LLAMAS = {
+    "gemma3_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+}
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 

@@ -184,9 +184,12 @@ class LlamaLayer:
         self._rotated = self.key_heads * (1 + self.groups)
         self._norms = BlockNorms.of(block)
         self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
-        self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
-        self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        self._out, self._down = (fuse(layer) for layer in (attention.o_proj, mlp.down_proj))
+        self._experts = mlp if hasattr(mlp, "experts") else None
+        if self._experts is None:
+            self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
+            self._activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+            self._down = fuse(mlp.down_proj)
+        self._out = fuse(attention.o_proj)
         self._multiplier: float = getattr(block, "residual_multiplier", 1.0)
 
     def forward(self, x: Tensor, context: PassContext, rows: Any) -> Tensor:
@@ -203,6 +206,8 @@ class LlamaLayer:
         query, key = rotated.split((self._rotated - self.key_heads, self.key_heads), 1)
         attended = context.attention.attend(query, key, value, rows, self._scale)
         x = self._add(x, self._out, attended, self._norms.after_attention)
+        if self._experts is not None:  # as the module routes them
+            return x + self._experts(self._norms.before_mlp(x)[None])[0]
         gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
         return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
 

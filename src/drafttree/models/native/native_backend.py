@@ -19,7 +19,7 @@ from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import Released, can_release, look
 from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
-from drafttree.models.native.native_layers import weight_name
+from drafttree.models.native.native_layers import Stacked, weight_place
 from drafttree.models.native.packed_model import PackedModel, packed_models
 from drafttree.models.segment import Output, Segment, split, split_layers
 
@@ -33,12 +33,13 @@ def why_not_native(module: PreTrainedModel) -> str | None:
         return reason
     products = _products(module)
     for part in products:
-        if not isinstance(part, nn.Linear | Int8Linear) or weight_name(part) not in look(part):
+        owner, name = weight_place(part)
+        if not isinstance(part, nn.Linear | Int8Linear | Stacked) or name not in look(owner):
             return f"{type(part).__name__} is no linear layer that can be packed"
     if reason := why_not_packed(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
         return reason
     memory = machine_memory()
-    copied = sum(look(part)[weight_name(part)].nbytes for part in products if not _is_released_by(part))
+    copied = sum(_weight(part).nbytes for part in products if not _is_released_by(part))
     if not copied or module in packed_models or memory is None or memory.free - copied > LEFT_FREE * memory.total:
         return None
     return f"a packed copy of its weights needs {copied / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
@@ -77,7 +78,7 @@ class NativeBackend:
 
     @property
     def packed_nbytes(self) -> int:
-        weights = [look(part)[weight_name(part)] for part in _products(self._module)]
+        weights = map(_weight, _products(self._module))
         return sum(weight.nbytes for weight in weights if not isinstance(weight, Released))
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -105,12 +106,23 @@ class NativeBackend:
 
 
 def _products(module: PreTrainedModel) -> list[Any]:
+    """All linear layers that are packed, and what else is packed as if it were one."""
     decoder: Any = module.get_decoder()
-    return [part for part in decoder.layers.modules() if hasattr(part, "in_features")] + [
-        module.get_output_embeddings()
-    ]
+    parts = [*decoder.layers.modules()]
+    linear = [part for part in parts if hasattr(part, "in_features")]
+    stacked = [Stacked.of(part, name) for part in parts for name, each in look(part).items() if _is_stacked(each)]
+    return [*linear, *stacked, module.get_output_embeddings()]
+
+
+def _is_stacked(weight: Any) -> bool:
+    return weight is not None and len(weight.shape) == 3
+
+
+def _weight(layer: Any) -> Any:
+    owner, name = weight_place(layer)
+    return look(owner)[name]
 
 
 def _is_released_by(layer: Any) -> bool:
     """Whether a layer has released its weight, or could."""
-    return isinstance(look(layer)[weight_name(layer)], Released) or can_release(layer, weight_name(layer))
+    return isinstance(_weight(layer), Released) or can_release(*weight_place(layer))

@@ -22,6 +22,25 @@ Arrays = tuple[list[Tensor], Tensor | None, Tensor | None]
 """The weights that a product is made of, their bias, and the scales of weights of eight bits."""
 
 
+class Stacked(NamedTuple):
+    """A weight that is no linear layer's: a router's, or those of all experts of a layer, `[experts, out, in]`.
+
+    Attributes:
+        owner: the module that has it.
+        name: its name there.
+        out_features: rows of all its matrices.
+    """
+
+    owner: Any
+    name: str
+    out_features: int
+    bias = None
+
+    @classmethod
+    def of(cls, owner: Any, name: str) -> "Stacked":
+        return cls(owner, name, look(owner)[name].shape[:-1].numel())
+
+
 class Place(NamedTuple):
     """Where outputs of a linear layer are.
 
@@ -77,12 +96,14 @@ class Products:
     @property
     def tensors(self) -> list[Any]:
         """What is packed of linear layers, with a `Released` for a weight that is released, and None for no bias."""
-        return [tensor for layers in self.layers.values() for layer in layers for tensor in tensors_of(layer)]
+        once = dict.fromkeys(layer for layers in self.layers.values() for layer in layers)
+        return [tensor for layer in once for tensor in tensors_of(layer)]
 
 
 def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Arrays:
     take = taken or (lambda rows: rows)
-    weights = [take(getattr(layer, weight_name(layer)).detach()).contiguous() for layer in layers]
+    held = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
+    weights = [take(weight).contiguous() for weight in held]
     is_int8 = isinstance(layers[0], Int8Linear)
     scales = torch.cat([take(layer.scale.detach()) for layer in layers]) if is_int8 else None
     biases = [  # some may have one and others none
@@ -124,17 +145,23 @@ class NativeLlamaLayer(NativeLayer):
         joined = hasattr(attention, "qkv_proj")  # as in Phi-3
         qkv = [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj]
         self.products = Products()
-        for name, layers in (("qkv", qkv), ("out", [attention.o_proj]), ("down", [mlp.down_proj])):
+        for name, layers in (("qkv", qkv), ("out", [attention.o_proj])):
             self.products.add(name, layers)
-        for half, name in enumerate(("gate", "up")):
+        is_mixture = hasattr(mlp, "experts")
+        if is_mixture:
+            _add_experts(self.products, mlp)
+        for half, name in enumerate(() if is_mixture else ("gate", "up")):
             if hasattr(mlp, "gate_up_proj"):
                 self.products.add(name, [mlp.gate_up_proj], lambda rows, half=half: rows.chunk(2)[half])
             else:
                 self.products.add(name, [getattr(mlp, f"{name}_proj")])
+        if not is_mixture:
+            self.products.add("down", [mlp.down_proj])
         self.norms = _block_norms(block)
         if hasattr(attention, "q_norm"):
             self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
-        activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        activated = mlp.experts if is_mixture else mlp
+        activation = activated.act_fn if hasattr(activated, "act_fn") else activated.activation_fn
         outputs = sum(layer.out_features for layer in qkv)
         self.shape = {
             "key_heads": outputs // width // (2 + groups),
@@ -145,6 +172,7 @@ class NativeLlamaLayer(NativeLayer):
             "multiplier": float(getattr(block, "residual_multiplier", 1.0)),
             "parallel": False,
             "activation": _activation(activation),
+            **(_routing(mlp) if is_mixture else {}),
         }
 
 
@@ -181,6 +209,29 @@ class NativeNeoXLayer(NativeLayer):
         }
 
 
+def _add_experts(products: Products, mlp: Any) -> None:
+    """Add the products of a mixture of experts, whose weights are stacked: gates and up projections in one."""
+    experts = mlp.experts
+    count, _, inner = look(experts)["down_proj"].shape
+    gate_up, down = Stacked.of(experts, "gate_up_proj"), Stacked.of(experts, "down_proj")
+    hidden = down.out_features // count
+    products.add("router", [Stacked.of(mlp.gate, "weight")])
+    for expert in range(count):
+        for half, name in enumerate(("gate", "up")):
+            products.add(f"{name}/{expert}", [gate_up], _rows((2 * expert + half) * inner, inner))
+        products.add(f"down/{expert}", [down], _rows(expert * hidden, hidden))
+
+
+def _rows(first: int, count: int) -> Callable[[Tensor], Tensor]:
+    return lambda rows: rows[first : first + count]
+
+
+def _routing(mlp: Any) -> dict[str, Any]:
+    """How tokens are routed to experts: as in Qwen3, by a softmax over the scores of all."""
+    router = mlp.gate
+    return {"experts": router.num_experts, "chosen": router.top_k, "rescaled": bool(router.norm_topk_prob)}
+
+
 def weight_of(layer: Any) -> Arrays:
     """The product of a linear layer alone."""
     return _read([layer], None)
@@ -189,12 +240,15 @@ def weight_of(layer: Any) -> Arrays:
 def tensors_of(layer: Any) -> list[Any]:
     """What is packed of a linear layer, as of `Products.tensors`."""
     scale = layer.scale if isinstance(layer, Int8Linear) else None
-    return [look(layer)[weight_name(layer)], layer.bias, scale]
+    owner, name = weight_place(layer)
+    return [look(owner)[name], layer.bias, scale]
 
 
-def weight_name(layer: Any) -> str:
-    """The name of a linear layer's weight."""
-    return "quantized" if isinstance(layer, Int8Linear) else "weight"
+def weight_place(layer: Any) -> tuple[Any, str]:
+    """The module that has a linear layer's weight, and the weight's name there."""
+    if isinstance(layer, Stacked):
+        return layer.owner, layer.name
+    return layer, "quantized" if isinstance(layer, Int8Linear) else "weight"
 
 
 def _block_norms(block: Any) -> dict[str, tuple | None]:

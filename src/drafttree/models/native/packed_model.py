@@ -23,8 +23,8 @@ from drafttree.models.native.native_layers import (
     Products,
     norm_of,
     tensors_of,
-    weight_name,
     weight_of,
+    weight_place,
 )
 
 
@@ -201,11 +201,12 @@ class PackedModel:
     def _release(self, index: int, products: Products) -> None:
         """Let the layers that were packed release their weights."""
         for layer, found in products.places.items():
-            weight = look(layer)[weight_name(layer)]
+            owner, name = weight_place(layer)
+            weight = look(owner)[name]
             unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
             del weight
-            if can_release(layer, weight_name(layer)):
-                ReleasedParameters(layer, weight_name(layer), unpack)
+            if can_release(owner, name):
+                ReleasedParameters(owner, name, unpack)
         kernels.native.trim_heap()
 
 
@@ -247,7 +248,7 @@ def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, 
         if len(places) == 1 and place.outputs is None:
             model.unpack(index, place.product, place.first, len(whole), whole.data_ptr())
             continue
-        rows = torch.empty((len(place.outputs), shape[1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
+        rows = torch.empty((len(place.outputs), shape[-1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
         model.unpack(index, place.product, place.first, len(rows), rows.data_ptr())
-        whole[place.outputs] = rows
+        whole.flatten(0, -2)[place.outputs] = rows
     return whole
