@@ -19,6 +19,8 @@ from testing import tiny
 
 EXPERTS: Any = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+LONGROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 LLAMA3["original_max_position_embeddings"] = 32
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -31,6 +33,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(**tiny.GROUPED, head_dim=12, **EXPERTS, mlp_only_layers=[1]),
     "smollm3": lambda: SmolLM3Config(**tiny.GROUPED, no_rope_layers=[1, 0, 1]),
     "phi3": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, sliding_window=tiny.WINDOW),
+    "phi3_longrope": lambda: Phi3Config(**{**tiny.GROUPED, "pad_token_id": 0}, rope_parameters=LONGROPE),
     "gpt_neox_in_turn": lambda: GPTNeoXConfig(**tiny.SIZES, **IN_TURN),
     "llama_biased": lambda: LlamaConfig(**tiny.GROUPED, attention_bias=True, mlp_bias=True),
     "llama_tied": lambda: LlamaConfig(**tiny.GROUPED, tie_word_embeddings=True),

@@ -101,7 +101,7 @@ std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
   std::vector<Text> texts;
   for (const auto& t : given)
     texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
-                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10), t.at(11)});
+                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10) != 0, t.at(11), t.at(12)});
   return texts;
 }
 
@@ -166,6 +166,7 @@ struct Held : Model {
     layer.key_heads = nb::cast<int64_t>(shape["key_heads"]), layer.groups = nb::cast<int64_t>(shape["groups"]);
     layer.width = nb::cast<int64_t>(shape["width"]);
     if (!shape["rotary"].is_none()) layer.rotary = nb::cast<int64_t>(shape["rotary"]);
+    if (shape.contains("long_rotary")) layer.long_rotary = nb::cast<int64_t>(shape["long_rotary"]);
     if (!shape["window"].is_none()) layer.window = nb::cast<int64_t>(shape["window"]);
     layer.scale = nb::cast<float>(shape["scale"]), layer.multiplier = nb::cast<float>(shape["multiplier"]);
     layer.parallel = nb::cast<bool>(shape["parallel"]);
@@ -177,7 +178,8 @@ struct Held : Model {
         (!experts && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
         layer.down.inputs != layer.up.outputs ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < NONE ||
-        layer.rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
+        layer.rotary >= (int64_t)rotaries.size() ||
+        layer.long_rotary < NONE || layer.long_rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
         !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
         !divides(layer.query, layer.query_heads() * layer.width) || !divides(layer.key, layer.key_heads * layer.width))
       throw std::invalid_argument("the sizes of a layer do not fit together");
@@ -266,7 +268,8 @@ NB_MODULE(NATIVE_VARIANT, module) {
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
       // texts: of each the addresses of tokens, positions, visibility and cache, then nodes, drafted rows, bytes of a
-      // slot and of a head, committed rows, the position of the first row, and the first and the last of the nodes whose logits are wanted; inputs:
+      // slot and of a head, committed rows, the position of the first row, whether the long frequencies of LongRoPE
+      // hold, and the first and the last of the nodes whose logits are wanted; inputs:
       // the address of the states that a draft head reads, else 0
       .def(
           "forward",

@@ -102,6 +102,7 @@ struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, query, key;
   int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING;
   int64_t rotary = NONE;            // none where keys and queries are not turned (NoPE)
+  int64_t long_rotary = NONE;       // in texts with the long frequencies of LongRoPE; none where there are no others
   float scale = 1, multiplier = 1;  // of scores; of what is added to the residual stream
   bool parallel = false;            // attention and MLP read the same states
   Activation activation = Activation::silu;
@@ -126,6 +127,7 @@ struct Text {
   char* cache;             // [2 * layers][key heads][rows][width]
   int64_t slot_bytes, head_bytes;
   int64_t length, start;             // committed rows, and the position of the first row
+  bool long_rope;                    // whether the long frequencies of LongRoPE hold
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
 };
 
@@ -557,9 +559,10 @@ class Model {
     };
     normed(l.query, heads, queries);
     normed(l.key, key, l.key_heads);
-    if (l.rotary != NONE)
+    const int64_t rotary = text.long_rope && l.long_rotary != NONE ? l.long_rotary : l.rotary;
+    if (rotary != NONE)
       for (int64_t head = 0; head < queries + l.key_heads; head++)
-        rotaries[l.rotary].turn(heads + head * width, angles_of(l.rotary, of_pass));
+        rotaries[rotary].turn(heads + head * width, angles_of(rotary, of_pass));
     for (int64_t i = 0; i < queries * width; i++) heads[i] *= l.scale;
     for (int64_t head = 0; head < l.key_heads; head++) {
       rows_of(l, 2 * index, text, head).write(row, key + head * width);

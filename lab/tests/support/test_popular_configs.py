@@ -16,7 +16,6 @@ UNKNOWN = {
     **dict.fromkeys(["google/gemma-4-E2B-it", "google/gemma-4-31B-it"], "family gemma4_text"),
     **dict.fromkeys(["ibm-granite/granite-4.0-micro", "ibm-granite/granite-4.0-h-tiny"], "family granitemoehybrid"),
     "mistralai/Ministral-3-8B-Instruct-2512": "family ministral3",
-    "microsoft/Phi-4-mini-instruct": "type longrope",
     "openai/gpt-oss-20b": "family gpt_oss",
     "zai-org/GLM-4.5-Air": "family glm4_moe",
 }

@@ -83,6 +83,8 @@ def select_backend(module: PreTrainedModel) -> Backend:
         return fast
     if fast.spans != (EVERYTHING,):
         return _instead(fast, RecordedBackend="its layers have windows")
+    if fast.has_long_rope:
+        return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
     varlen = find_varlen_attention(fast.empty, fast.layers[0].key_heads, fast.layers[0].width)
     recorded = RecordedBackend(fast, CudaGraphs(module.device), varlen)
     if _repeats(recorded, own, _allowed(module, backend, own)):

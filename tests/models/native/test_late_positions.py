@@ -76,6 +76,10 @@ def other_late_positions(shift: int) -> Patch:
     return patch
 
 
+def no_long_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_model, "long_frequencies_of", lambda _: None)
+
+
 MUTANTS: dict[str, tuple[Callable[[], PreTrainedConfig], Patch]] = {
     "a window one wider": (lambda: MistralConfig(**tiny.GROUPED, sliding_window=8), wider_window(1)),
     "a window one narrower": (lambda: MistralConfig(**tiny.GROUPED, sliding_window=8), wider_window(-1)),
@@ -83,6 +87,7 @@ MUTANTS: dict[str, tuple[Callable[[], PreTrainedConfig], Patch]] = {
         lambda: LlamaConfig(**{**tiny.GROUPED, "rope_parameters": YARN}),
         no_attention_factor,
     ),
+    "LongRoPE without its long frequencies": (CONFIGS["phi3_longrope"], no_long_frequencies),
     "positions of 16 bits": (lambda: LlamaConfig(**tiny.GROUPED), other_late_positions(-(1 << 16))),
     "late positions that are one too low": (lambda: LlamaConfig(**tiny.GROUPED), other_late_positions(-1)),
 }

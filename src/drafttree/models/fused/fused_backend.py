@@ -7,6 +7,7 @@ the module's own: its parameters become views of them, and the module keeps work
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,9 +24,9 @@ from drafttree.models.fused.fused_layers import (
 )
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.module.long_rope import ropes
+from drafttree.models.module.long_rope import long_frequencies_of, ropes
 from drafttree.models.module.plain_module import why_not_plain
-from drafttree.models.segment import Output, Segment, join, split, split_layers
+from drafttree.models.segment import Output, Segment, forward_in_groups, join, split, split_layers
 
 LLAMAS = {
     "gemma3_text",
@@ -41,6 +42,7 @@ LLAMAS = {
     "smollm3",
 }
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+ROPES = STATIC_ROPES | {"longrope"}
 
 
 class FusedBackend:
@@ -53,6 +55,7 @@ class FusedBackend:
         layers: the fused layers.
         layout: layout of its KV caches.
         spans: how far back layers attend, each value once.
+        has_long_rope: whether rotary embeddings have other frequencies beyond their original context.
         empty: an empty tensor of the model's dtype, on its device.
     """
 
@@ -78,6 +81,11 @@ class FusedBackend:
             layer.kind: RotaryAngles(decoder.rotary_emb, self.empty.dtype, layer.kind.layer_type)
             for layer in self.layers
         }
+        long = long_frequencies_of(decoder.rotary_emb) if is_llama else None
+        self._long_angles = self._angles
+        if long is not None:
+            angles = RotaryAngles(decoder.rotary_emb, self.empty.dtype, frequencies=long)
+            self._long_angles = dict.fromkeys(self._angles, angles)
         self.spans = tuple({kind.span for kind in self._angles})
         multiplier = embedding_multiplier(decoder)
         self._embedding_scale = 1.0 if multiplier is None else multiplier
@@ -89,8 +97,19 @@ class FusedBackend:
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         if not segments:
             return []
+        if self.has_long_rope and len(segments) > 1:
+            run = partial(self._run, hidden_layers=hidden_layers)
+            return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
+        return self._run(segments, hidden_layers)
+
+    @property
+    def has_long_rope(self) -> bool:
+        return self._long_angles is not self._angles
+
+    def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
+        """A pass over segments that have the same rotary frequencies."""
         inputs = PassInputs.of(segments, self.layers[0].groups, self.empty)
-        x, hidden = self.run_layers(inputs, hidden_layers)
+        x, hidden = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
         for segment in segments:
             segment.cache.grow(segment.positions)
         return self.outputs_of(segments, x, hidden)
@@ -102,11 +121,19 @@ class FusedBackend:
         logits = split(self.logits(join(scored)), [part.shape[1] for part in scored])
         return [Output(*each) for each in zip(logits, split_layers(segments, hidden), strict=True)]
 
-    def run_layers(self, inputs: PassInputs, hidden_layers: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`."""
+    def run_layers(
+        self, inputs: PassInputs, hidden_layers: tuple[int, ...], long_rope: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The states after the last norm and those of the layers asked for, each `[1, nodes, hidden]`.
+
+        Args:
+            inputs: of the pass.
+            hidden_layers: the layers asked for.
+            long_rope: whether the long frequencies of LongRoPE hold.
+        """
         contexts = {
             kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span))
-            for kind, angles in self._angles.items()
+            for kind, angles in (self._long_angles if long_rope else self._angles).items()
         }
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
@@ -146,7 +173,7 @@ def why_not_known(config: PreTrainedConfig) -> str | None:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, name, None):
             return f"its config has {name}"
-    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - STATIC_ROPES:
+    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
         return f"rotary embeddings of the type {min(changing)} are not known"
     return None
 

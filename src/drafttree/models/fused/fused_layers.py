@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from drafttree.models.fused.fused_linear import FusedProduct, fuse
 from drafttree.models.fused.pass_inputs import PassAttention
+from drafttree.models.module.long_rope import short_frequencies_of
 from drafttree.models.windows import EVERYTHING, Span, span_of
 
 SMALLEST_TABLE = 1024
@@ -21,7 +22,7 @@ SMALLEST_TABLE = 1024
 
 
 class RotaryAngles:
-    """Cosines and sines of a static rotary embedding of transformers, by position.
+    """Cosines and sines of a rotary embedding of transformers, by position.
 
     On a CPU they are kept in a table, which grows with the positions that are asked for: a pass looks them up in three
     operations instead of computing them in ten. A recorded pass computes them, since its memory must not move.
@@ -30,11 +31,15 @@ class RotaryAngles:
         rotary: the embedding.
         dtype: dtype of the cosines and sines.
         layer_type: type of the layers they are for, where the embedding knows several (Gemma 3).
+        frequencies: `[pairs]` in place of the embedding's own.
     """
 
-    def __init__(self, rotary: Any, dtype: torch.dtype, layer_type: str | None = None) -> None:
+    def __init__(
+        self, rotary: Any, dtype: torch.dtype, layer_type: str | None = None, frequencies: Tensor | None = None
+    ) -> None:
         prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
-        self._frequencies: Tensor = getattr(rotary, f"{prefix}inv_freq").float().clone()
+        own = short_frequencies_of(rotary, layer_type) if frequencies is None else frequencies
+        self._frequencies = own.float().clone()
         self._scaling: float = getattr(rotary, f"{prefix}attention_scaling")
         self._dtype = dtype
         self._table = self._make_table(SMALLEST_TABLE) if self._frequencies.is_cpu else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
 """Model types whose `generate` computes the KV cache anew when a text outgrows the original context."""
@@ -38,6 +39,28 @@ def original_context(config: Any) -> int | None:
         if rope.get("rope_type") == "longrope":
             return rope.get("original_max_position_embeddings")
     return None
+
+
+def long_frequencies_of(rotary: Any) -> Tensor | None:
+    """The long frequencies `[pairs]` of a rotary embedding of LongRoPE, None for others."""
+    if getattr(rotary, "rope_type", None) != "longrope":
+        return None
+    own, beyond = rotary.inv_freq, (original_context(rotary.config) or 0) + 1
+    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, own.device, seq_len=beyond)
+    return frequencies.to(own.dtype)  # the module copies them into its own
+
+
+def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
+    """The frequencies `[pairs]` of a rotary embedding, where LongRoPE has others too the short ones.
+
+    Args:
+        rotary: the embedding.
+        layer_type: type of the layers they are for, where the embedding knows several (Gemma 3).
+    """
+    if getattr(rotary, "rope_type", None) == "longrope":
+        return rotary.original_inv_freq  # inv_freq are those of the latest pass
+    typed = f"{layer_type}_inv_freq"
+    return getattr(rotary, typed if hasattr(rotary, typed) else "inv_freq")
 
 
 def ropes(config: Any) -> list[dict]:

@@ -176,7 +176,8 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
         seen = cache.drafted + segment.nodes
         if given[2].shape != (1, segment.nodes, seen):
             raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
-        rows = segment.nodes, seen, slot, head, cache.length, cache.first_position, scored.start, scored.stop
+        rows = segment.nodes, seen, slot, head, cache.length, cache.first_position, int(cache.long_rope)
+        rows += scored.start, scored.stop
         texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
     return texts, held
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from drafttree.models.cache.kv_cache import CacheLayout
 from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_divisor
 from drafttree.models.module.fingerprint import samples, version
+from drafttree.models.module.long_rope import long_frequencies_of, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import Released, ReleasedParameters, can_release, look
 from drafttree.models.native import kernels
@@ -26,6 +27,8 @@ from drafttree.models.native.native_layers import (
     weight_of,
     weight_place,
 )
+
+LONG = "long"
 
 
 def new_model(embedding: nn.Embedding, entry: tuple | None = None, multiplier: float | None = None) -> Any:
@@ -58,18 +61,25 @@ def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, 
     Args:
         layers: the layers.
         rotary: the rotary embedding of a model of transformers.
+
+    Returns:
+        By type, and by `LONG` those of texts beyond the original context of LongRoPE.
     """
     rotaries: dict[str | None, tuple[Tensor, float]] = {}
     for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.turns):
         prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
-        frequencies = getattr(rotary, f"{prefix}inv_freq").detach().float().contiguous()
-        rotaries[layer_type] = frequencies, float(getattr(rotary, f"{prefix}attention_scaling"))
+        scaling = float(getattr(rotary, f"{prefix}attention_scaling"))
+        rotaries[layer_type] = short_frequencies_of(rotary, layer_type).detach().float().contiguous(), scaling
+        if (long := long_frequencies_of(rotary)) is not None:
+            rotaries[LONG] = long.float().contiguous(), scaling
     return rotaries
 
 
 def add_layer(model: Any, layer: NativeLayer, rotaries: dict[str | None, tuple[Tensor, float]]) -> None:
     """Add a decoder layer to a model of drafttree-native, which has these rotary embeddings already."""
     shape = {**layer.shape, "rotary": [*rotaries].index(layer.rotary) if layer.turns else None}
+    if layer.turns and LONG in rotaries:
+        shape["long_rotary"] = [*rotaries].index(LONG)
     model.add_layer(layer.norms, layer.products.read(), shape)
 
 
