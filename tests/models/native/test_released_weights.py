@@ -390,3 +390,38 @@ def test_others_may_read_while_texts_are_written(quantize):
         for other in others:
             other.join()
     assert not failed
+
+
+def experts_of(model: TargetModel) -> Any:
+    return model.module.get_decoder().layers[0].mlp.experts
+
+
+def test_stacked_weights_of_experts_exist_once_and_come_back():
+    before = make("qwen3_moe").state_dict()
+    model = build("qwen3_moe")
+    assert model.packed_nbytes == 0
+    assert all(isinstance(each, Released) for each in look(experts_of(model)).values())
+    after = model.module.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    del after
+    gc.collect()
+    model.new_cache(1)
+    assert all(isinstance(each, Released) for each in look(experts_of(model)).values())
+
+
+@pytest.mark.parametrize("edited", ["gate_up_proj", "down_proj", "router", "top_k", "norm_topk_prob"])
+def test_edits_of_experts_are_in_the_next_text(edited):
+    model = build("qwen3_moe")
+    before, layer = logits(model), model.module.get_decoder().layers[0].mlp
+    with torch.no_grad():
+        if edited == "router":
+            layer.gate.weight.neg_()
+        elif edited in ("top_k", "norm_topk_prob"):
+            setattr(layer.gate, edited, 1 if edited == "top_k" else False)
+        else:
+            getattr(layer.experts, edited)[2].mul_(-3)
+    after = logits(model)
+    assert isinstance(model.backend, NativeBackend)
+    own = model.module(input_ids=torch.tensor([TOKENS])).logits[:, -1:]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, own, rtol=1e-4, atol=1e-4)

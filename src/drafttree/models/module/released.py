@@ -10,9 +10,9 @@ A weight is released only where nobody else holds it or its memory: they could e
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ class Released:
         nbytes: its bytes.
     """
 
-    def __init__(self, owner: "ReleasedParameters", weight: Tensor) -> None:
-        self._owner = weakref.ref(owner)  # no circle, so that weights go when they are packed anew
+    def __init__(self, owner: "ReleasedParameters", name: str, weight: Tensor) -> None:
+        self._owner, self._name = weakref.ref(owner), name  # no circle, so that weights go when they are packed anew
         self.shape, self.dtype, self.nbytes = weight.shape, weight.dtype, weight.nbytes
 
     @property
@@ -48,40 +48,54 @@ class Released:
 
     def is_unchanged(self, weight: object) -> bool:
         """Whether a weight is the one that was given back, with the values it had."""
-        if not isinstance(weight, Tensor) or weight is not self.owner.given():
+        if not isinstance(weight, Tensor) or weight is not self.owner.given(self._name):
             return False
         alike = weight.device.type == "cpu" and (weight.dtype, weight.shape) == (self.dtype, self.shape)
-        return alike and torch.equal(self.owner.unpack(), weight)
+        return alike and torch.equal(self.owner.unpack[self._name](), weight)
+
+
+class _Traits(NamedTuple):
+    """What a parameter has beside its values."""
+
+    requires_grad: bool
+    attributes: dict[str, Any]
+    input_major: bool
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "_Traits":
+        input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
+        return cls(weight.requires_grad, dict(vars(weight)), input_major)
 
 
 class ReleasedParameters(dict[str, Any]):
-    """The parameters of a layer of which one is released; in place of a module's `_parameters`.
+    """The parameters of a layer of which some are released; in place of a module's `_parameters`.
 
     Args:
-        layer: the layer, which has the weight still.
-        name: the name of the weight.
-        unpack: makes the weight anew, of the same shape and values.
+        layer: the layer, which has the weights still.
+        unpack: by name, makes a weight anew, of the same shape and values.
 
     Attributes:
-        weight: stands for the weight.
+        unpack: as given.
+        weights: by name, what stands for a weight.
     """
 
-    def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor]) -> None:
-        self.unpack, self._layer, self._name = unpack, weakref.ref(layer), name
-        self.weight = Released(self, vars(layer)["_parameters"][name])
-        self._given: weakref.ref[Any] | None = None
+    def __init__(self, layer: nn.Module, unpack: Mapping[str, Callable[[], Tensor]]) -> None:
+        self.unpack, self._layer = dict(unpack), weakref.ref(layer)
+        own = vars(layer)["_parameters"]
+        self.weights = {name: Released(self, name, own[name]) for name in unpack}
+        self._given: dict[str, weakref.ref[Any]] = {}
         self._times = 0
         self._plain: dict[str, Any] | None = None
         """What the layer has instead since the weight was given back; whoever has this object reads and edits that."""
         self._take(layer)
 
-    def given(self) -> Tensor | None:
+    def given(self, name: str) -> Tensor | None:
         """The weight that the layer has instead, None if it was never given back or is gone."""
-        return self._given() if self._given else None
+        return self._given[name]() if name in self._given else None
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the layer has, in order, with `weight` for one that is released; not to be changed."""
+        """What the layer has, in order, with those of `weights` that are released; not to be changed."""
         plain = self._plain
         return self._looked if plain is None else plain
 
@@ -91,50 +105,64 @@ class ReleasedParameters(dict[str, Any]):
             return dict(self.parameters)
 
     def give_back(self) -> dict[str, Any]:
-        """Let the layer have the weight again; its parameters."""
+        """Let the layer have its weights again; its parameters."""
         with _giving:
             if self._plain is not None:
                 return self._plain
-            # an ordinary parameter, in whatever mode it is read
+            # ordinary parameters, in whatever mode they are read
             with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-                unpacked = self.unpack()
-                unpacked = unpacked.t().contiguous().t() if self._input_major else unpacked
-                weight = nn.Parameter(unpacked, self._requires_grad)
-            vars(weight).update(self._attributes)
-            self._given, self._times = weakref.ref(weight), self._times + 1
-            plain = self._plain = self._looked | {self._name: weight}
+                weights = {name: self._unpacked(name) for name in self.unpack}
+            self._given, self._times = {name: weakref.ref(own) for name, own in weights.items()}, self._times + 1
+            plain = self._plain = self._looked | weights
             layer = self._layer()
             if layer is not None and vars(layer)["_parameters"] is self:
                 vars(layer)["_parameters"] = plain
             return plain
 
     def take_back(self) -> None:
-        """Release the weight again if it is unchanged, nobody else holds it and it is not read all the time."""
+        """Release the weights again if they are unchanged, nobody else holds them, and they are not read all the time.
+
+        All of them or none: whoever reads one often reads the layer.
+        """
         with _giving:
-            layer, weight = self._layer(), self.given()
-            if self._plain is None or layer is None or weight is None or self._times >= MOST:
+            layer, plain = self._layer(), self._plain
+            if plain is None or layer is None or self._times >= MOST:
                 return
-            if vars(layer)["_parameters"] is not self._plain or self._plain.get(self._name) is not weight:
+            if vars(layer)["_parameters"] is not plain or not all(self._is_given(plain, name) for name in self.unpack):
                 return
-            del weight
-            self._take(layer)  # first: whoever reads or edits the weight from now on waits
+            del plain
+            self._take(layer)  # first: whoever reads or edits a weight from now on waits
             kept = nn.Module()
             vars(kept)["_parameters"], self._plain = self._plain, None
-            if not (can_release(kept, self._name) and self.weight.is_unchanged(self.given())):
+            if not all(can_release(kept, name) and self._is_unchanged(name) for name in self.unpack):
                 self._plain = vars(layer)["_parameters"] = vars(kept)["_parameters"]
 
     def _take(self, layer: nn.Module) -> None:
-        weight = vars(layer)["_parameters"][self._name]
-        self._requires_grad, self._attributes = weight.requires_grad, dict(vars(weight))
-        self._input_major = weight.stride(0) == 1 and weight.shape[1] > 1
-        self._looked = vars(layer)["_parameters"] | {self._name: self.weight}
+        own = vars(layer)["_parameters"]
+        self._traits = {name: _Traits.of(own[name]) for name in self.unpack}
+        self._looked = own | self.weights
         vars(layer)["_parameters"] = self
+
+    def _unpacked(self, name: str) -> nn.Parameter:
+        unpacked, traits = self.unpack[name](), self._traits[name]
+        unpacked = unpacked.t().contiguous().t() if traits.input_major else unpacked
+        weight = nn.Parameter(unpacked, traits.requires_grad)
+        vars(weight).update(traits.attributes)
+        return weight
+
+    def _is_given(self, plain: dict[str, Any], name: str) -> bool:
+        """Whether a layer has the weight still that it was given back."""
+        given = self.given(name)
+        return given is not None and plain.get(name) is given
+
+    def _is_unchanged(self, name: str) -> bool:
+        return self.weights[name].is_unchanged(self.given(name))
 
     def __contains__(self, name: object) -> bool:  # asked before every attribute of a module
         return name in self.look()
 
     def __getitem__(self, name: str) -> Any:
-        return (self.give_back() if name == self._name else self.look())[name]
+        return (self.give_back() if name in self.unpack else self.look())[name]
 
     def __reduce_ex__(self, _: Any) -> tuple[type[dict], tuple[dict[str, Any]]]:
         return dict, (self.give_back(),)

@@ -1,6 +1,7 @@
 """Models of drafttree-native, whose packed weights stand in for those of a module."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -210,13 +211,16 @@ class PackedModel:
 
     def _release(self, index: int, products: Products) -> None:
         """Let the layers that were packed release their weights."""
+        released = defaultdict[Any, dict[str, Callable[[], Tensor]]](dict)
         for layer, found in products.places.items():
             owner, name = weight_place(layer)
             weight = look(owner)[name]
             unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
             del weight
             if can_release(owner, name):
-                ReleasedParameters(owner, name, unpack)
+                released[owner][name] = unpack
+        for owner, unpacks in released.items():
+            ReleasedParameters(owner, unpacks)
         kernels.native.trim_heap()
 
 
