@@ -6,6 +6,7 @@ import pty
 import select
 import subprocess
 import sys
+from typing import Self
 
 import pytest
 from transformers import LlamaConfig
@@ -143,6 +144,15 @@ class Terminal:
         os.close(theirs)
         self.shown = ""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the child, which would go on writing its endless text where a test fails."""
+        self.child.kill()
+        self.child.wait()
+        os.close(self.ours)
+
     @staticmethod
     def _adopt() -> None:
         """Make standard input the controlling terminal, so that its keys send signals."""
@@ -170,21 +180,22 @@ def test_the_keys_of_a_terminal(embedded, tmp_path):
     tiny.from_config(LlamaConfig(**tiny.GROUPED | sizes)).save_pretrained(tmp_path)
     embedded.tokenizer.save_pretrained(tmp_path)
     endless = ("--temperature", 0, "--max-new-tokens", 100_000, "--min-new-tokens", 100_000)
-    terminal = Terminal("chat", "--target", tmp_path, "--drafter", "suffix", *endless, "--chat-template", own)
-    terminal.wait_for("> ")
-    terminal.type("/nonsense\n")
-    terminal.wait_for("there is no command /nonsense")
-    terminal.wait_for("> ")
-    terminal.type("Once upon a time there was\n")
-    terminal.wait_for("\x1b[32m")  # accepted tokens are green
-    terminal.type("\x03")
-    terminal.wait_for("(interrupted)")
-    terminal.wait_for("> ")
-    terminal.type(f"/save {path}\n")
-    terminal.wait_for("2 messages are in")
-    terminal.wait_for("> ")
-    terminal.type("\x04")
-    assert terminal.child.wait(timeout=60) == 0
+    command = "chat", "--target", tmp_path, "--drafter", "suffix", *endless, "--chat-template", own
+    with Terminal(*command) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("/nonsense\n")
+        terminal.wait_for("there is no command /nonsense")
+        terminal.wait_for("> ")
+        terminal.type("Once upon a time there was\n")
+        terminal.wait_for("\x1b[32m")  # accepted tokens are green
+        terminal.type("\x03")
+        terminal.wait_for("(interrupted)")
+        terminal.wait_for("> ")
+        terminal.type(f"/save {path}\n")
+        terminal.wait_for("2 messages are in")
+        terminal.wait_for("> ")
+        terminal.type("\x04")
+        assert terminal.child.wait(timeout=60) == 0
     assert json.loads(path.read_text())[1]["content"]
 
 
