@@ -219,9 +219,9 @@ def test_passes_of_exact_texts_keep_to_their_numbers_of_rows():
     sizes = []
 
     class Counted(FusedBackend):
-        def run_layers(self, inputs, hidden_layers):
+        def run_layers(self, inputs, hidden_layers, long_rope=False):
             sizes.append(inputs.tokens.shape[1])
-            return super().run_layers(inputs, hidden_layers)
+            return super().run_layers(inputs, hidden_layers, long_rope)
 
         def logits(self, x):
             sizes.append(x.shape[1])

@@ -29,7 +29,7 @@ def test_the_table(tmp_path):
 def test_a_failure_exits_with_1(monkeypatch):
     mask = TreePlan.mask
     monkeypatch.setattr(TreePlan, "mask", lambda self, *given: 1 / 0 if self._cache.length > 30 else mask(self, *given))
-    result = run("support", "--only", "qwen3_moe", "--json")
+    result = run("support", "--only", "mixtral", "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["counts"] == {"fails": 1}
