@@ -178,8 +178,8 @@ struct Held : Model {
         (!experts && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
         layer.down.inputs != layer.up.outputs ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < NONE ||
-        layer.rotary >= (int64_t)rotaries.size() ||
-        layer.long_rotary < NONE || layer.long_rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
+        layer.rotary >= (int64_t)rotaries.size() || layer.long_rotary < NONE ||
+        layer.long_rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
         !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
         !divides(layer.query, layer.query_heads() * layer.width) || !divides(layer.key, layer.key_heads * layer.width))
       throw std::invalid_argument("the sizes of a layer do not fit together");

@@ -64,8 +64,8 @@ struct Norm {
   }
 };
 
-// A rotary embedding. Cosines and sines are computed in every pass, for the positions of its nodes: of all positions of a
-// long context they would take more memory than a small model.
+// A rotary embedding. Cosines and sines are computed in every pass, for the positions of its nodes: of all positions of
+// a long context they would take more memory than a small model.
 struct Rotary {
   std::vector<float> frequencies;  // of the rotated pairs
   float scaling = 1;
@@ -453,15 +453,16 @@ class Model {
     float *x = x_.as<float>(), *gate = gate_.as<float>(), *up = up_.as<float>(), *out = scratch_.as<float>();
     ready(team, thread, mlp_rows_, l.before_mlp, l.router.format, hidden, x, hidden_stride_);
     team.barrier();
-    multiply(l.router, mlp_rows_, Share(l.router, thread, threads), {router_scores_.as<float>(), l.router.count * PANEL},
-             nullptr);
+    multiply(l.router, mlp_rows_, Share(l.router, thread, threads),
+             {router_scores_.as<float>(), l.router.count * PANEL}, nullptr);
     team.barrier();
     if (thread == 0) route(l);
     team.barrier();
     for (int64_t row = thread; row < nodes_; row += threads) {
       float* normed = workers_[thread].row.as<float>();
       l.before_mlp.apply(x + row * hidden_stride_, normed);
-      for (int64_t i = 0; i < l.chosen; i++) slot_rows_.take(slots_[row * l.chosen + i], like.up.format, hidden, normed);
+      for (int64_t i = 0; i < l.chosen; i++)
+        slot_rows_.take(slots_[row * l.chosen + i], like.up.format, hidden, normed);
     }
     team.barrier();
     for (size_t index = 0; index < l.experts.size(); index++) {
@@ -499,7 +500,8 @@ class Model {
     team.barrier();
   }
 
-  // The experts of every node, by a softmax over all scores, and their slots. Of equal scores the first expert is taken.
+  // The experts of every node, by a softmax over all scores, and their slots. Of equal scores the first expert is
+  // taken.
   void route(const Layer& l) {
     const int64_t experts = l.experts.size(), stride = l.router.count * PANEL;
     slots_.resize(nodes_ * l.chosen), slot_first_.assign(experts + 1, 0);

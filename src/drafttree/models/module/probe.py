@@ -83,22 +83,22 @@ def make_late_probes(module: PreTrainedModel) -> list[Probe]:
     Args:
         module: each of its layers has keys and values of its own.
     """
-    end = (context_limit(module) or 0) - len(PARENTS)
-    if end <= PREFIX:
+    root_position = (context_limit(module) or 0) - len(PARENTS)
+    if root_position <= PREFIX:
         return []
-    tokens, start = _tokens(module), end - PREFIX
+    tokens, start = _tokens(module), root_position - PREFIX
     cache = _LateCache(start)
     _own_pass(module, cache, tokens[:PREFIX], start)
     layers: list[Any] = cache.layers
     rows = [(layer.keys, layer.values) for layer in layers]
-    late = Probe([], tokens[PREFIX:], start, _is_long(module, end), rows)
+    late_probe = Probe([], tokens[PREFIX:], start, _is_long(module, root_position), rows)
     spans = {span_of(part) for part in module.modules() if hasattr(part, "layer_idx") and hasattr(part, "config")}
-    windows = [span.window for span in spans if span.window is not None and span.window + EDGE <= end]
+    windows = [span.window for span in spans if span.window is not None and span.window + EDGE <= root_position]
     if not windows:
-        return [late]
-    held = max(windows) + EDGE
-    at_edges = [_rows_at_edges(values, held, windows) for _, values in rows]
-    return [late, late._replace(start=end - held, rows=at_edges)]
+        return [late_probe]
+    row_count = max(windows) + EDGE
+    edge_rows = [_rows_at_edges(values, row_count, windows) for _, values in rows]
+    return [late_probe, late_probe._replace(start=root_position - row_count, rows=edge_rows)]
 
 
 def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tensor, Tensor]:
@@ -115,12 +115,12 @@ def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tens
     generator = torch.Generator(values.device).manual_seed(0)
     size = values.float().square().mean().sqrt() * count
     _, heads, _, width = values.shape
-    made = values.new_zeros(1, heads, count, width)
+    edge_values = values.new_zeros(1, heads, count, width)
     for window in windows:
         first = count - window - EDGE
-        edge = made[:, :, first : first + EDGE + len(PARENTS)]
-        edge.copy_(size * torch.randn(edge.shape, generator=generator, device=values.device))
-    return values.new_zeros(1, 1, 1, 1).expand(made.shape), made
+        rows = edge_values[:, :, first : first + EDGE + len(PARENTS)]
+        rows.copy_(size * torch.randn(rows.shape, generator=generator, device=values.device))
+    return values.new_zeros(1, 1, 1, 1).expand(edge_values.shape), edge_values
 
 
 def _tokens(module: PreTrainedModel) -> list[int]:

@@ -148,15 +148,8 @@ class NativeLlamaLayer(NativeLayer):
         for name, layers in (("qkv", qkv), ("out", [attention.o_proj])):
             self.products.add(name, layers)
         is_mixture = hasattr(mlp, "experts")
-        if is_mixture:
-            _add_experts(self.products, mlp)
-        for half, name in enumerate(() if is_mixture else ("gate", "up")):
-            if hasattr(mlp, "gate_up_proj"):
-                self.products.add(name, [mlp.gate_up_proj], lambda rows, half=half: rows.chunk(2)[half])
-            else:
-                self.products.add(name, [getattr(mlp, f"{name}_proj")])
-        if not is_mixture:
-            self.products.add("down", [mlp.down_proj])
+        add_products = _add_experts if is_mixture else _add_mlp
+        add_products(self.products, mlp)
         self.norms = _block_norms(block)
         if hasattr(attention, "q_norm"):
             self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
@@ -207,6 +200,16 @@ class NativeNeoXLayer(NativeLayer):
             "parallel": block.use_parallel_residual,
             "activation": _activation(mlp.act),
         }
+
+
+def _add_mlp(products: Products, mlp: Any) -> None:
+    """Add the products of a gated MLP, whose gate and up projection some families (Phi-3) have as one."""
+    for half, name in enumerate(("gate", "up")):
+        if hasattr(mlp, "gate_up_proj"):
+            products.add(name, [mlp.gate_up_proj], lambda rows, half=half: rows.chunk(2)[half])
+        else:
+            products.add(name, [getattr(mlp, f"{name}_proj")])
+    products.add("down", [mlp.down_proj])
 
 
 def _add_experts(products: Products, mlp: Any) -> None:

@@ -30,6 +30,7 @@ from drafttree.models.native.native_layers import (
 )
 
 LONG = "long"
+"""Stands among the types of rotary embeddings for the long frequencies of LongRoPE."""
 
 
 def new_model(embedding: nn.Embedding, entry: tuple | None = None, multiplier: float | None = None) -> Any:
