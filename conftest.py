@@ -9,6 +9,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -25,6 +26,9 @@ from testing.fixed_costs import fixed_costs
 __all__ = ["fixed_costs"]
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a job in the background, whose children would ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["COLUMNS"] = "80"
 os.environ.pop("FORCE_COLOR", None)

@@ -4,6 +4,7 @@ The wheels in `dist` are installed, so `make dist` comes first. A line for each 
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -67,6 +68,19 @@ def _wait_until_healthy(server: subprocess.Popen[str]) -> None:
     raise AssertionError(f"the server is not healthy after {SECONDS} seconds")
 
 
+def use_gguf(environment: Environment, folder: Path) -> None:
+    """A model in a GGUF file, which the tests' writer has made of the embedded one, writes a text."""
+    write = (
+        "import sys, torch; from drafttree.loading import load_model; from testing import gguf_files; "
+        "model = load_model('embedded', torch.float32, torch.device('cpu')); "
+        "gguf_files.write(model, sys.argv[1], 'Q8_0')"
+    )
+    file = folder / "model.gguf"
+    subprocess.run([sys.executable, "-c", write, file], check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+    environment.run("drafttree", "inspect", file, cwd=folder)
+    environment.run("drafttree", "generate", PROMPT, "--target", file, "--max-new-tokens", "8", cwd=folder)
+
+
 def use_ray(environment: Environment, folder: Path) -> None:
     """A batch of two prompts is written by Ray's workers."""
     (folder / "prompts.jsonl").write_text(f'{{"prompt": "{PROMPT}"}}\n' * 2)
@@ -95,6 +109,7 @@ def use_dynamo(environment: Environment, folder: Path) -> None:
 USES: dict[str, Use] = {
     "": command("generate", PROMPT, "--max-new-tokens", "8"),
     "native": use_native,
+    "gguf": use_gguf,
     "grammar": command("generate", PROMPT, "--max-new-tokens", "8", "--regex", "[a-z ]{1,20}"),
     "report": command("trace", PROMPT, "--max-new-tokens", "8", "--output", "trace.html"),
     "serve": use_serve,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         made_for,
         make_drafter,
     )
-    from drafttree.loading.folders import find_folder, local_folder
+    from drafttree.loading.folders import find_folder, find_gguf, local_folder
     from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
     from drafttree.loading.placement import find_device, find_dtype
     from drafttree.loading.pretrained import ModelSource, load_model, load_tokenizer, tokenizer_beside, unwrap
@@ -49,6 +49,7 @@ __all__ = [
     "find_drafter",
     "find_dtype",
     "find_folder",
+    "find_gguf",
     "find_policy",
     "find_verifier",
     "load_head",

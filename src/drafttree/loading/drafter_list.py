@@ -40,7 +40,7 @@ EMBEDDED = {
     "embedded-block": "A block drafter (DSpark's kind) for the embedded target.",
 }
 FROM_FILES = {
-    "language-model": "A smaller language model, ideally of the target's family.",
+    "language-model": "A smaller language model, ideally of the target's family; a GGUF file too.",
     "assistant": "A Gemma 4 assistant, for the target it was made for.",
     "eagle": "An EAGLE head, for the target it was trained for.",
     "eagle3": "An EAGLE-3 head, for the target it was trained for.",

@@ -45,6 +45,7 @@ from drafttree.drafters.formats import (
 from drafttree.loading import zoo
 from drafttree.loading.drafter_methods import DRAFTER_CLASSES, head_formats, missing_parts
 from drafttree.loading.folders import find_folder, local_folder
+from drafttree.loading.gguf.reader import SUFFIX
 from drafttree.loading.model_files import FoundModel, ModelFiles
 from drafttree.loading.names import model_name
 from drafttree.loading.pretrained import (
@@ -121,6 +122,8 @@ def _own_mtp(target: PreTrainedModel) -> Drafter:
     """
     if not target.name_or_path:
         raise ModelError(f"{MTP!r} drafts with layers in the target's files, and this loaded model does not name any")
+    if target.name_or_path.endswith(SUFFIX):
+        raise ModelError(f"{MTP!r} drafts with layers of the target, and those of a GGUF file are not read")
     _check_not_meta(target, f"{MTP!r} is a head")
     try:
         with quiet():
@@ -343,7 +346,8 @@ def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | N
         ConfigError: the class cannot be imported or is no drafter, or a parameter has no value.
     """
     name = source.partition(":")[0]
-    if not _is_lookup(source) and (name in zoo.NAMES or Path(source).exists() or "/" in name):
+    is_file = Path(source).exists() or source.endswith(SUFFIX)
+    if not _is_lookup(source) and (name in zoo.NAMES or is_file or "/" in name):
         return None
     found = DRAFTER_CLASSES.get(name)
     return (found, split_spec("drafter", source)[1]) if found else None

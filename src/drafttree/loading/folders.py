@@ -1,4 +1,4 @@
-"""Where a model's files lie: the folder of an embedded name, a path, or a hub name."""
+"""Where a model's files lie: the folder of an embedded name, a path, or a hub name; or a GGUF file."""
 
 import difflib
 import functools
@@ -12,12 +12,19 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from drafttree.core.errors import ModelError, unknown
+from drafttree.core.requirements import check_requirements
 from drafttree.drafters import LOOKUPS
-from drafttree.drafters.formats import download, hub_answers, silence
+from drafttree.drafters.formats import SUFFIXES, download, download_file, hub_answers, silence
 from drafttree.loading import zoo
+from drafttree.loading.gguf.reader import SUFFIX
 
 logger = logging.getLogger("drafttree")
 DRAFTERS = [*zoo.NAMES, *LOOKUPS, "mtp", "none", "auto"]
+HUB_NAME = r"[\w.-]{1,96}(/[\w.-]{1,96})?"
+HUB_FILE = re.compile(rf"({HUB_NAME}):(.+{re.escape(SUFFIX)})")
+"""A GGUF file in a repository of the hub."""
+PROJECTORS = "mmproj"
+"""How GGUF files begin whose model only reads images for another."""
 
 
 def find_folder(source: str | Path) -> Path:
@@ -28,6 +35,45 @@ def find_folder(source: str | Path) -> Path:
     """
     path = Path(_name_or_folder(source, DRAFTERS, "drafter"))
     return path if path.is_dir() else download(str(source))
+
+
+def find_gguf(source: str | Path) -> Path | None:
+    """The GGUF file that a path, a folder without other weights, or REPO:FILE.gguf names; None where it names none.
+
+    Raises:
+        ConfigError: the packages that read it are missing.
+        ModelError: the path does not exist, the folder holds several, or the hub does not have it.
+    """
+    name = str(source)
+    if os.path.isdir(name):
+        path = _gguf_in(Path(name))
+    elif name.endswith(SUFFIX):
+        hub_file = HUB_FILE.fullmatch(name)
+        if os.path.isfile(name):
+            path = Path(name)
+        elif hub_file:
+            path = download_file(hub_file[1], hub_file[3])
+        else:
+            raise ModelError(f"GGUF file {name!r} does not exist; give a file, or one of the hub as REPO:FILE.gguf")
+    else:
+        path = None
+    if path:
+        check_requirements("reading a GGUF file", "gguf")
+    return path
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder; None where there is none, or other weights beside it, which go before it."""
+    files = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.name.startswith(PROJECTORS)]
+    if not files:
+        return None
+    names = ", ".join(path.name for path in files)
+    if weights := next((path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")), None):
+        _tell(f"{folder} holds {weights.name} and {names}; the first is taken, so name the GGUF file if you mean it")
+        return None
+    if len(files) > 1:
+        raise ModelError(f"{folder} holds several GGUF files: {names}; name one of them")
+    return files[0]
 
 
 def local_folder(name: str) -> Path | None:
@@ -67,8 +113,8 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
         drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
         raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{drafts}")
     if os.path.isfile(name):
-        raise ModelError(f"{name!r} is a file; give its folder, with its config.json")
-    if not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", name) or name.startswith("."):
+        raise ModelError(f"{name!r} is a file; give its folder, with its config.json, or a GGUF file")
+    if not re.fullmatch(HUB_NAME, name) or name.startswith("."):
         raise ModelError(f"model folder {name!r} does not exist")
     if difflib.get_close_matches(name, known, n=1, cutoff=0.7):
         raise ModelError(f"{unknown(kind, name, known)} (or give a folder or a hub name)")

@@ -1,6 +1,8 @@
 """Inspection of a model or drafter on its own: kind, fitting targets, size, and what is missing."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -30,8 +32,10 @@ from drafttree.drafters.formats import (
 )
 from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.drafters import named_method
-from drafttree.loading.folders import find_folder
+from drafttree.loading.gguf.architectures import weights_of
+from drafttree.loading.gguf.reader import GGUFFile
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
+from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.fused_backend import why_not_known
@@ -94,7 +98,10 @@ def inspect(source: str | nn.Module) -> Inspection:
         raise ModelError(
             f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"
         )
-    folder = find_folder(source)
+    files = ModelFiles.of_drafter(source)
+    if files.gguf:
+        return _gguf_model(files, files.gguf)
+    folder = Path(files.path)
     config = read_config(folder)
     kind, tensors = kind_of(folder, config), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
@@ -124,6 +131,24 @@ def _loaded_model(model: Any) -> Inspection:
     native = why_not_native(model)
     details |= {"reuses rows": reuse, "native passes": f"no: {native}" if native else "yes"}
     return Inspection(LANGUAGE_MODEL, fits, details, *_sizes(tensors))
+
+
+def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
+    """What a GGUF file says of its model; its weights stay unread."""
+    fits, details = _language_model(files.settings, {})
+    details |= {"file": "GGUF", "native passes": _native_passes(files.config)}
+    stored = gguf.tensors.values()
+    kinds = Counter[str]()
+    for tensor in stored:
+        kinds[tensor.kind] += math.prod(tensor.shape)
+    parameters, megabytes = kinds.total(), sum(tensor.nbytes for tensor in stored) / 1e6
+    by_size = ", ".join(kind for kind, _ in kinds.most_common())
+    try:
+        weights = weights_of(gguf, files.settings, torch.bfloat16)
+        problems = listed("missing", _parameters(class_of(files.config), files.config).keys() - weights.keys())
+    except ModelError as error:
+        problems = [str(error)]
+    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_size, tuple(problems))
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
@@ -197,12 +222,17 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """What is missing where that is most of a model, which would be made of random numbers to compare it whole."""
-    with quiet(), torch.device("meta"):
-        parameters = dict(model(config).named_parameters())
+    parameters = _parameters(model, config)
     held = sum(tensor.numel() for tensor in tensors.values())
     if 2 * held >= sum(each.numel() for each in parameters.values()):
         return []
     return [*listed("missing", [name for name in parameters if name not in tensors])]
+
+
+def _parameters(model: Any, config: PreTrainedConfig) -> dict[str, nn.Parameter]:
+    """The parameters of a class of models by name, without values; a weight under two names counts once."""
+    with quiet(), torch.device("meta"):
+        return dict(model(config).named_parameters())
 
 
 def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:

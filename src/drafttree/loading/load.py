@@ -48,12 +48,13 @@ def load(
     """Load a decoder from names, folders or loaded models.
 
     Args:
-        target: the model to generate with: "embedded", a folder, a hub name, or a loaded transformers model. A loaded
-            model may be wrapped by `torch.compile` or peft, whose adapters stay active.
+        target: the model to generate with: "embedded", a folder, a hub name, a GGUF file (of the hub as
+            "REPO:FILE.gguf"), or a loaded transformers model. A loaded model may be wrapped by `torch.compile` or peft,
+            whose adapters stay active.
         drafter: what drafts (`drafttree drafters` lists the names):
 
-            - a folder, a hub name or a loaded model: a language model, a Gemma 4 assistant, or an EAGLE, MTP, DFlash,
-              DSpark, Medusa or Hydra drafter; "embedded-eagle3" and others come with the package
+            - a folder, a hub name, a GGUF file or a loaded model: a language model, a Gemma 4 assistant, or an EAGLE,
+              MTP, DFlash, DSpark, Medusa or Hydra drafter; "embedded-eagle3" and others come with the package
             - "mtp": the MTP layers in the target's own files
             - "lookup" or "suffix": repeats what followed earlier in the text, without a model
             - "mixed:NAME": lookup where the text repeats, the named drafter elsewhere
@@ -96,9 +97,9 @@ def load(
     `decoder.target.release()`.
 
     Raises:
-        ConfigError: a policy, verifier, parameter, dtype, device or quantisation does not exist, a loaded model is to
-            be quantised, `max_model_len` is above the target's context, `torch.autocast` is active, or an option is
-            not available for a sharded target.
+        ConfigError: a policy, verifier, parameter, dtype, device or quantisation does not exist, the package that reads
+            GGUF files is missing, a loaded model is to be quantised, `max_model_len` is above the target's context,
+            `torch.autocast` is active, or an option is not available for a sharded target.
         InputError: a file of a tuned policy cannot be used.
         ModelError: a model or head cannot be loaded or quantised, does not fit the target or the tuned policy, or
             cannot be verified in a tree; or `exact_text` or `lossy_window` cannot hold for it.

@@ -1,4 +1,4 @@
-"""The files of a model or a drafter: where they lie is found once, and their config.json is read once."""
+"""The files of a model or a drafter: where they lie is found once, and their config is read once."""
 
 import os
 from copy import deepcopy
@@ -8,9 +8,12 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.formats import read_config
+from drafttree.drafters.formats import LANGUAGE_MODEL, read_config
 from drafttree.loading.drafter_methods import kind_of
-from drafttree.loading.folders import find_folder, resolve
+from drafttree.loading.folders import find_folder, find_gguf, resolve
+from drafttree.loading.gguf.architectures import settings_of
+from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
+from drafttree.loading.gguf.tokenizers import token_ids
 
 
 class ModelFiles:
@@ -18,7 +21,7 @@ class ModelFiles:
 
     Args:
         source: the name or path that users gave, for messages.
-        path: their folder, or the hub name of a model that transformers downloads.
+        path: their folder, the GGUF file, or the hub name of a model that transformers downloads.
     """
 
     def __init__(self, source: str | Path, path: str | Path) -> None:
@@ -26,22 +29,24 @@ class ModelFiles:
 
     @classmethod
     def of_model(cls, source: str | Path) -> "ModelFiles":
-        """The files of an embedded name, a folder or a hub name; those of the hub are not downloaded yet.
+        """The files of an embedded name, a folder, a GGUF file or a hub name, whose folder is not downloaded yet.
 
         Raises:
-            ModelError: as of `drafttree.loading.folders.resolve`.
+            ModelError: as of `drafttree.loading.folders.resolve` and `find_gguf`.
+            ConfigError: as of `find_gguf`.
         """
-        return cls(source, resolve(source))
+        return cls(source, find_gguf(source) or resolve(source))
 
     @classmethod
     def of_drafter(cls, source: str | Path) -> "ModelFiles":
-        """The files of an embedded name, a folder or a hub name, in a folder.
+        """The files of an embedded name, a folder, a GGUF file or a hub name, on this machine.
 
         Raises:
             ModelError: there are none.
+            ConfigError: as of `drafttree.loading.folders.find_gguf`.
         """
-        folder = find_folder(source)
-        return cls(folder, folder)
+        path = find_gguf(source) or find_folder(source)
+        return cls(path, path)
 
     @property
     def is_local(self) -> bool:
@@ -49,13 +54,24 @@ class ModelFiles:
         return os.path.isdir(self.path)
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The contents of config.json, empty for a folder without one.
+    def gguf(self) -> GGUFFile | None:
+        """The GGUF file, None where the files are those of transformers.
 
         Raises:
-            ModelError: the file in a folder holds no JSON object.
+            ModelError: as of `GGUFFile`.
+        """
+        return GGUFFile(self.path) if self.path.endswith(SUFFIX) else None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The contents of config.json, or what a GGUF file says instead; empty for a folder without one.
+
+        Raises:
+            ModelError: the file in a folder holds no JSON object, or a GGUF file's model is not known.
             OSError: the hub has no such file.
         """
+        if self.gguf:
+            return settings_of(self.gguf) | token_ids(self.gguf)
         try:
             contents = PreTrainedConfig.get_config_dict(self.path)[0]
         except Exception:
@@ -83,8 +99,8 @@ class ModelFiles:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of drafter that a folder holds; errors are those of `drafttree.loading.drafter_methods.kind_of`."""
-        return kind_of(Path(self.path), self.settings)
+        """The kind of drafter that they are; errors are those of `drafttree.loading.drafter_methods.kind_of`."""
+        return LANGUAGE_MODEL if self.gguf else kind_of(Path(self.path), self.settings)
 
 
 FoundModel = PreTrainedModel | ModelFiles

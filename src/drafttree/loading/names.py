@@ -1,5 +1,6 @@
 """The names of a decoder's parts, as users give them; their `repr` also says how large they are and where they run."""
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,8 @@ from drafttree.loading.methods import VERIFIER_CLASSES
 from drafttree.loading.specs import policy_spec
 from drafttree.models import Model
 
-SNAPSHOT = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
-"""The end of a model's folder in the hub's cache."""
+SNAPSHOT = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+(?:/|/(.+\.gguf))?$")
+"""The end of a model's folder in the hub's cache, or of a file in it."""
 
 
 class PartNames(NamedTuple):
@@ -46,13 +47,14 @@ class PartNames(NamedTuple):
 
 
 def model_name(source: str | Path) -> str:
-    """The name of a model by where it lies: an embedded name, a hub name, or the last part of a folder's path."""
+    """The name of a model by where it lies: an embedded name, a hub name, or the last part of a path."""
     path = Path(source)
     if embedded := zoo.name_of(path):
         return embedded
     if snapshot := SNAPSHOT.search(path.as_posix()):
-        return "/".join(snapshot.groups())
-    return path.resolve().name if path.is_dir() else str(source)
+        owner, name, file = snapshot.groups()
+        return f"{owner}/{name}:{file}" if file else f"{owner}/{name}"
+    return path.resolve().name if os.path.exists(path) else str(source)
 
 
 def target_name(target: Model) -> str:

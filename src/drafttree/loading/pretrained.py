@@ -32,6 +32,9 @@ from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
 from drafttree.loading import zoo
+from drafttree.loading.gguf.architectures import weights_of
+from drafttree.loading.gguf.reader import GGUFFile
+from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing
@@ -137,9 +140,14 @@ def read_model(
         if (settings_file := Path(path) / "generation_config.json").is_file():
             _check_settings(settings_file)
         options = _attention(files.config) | sharding_options(tensor_parallel_size)
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
-            loaded: Any = loader.from_pretrained(path, config=files.config, dtype=dtype, **options)
+            if files.gguf:
+                loaded: Any = _from_gguf(files, files.gguf, dtype, options)
+            else:
+                loaded = loader.from_pretrained(
+                    path, config=files.config, dtype=dtype, trust_remote_code=False, **options
+                )
     except DraftTreeError:
         raise
     except (SafetensorError, EOFError, struct.error) as error:
@@ -163,6 +171,16 @@ def read_model(
         lay_out_for_cpu(model)
         model.register_state_dict_post_hook(_make_contiguous)
     return model
+
+
+def _from_gguf(files: ModelFiles, gguf: GGUFFile, dtype: torch.dtype, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The model of a GGUF file, and what transformers says of its loading; weights are read one by one."""
+    weights = weights_of(gguf, files.settings, dtype)
+    kind: Any = class_of(files.config)
+    model, info = kind.from_pretrained(None, config=files.config, state_dict=weights, dtype=dtype, **options)
+    model.name_or_path = model.config.name_or_path = files.path
+    model.generation_config = generation_config_of(gguf)
+    return model, info
 
 
 def _settings_of(files: ModelFiles) -> dict[str, Any]:
@@ -205,6 +223,8 @@ def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase 
     name = source.source if isinstance(source, ModelFiles) else source
     try:
         files = source if isinstance(source, ModelFiles) else ModelFiles.of_model(source)
+        if files.gguf:
+            return tokenizer_of(files.gguf)
         folder = zoo.tokenizer_folder(files.path)
         config = {"config": files.config} if folder == files.path and files.names_model else {}
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **config)

@@ -34,13 +34,7 @@ STARTS = {
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.15, 0.3, 0.6])
 def test_it_ends_a_command_in_one_line(start, seconds):
     command = [sys.executable, "-c", WATCH + start, "generate", "Once", "--max-new-tokens", "1900", "--ignore-eos"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the shell of a background job ignores it
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     time.sleep(seconds)

@@ -16,10 +16,20 @@ PATIENCE = 300
 DRAFTTREE = ["-m", "drafttree"]
 
 
-def start(*arguments):
-    """A process of Python with these arguments."""
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start():
+    """Starts a process of Python with these arguments; a test that fails leaves none behind."""
+    processes = []
+
+    def start(*arguments):
+        command = [sys.executable, *map(str, arguments)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def interrupted(process):
@@ -39,7 +49,7 @@ def wait_for_runs(path, count):
         time.sleep(0.02)
 
 
-def test_generate_ends_with_what_it_has_written():
+def test_generate_ends_with_what_it_has_written(start):
     process = start(*DRAFTTREE, "generate", PROMPT, "--max-new-tokens", 1900, "--ignore-eos")
     assert process.stdout is not None
     begun = process.stdout.read(5)
@@ -48,7 +58,7 @@ def test_generate_ends_with_what_it_has_written():
     assert "tokens per target pass (interrupted)" in err
 
 
-def test_a_loop_over_prompts_in_python_stops():
+def test_a_loop_over_prompts_in_python_stops(start):
     program = (
         "import drafttree\n"
         "decoder = drafttree.load()\n"
@@ -68,7 +78,7 @@ def test_a_loop_over_prompts_in_python_stops():
 
 
 @pytest.mark.parametrize("name", ["bench", "certify"])
-def test_what_is_finished_is_printed_and_kept(name, tmp_path):
+def test_what_is_finished_is_printed_and_kept(name, tmp_path, start):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
     prompts.write_text(f"{PROMPT}\nOnce upon a time\nIn the beginning\n")
     shared = ["--policies", "chain;talon", "--prompts", prompts, "--max-new-tokens", 60, "--out", out]
@@ -100,7 +110,7 @@ def killed(process, path, count):
     process.communicate(timeout=PATIENCE)
 
 
-def test_a_replay_that_was_killed_twice_ends_with_the_counts_of_one_that_was_not(tmp_path):
+def test_a_replay_that_was_killed_twice_ends_with_the_counts_of_one_that_was_not(tmp_path, start):
     command = [*DRAFTTREE, "replay", "talon/1", "--limit", 2, "--max-new-tokens", 48, "--counts-only", "--out"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for count in (3, 11):

@@ -6,6 +6,7 @@ A kind of heads is a `HeadFormat`, and `registry.py` lists them.
 from drafttree.drafters.formats import block, mtp
 from drafttree.drafters.formats.checkpoints import (
     INDICES,
+    SUFFIXES,
     dequantised,
     read_config,
     read_json,
@@ -14,7 +15,7 @@ from drafttree.drafters.formats.checkpoints import (
 )
 from drafttree.drafters.formats.config import Count, Fields, text_fields
 from drafttree.drafters.formats.format import SIZES, Checkpoint, HeadFormat, any_name, listed, misshapen
-from drafttree.drafters.formats.hub import download, hub_answers, silence
+from drafttree.drafters.formats.hub import download, download_file, hub_answers, silence
 from drafttree.drafters.formats.registry import (
     ASSISTANT,
     FORMATS,
@@ -32,6 +33,7 @@ __all__ = [
     "LANGUAGE_MODEL",
     "PUBLISHED",
     "SIZES",
+    "SUFFIXES",
     "Checkpoint",
     "Count",
     "Fields",
@@ -41,6 +43,7 @@ __all__ = [
     "block",
     "dequantised",
     "download",
+    "download_file",
     "hub_answers",
     "listed",
     "misshapen",

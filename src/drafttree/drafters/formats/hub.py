@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 
@@ -57,13 +57,31 @@ def download(name: str) -> Path:
             if any(folder.glob("*.safetensors")):
                 break
     except Exception as error:
-        if not answers:
-            raise ModelError(f"cannot download {name!r}: {silence()}; check the connection or give a folder") from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        if isinstance(error, RepositoryNotFoundError):
-            reason = "the hub has no such repository, or only for those who log in"
-        raise ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder") from error
+        raise _not_downloaded(name, error, answers) from error
     return folder
+
+
+def _not_downloaded(name: str, error: Exception, answers: bool) -> ModelError:
+    """What to tell of a download that failed."""
+    if not answers:
+        return ModelError(f"cannot download {name!r}: {silence()}; check the connection or give a folder")
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, RepositoryNotFoundError):
+        reason = "the hub has no such repository, or only for those who log in"
+    return ModelError(f"cannot download {name!r} ({reason}); check the name or give a folder")
+
+
+def download_file(name: str, file: str) -> Path:
+    """The local copy of one file of a hub repository; the one that is there already where the hub does not answer.
+
+    Raises:
+        ModelError: there is no such file, or it is neither cached nor within reach.
+    """
+    answers = hub_answers()
+    try:
+        return Path(hf_hub_download(name, file, local_files_only=not answers))
+    except Exception as error:
+        raise _not_downloaded(f"{name}:{file}", error, answers) from error
 
 
 def _seconds() -> float:

@@ -9,7 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.engine.decoder import Decoder
-from drafttree.loading import TunedPolicy, choose_drafter, find_folder, local_folder, zoo
+from drafttree.loading import TunedPolicy, choose_drafter, find_folder, find_gguf, local_folder, zoo
 from drafttree.loading.drafters import OWN_LAYERS, Choice
 from drafttree.loading.load import load
 from drafttree.measure.inflation import load_inflated
@@ -32,7 +32,7 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
         print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'}{warmth} ({tuned.path})", file=sys.stderr)
     if drafter != "auto" or tuned:
         return load(target, drafter, *arguments, **options)
-    if "/" in target and local_folder(target) is None:
+    if "/" in target and not find_gguf(target) and local_folder(target) is None:
         find_folder(target)  # what the target's own files hold decides as well
     choice = choose_drafter(target)
     try:

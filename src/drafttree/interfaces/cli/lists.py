@@ -58,7 +58,7 @@ def drafters(json_: AsJson = False) -> None:
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help='A folder, a hub name, or a drafter such as "lookup".')],
+    path: Annotated[str, typer.Argument(help='A folder, a GGUF file, a hub name, or a drafter such as "lookup".')],
     target: Annotated[
         str | None, typer.Option(help="A target to try a head with, by some texts: is it read as it should be?")
     ] = None,

@@ -29,11 +29,14 @@ def complete_verifier(incomplete: str) -> list[str]:
     return [name for name in VERIFIER_CLASSES.names() if name.startswith(incomplete)]
 
 
-Target = Annotated[str, typer.Option(help='The model to generate with: "embedded", a folder or a hub name.')]
+Target = Annotated[
+    str, typer.Option(help='The model to generate with: "embedded", a folder, a GGUF file or a hub name.')
+]
 Drafter = Annotated[
     str,
     typer.Option(
-        help='The drafter: a model or head (folder or hub name), "lookup", "suffix", "mixed:NAME", "none" or "auto".'
+        help='The drafter: a model or head (a folder, GGUF file or hub name), "lookup", "suffix", "mixed:NAME", "none" '
+        'or "auto".'
     ),
 ]
 PolicySpec = Annotated[

@@ -19,7 +19,9 @@ from drafttree.interfaces.cli.options import MaxBatch, MaxModelLen, MaxTokenGap,
 @grouped
 def serve(
     models: DecoderOptions,
-    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[
+        str, typer.Argument(help='The model to serve: "embedded", a folder, a GGUF file or a hub name.')
+    ] = "embedded",
     max_batch: MaxBatch = MAX_BATCH,
     max_queue: Annotated[
         int, typer.Option(min=0, help="Maximum number of waiting texts. Further requests get status 429.")

@@ -24,7 +24,9 @@ class Discovery(StrEnum):
 @grouped
 def worker(
     models: DecoderOptions,
-    model: Annotated[str, typer.Argument(help='The model to serve: "embedded", a folder or a hub name.')] = "embedded",
+    model: Annotated[
+        str, typer.Argument(help='The model to serve: "embedded", a folder, a GGUF file or a hub name.')
+    ] = "embedded",
     discovery: Annotated[
         Discovery, typer.Option(help='How the frontend and workers find each other. "file" works on one machine only.')
     ] = Discovery.FILE,

@@ -1,0 +1,463 @@
+"""The architectures of GGUF files: what their metadata is called in a config.json, and their tensors in a module.
+
+llama.cpp writes some weights otherwise than transformers reads them. It turns neighbouring dimensions of a head
+together, where transformers turns one of its first half with one of its second, so the rows of queries and keys are
+interleaved; and it adds the 1 to the weights of Gemma's norms that transformers adds when it runs. Its converter,
+https://github.com/ggml-org/llama.cpp/tree/master/conversion, is the source of all that is said here.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.checkpoints import few
+from drafttree.loading.gguf.reader import GGUFFile
+
+Settings = dict[str, Any]
+"""What a config.json says."""
+OF_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+GATED_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+NORM_BEFORE_MLP = {"ffn_norm": "post_attention_layernorm"}
+NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+NORMS_AROUND = {**NORMS_AFTER, "ffn_norm": "pre_feedforward_layernorm"}
+ROUTER = {"ffn_gate_inp": "mlp.gate"}
+EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.gate_up_proj",
+    "ffn_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+"""Weights of all experts, stacked; transformers joins gates and ups, gates first."""
+ROTARY_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that say how rotary frequencies are scaled; a config.json says so in numbers."""
+COMMON = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+"""Keys that each file has, and their fields in a config.json."""
+WITHOUT_EFFECT = frozenset({"vocab_size", "attention.value_length", "rope.scaling.finetuned"})
+"""Keys that say what the tensors' shapes or other keys say too."""
+LLAMA3_CONTEXT = 8192
+"""Tokens that the models were trained on whose frequencies are scaled as Llama 3.1's; files do not say."""
+REQUIRED = object()
+"""The default of a key that each file must have."""
+BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a family's models lie in GGUF files.
+
+    Attributes:
+        model_type: what a config.json calls the family.
+        tensors: transformers' names within a layer, by llama.cpp's.
+        describe: fields of the config.json beside those that all families have.
+        interleaved: the rows of queries and keys are interleaved.
+        norm_offset: what is added to the weights of norms.
+    """
+
+    model_type: str
+    tensors: Mapping[str, str]
+    describe: Callable[["Metadata"], Settings] = field(default=lambda metadata: {})
+    interleaved: bool = False
+    norm_offset: float = 0.0
+
+    def weight_of(self, name: str) -> str | None:
+        """The weight of the module that a tensor belongs to, by llama.cpp's name; None where it has no place."""
+        own, _, part = name.rpartition(".")
+        if block := BLOCK.fullmatch(name):
+            layer, own, part = block.groups()
+            if own not in self.tensors:
+                return None
+            weight = f"model.layers.{layer}.{self.tensors[own]}"
+            return weight if own in EXPERTS else f"{weight}.{part}"
+        return f"{OF_MODEL[own]}.{part}" if own in OF_MODEL else None
+
+    def heads(self, name: str, settings: Settings) -> int:
+        """The number of heads whose rows are interleaved in a tensor; 0 where none are."""
+        counts = {"attn_q": settings["num_attention_heads"], "attn_k": settings["num_key_value_heads"]}
+        block = BLOCK.fullmatch(name)
+        return counts.get(block[2], 0) if block and self.interleaved else 0
+
+    def offset(self, name: str) -> float:
+        """What was added to the values of a tensor."""
+        return self.norm_offset if name.endswith("norm.weight") else 0.0
+
+
+class Metadata:
+    """The values of a file that its architecture gives; which of them were read is remembered.
+
+    Attributes:
+        file: the file.
+        architecture: llama.cpp's name of it.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = str(file.metadata.get("general.architecture", ""))
+        self._read = set(WITHOUT_EFFECT)
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """The number of a key, without the architecture before it; the default where there is none.
+
+        Raises:
+            ModelError: there is no number, and no default either.
+        """
+        return self._value(key, default, "a number", lambda value: _is_number(value))
+
+    def text(self, key: str, default: str) -> str:
+        """The string of a key, else the default."""
+        return self._value(key, default, "a word", lambda value: isinstance(value, str))
+
+    def numbers(self, key: str) -> list[Any]:
+        """The numbers of a key.
+
+        Raises:
+            ModelError: there are none.
+        """
+        return self._value(key, REQUIRED, "a list of numbers", lambda value: isinstance(value, list))
+
+    def _value(self, key: str, default: Any, kind: str, is_right: Callable[[Any], bool]) -> Any:
+        self._read.add(key)
+        value = self.file.metadata.get(f"{self.architecture}.{key}", default)
+        if value is default and default is not REQUIRED:
+            return default
+        if value is REQUIRED or not is_right(value):
+            gives = "a number for each layer" if isinstance(value, list) else repr(value)
+            if value is REQUIRED:
+                gives = "nothing"
+            raise ModelError(
+                f"{self.file.path} gives {gives} as {self.architecture}.{key}, where drafttree needs {kind}; give the "
+                "model as a folder of transformers"
+            )
+        return value
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+        return name in self.file.tensors
+
+    def unread(self) -> list[str]:
+        """The keys of the architecture that nobody has read."""
+        prefix = f"{self.architecture}."
+        keys = (key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix))
+        return sorted(key for key in keys if key not in self._read)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _biases(metadata: Metadata) -> Settings:
+    return {
+        "attention_bias": metadata.has("blk.0.attn_q.bias"),
+        "mlp_bias": metadata.has("blk.0.ffn_gate.bias"),
+    }
+
+
+def _no_window(metadata: Metadata) -> Settings:
+    return {"use_sliding_window": False, "sliding_window": None}
+
+
+def _experts(metadata: Metadata) -> Settings:
+    return {
+        "num_experts": metadata.number("expert_count"),
+        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # files do not say, and llama.cpp divides by the sum
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _gemma_scale(metadata: Metadata, layers_of_27b: int) -> int:
+    """What scores are divided by the root of: the size of a head, but in the models of 27 B."""
+    if metadata.number("block_count") == layers_of_27b:
+        return metadata.number("embedding_length") // metadata.number("attention.head_count")
+    return metadata.number("attention.key_length")
+
+
+def _gemma2(metadata: Metadata) -> Settings:
+    return {
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", None),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", None),
+        "sliding_window": metadata.number("attention.sliding_window"),
+        "query_pre_attn_scalar": _gemma_scale(metadata, layers_of_27b=46),
+    }
+
+
+def _gemma3(metadata: Metadata) -> Settings:
+    return {
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", None),
+        "sliding_window": metadata.number("attention.sliding_window"),
+        "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": _gemma_scale(metadata, layers_of_27b=62),
+    }
+
+
+def _olmo2(metadata: Metadata) -> Settings:
+    """OLMo 2; OLMo 3 has the same name, and windows."""
+    window = metadata.number("attention.sliding_window", None)
+    if window is None:
+        return {"attention_bias": False}
+    theta, windowed_theta = metadata.number("rope.freq_base"), metadata.number("rope.freq_base_swa", None)
+    if windowed_theta not in {None, theta}:
+        raise ModelError(f"{metadata.file.path} turns layers with a window by another base ({windowed_theta})")
+    windowed = metadata.numbers("attention.sliding_window_pattern")
+    kinds = ["sliding_attention" if layer_is else "full_attention" for layer_is in windowed]
+    return {"model_type": "olmo3", "attention_bias": False, "sliding_window": window, "layer_types": kinds}
+
+
+def _granite(metadata: Metadata) -> Settings:
+    return _biases(metadata) | {
+        "attention_multiplier": metadata.number("attention.scale"),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
+
+
+def _phi3(metadata: Metadata) -> Settings:
+    context = metadata.number("context_length")
+    return {
+        "sliding_window": metadata.number("attention.sliding_window", 0) or None,
+        "original_max_position_embeddings": metadata.number("rope.scaling.original_context_length", context),
+    }
+
+
+ARCHITECTURES = {
+    "gemma2": Architecture("gemma2", ATTENTION | NORMS_AROUND | GATED_MLP, _gemma2, norm_offset=1.0),
+    "gemma3": Architecture("gemma3_text", ATTENTION | HEAD_NORMS | NORMS_AROUND | GATED_MLP, _gemma3, norm_offset=1.0),
+    "granite": Architecture("granite", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _granite, interleaved=True),
+    "llama": Architecture("llama", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _biases, interleaved=True),
+    "olmo2": Architecture("olmo2", ATTENTION | HEAD_NORMS | NORMS_AFTER | GATED_MLP, _olmo2),
+    "phi3": Architecture(
+        "phi3",
+        ATTENTION
+        | NORM_BEFORE_MLP
+        | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+        _phi3,
+    ),
+    "qwen2": Architecture("qwen2", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _no_window),
+    "qwen3": Architecture("qwen3", ATTENTION | HEAD_NORMS | NORM_BEFORE_MLP | GATED_MLP, _no_window),
+    "qwen3moe": Architecture("qwen3_moe", ATTENTION | HEAD_NORMS | NORM_BEFORE_MLP | ROUTER | EXPERTS, _experts),
+    "smollm3": Architecture("smollm3", ATTENTION | NORM_BEFORE_MLP | GATED_MLP, _biases, interleaved=True),
+}
+"""By llama.cpp's names. Mistral, SmolLM2 and DeepSeek's distillates are "llama" or "qwen2"; Phi-4 is "phi3"."""
+
+
+def architecture_of(file: GGUFFile) -> Architecture:
+    """The architecture of a file's model.
+
+    Raises:
+        ModelError: it is not known here.
+    """
+    name, kind = str(file.metadata.get("general.architecture", "")), file.metadata.get("general.type", "model")
+    if kind == "model" and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    what = f"a model of the architecture {name!r}" if name else "a model without an architecture in its metadata"
+    if kind != "model":
+        what = f"no model but another thing ({kind})"
+    raise ModelError(
+        f"{file.path} holds {what}; drafttree reads GGUF files of {', '.join(ARCHITECTURES)}; give others as a folder "
+        "of transformers"
+    )
+
+
+def settings_of(file: GGUFFile) -> Settings:
+    """The config.json of a file's model, as published models have it.
+
+    Raises:
+        ModelError: the architecture is not known, or the metadata lacks what it needs or says more than is known here.
+    """
+    architecture, metadata = architecture_of(file), Metadata(file)
+    settings: Settings = {"model_type": architecture.model_type}
+    settings |= {name: metadata.number(key) for key, name in COMMON.items()}
+    heads = settings["num_attention_heads"]
+    head_dim = metadata.number("attention.key_length", settings["hidden_size"] // max(1, heads))
+    settings |= {
+        "num_key_value_heads": metadata.number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": _vocab_size(file),
+        "tie_word_embeddings": not metadata.has("output.weight"),
+        "rope_theta": metadata.number("rope.freq_base", 10_000.0),
+        "dtype": "bfloat16",
+    }
+    if (turned := metadata.number("rope.dimension_count", head_dim)) != head_dim:
+        settings["partial_rotary_factor"] = turned / head_dim
+    settings |= architecture.describe(metadata)
+    if scaling := _rope_scaling(metadata, settings, turned):
+        settings["rope_scaling"] = scaling
+    if unread := metadata.unread():
+        keys = ", ".join(f"{metadata.architecture}.{key}" for key in unread)
+        raise ModelError(
+            f"{file.path} gives {keys}, which drafttree does not know of this architecture and would ignore; give the "
+            "model as a folder of transformers"
+        )
+    return settings
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path} lacks token_embd.weight, so it holds no whole language model")
+    return file.tensors["token_embd.weight"].shape[0]
+
+
+def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settings | None:
+    """How rotary frequencies are scaled, in the fields of a config.json; None where they are not.
+
+    Args:
+        metadata: the values of the file.
+        settings: the fields that are known so far.
+        turned: dimensions of a head that are turned.
+
+    Raises:
+        ModelError: they are scaled in a way that is not known here.
+    """
+    kind = metadata.text("rope.scaling.type", "none")
+    factor = metadata.number("rope.scaling.factor", None)
+    optional = {
+        "attention_factor": metadata.number("rope.scaling.attn_factor", None)
+        or metadata.number("rope.scaling.yarn_attn_factor", None),
+        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", None),
+        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", None),
+        "original_max_position_embeddings": metadata.number("rope.scaling.original_context_length", None),
+    }
+    long, short = "rope_factors_long.weight", "rope_factors_short.weight"
+    if metadata.has(long) and metadata.has(short):
+        long_factors, short_factors = (metadata.file.read(name, torch.float32).tolist() for name in (long, short))
+        return {
+            "type": "longrope",  # the field's older name, which Phi-3's config checks
+            "rope_type": "longrope",
+            "long_factor": long_factors,
+            "short_factor": short_factors,
+        }
+    if metadata.has("rope_freqs.weight"):
+        return _llama3_scaling(metadata.file, settings["rope_theta"], turned)
+    if kind == "none" or factor in {None, 1.0}:
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"rope_type": "yarn", "factor": factor, **given}
+    raise ModelError(f"{metadata.file.path} scales rotary frequencies by {kind!r}, which drafttree does not know")
+
+
+def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | None:
+    """The numbers behind a table of what frequencies are divided by, as Llama 3.1 has them.
+
+    Raises:
+        ModelError: the table is not of that kind.
+    """
+    table = file.read("rope_freqs.weight", torch.float32)
+    factor = table.max().item()
+    if factor == 1.0:
+        return None
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": LLAMA3_CONTEXT,
+    }
+    expected = llama3_divisors(theta, turned, scaling)
+    if table.shape != expected.shape or not torch.allclose(table, expected, rtol=1e-4):
+        raise ModelError(
+            f"{file.path} scales rotary frequencies by a table (rope_freqs.weight) that is not Llama 3.1's, which "
+            "drafttree does not know"
+        )
+    return scaling
+
+
+def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Tensor:
+    """What Llama 3.1 divides rotary frequencies by.
+
+    Waves that are short beside the context of training stay, long ones are stretched by the factor, and those between
+    are mixed.
+
+    Args:
+        theta: base of the frequencies.
+        turned: dimensions of a head that are turned.
+        scaling: the fields of a config.json's `rope_scaling`.
+
+    Returns:
+        [turned / 2].
+    """
+    frequencies = theta ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
+    waves_in_context = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - kept) / scaling["factor"] + kept)
+
+
+class StoredWeight:
+    """A weight of a module, which is read from its file when transformers asks for it.
+
+    Args:
+        file: the file.
+        names: the tensors that it is made of; several are joined along their outputs, in this order.
+        dtype: of the values.
+        heads: number of heads whose rows are interleaved, 0 for none.
+        offset: what was added to its values.
+    """
+
+    def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
+        self.names = names
+        self._file, self._dtype, self._heads, self._offset = file, dtype, heads, offset
+
+    def __getitem__(self, _: object) -> Tensor:
+        """The whole weight: transformers takes what it materialises by `[...]`."""
+        if self._offset:
+            return (self._file.read(self.names[0], torch.float32) - self._offset).to(self._dtype)
+        parts = [self._file.read(name, self._dtype) for name in self.names]
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        if self._heads:
+            weight = weight.unflatten(0, (self._heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return weight
+
+
+def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, Any]:
+    """The weights of a file's model, by the names of transformers; none is read yet.
+
+    Args:
+        file: the file.
+        settings: what `settings_of` makes of it.
+        dtype: of the weights.
+
+    Raises:
+        ModelError: the file holds tensors that the architecture has no place for.
+    """
+    architecture = architecture_of(file)
+    tensors_by_weight: dict[str, list[str]] = {}
+    without_place: list[str] = []
+    for name in sorted(file.tensors):
+        if weight := architecture.weight_of(name):
+            tensors_by_weight.setdefault(weight, []).append(name)
+        elif name not in ROTARY_TABLES:
+            without_place.append(name)
+    if without_place:
+        raise ModelError(
+            f"{file.path} holds tensors that a model of its architecture ({file.metadata['general.architecture']}) has "
+            f"no place for: {few(without_place)}; give the model as a folder of transformers"
+        )
+    return {
+        weight: StoredWeight(file, names, dtype, architecture.heads(names[0], settings), architecture.offset(names[0]))
+        for weight, names in tensors_by_weight.items()
+    }

@@ -1,0 +1,239 @@
+"""What a GGUF file holds: its metadata, and where its tensors lie, which are read one by one.
+
+transformers and the package gguf read these as well, but take half a minute for the tokens of a vocabulary of 262,144;
+so the metadata is read here, and gguf unpacks the weights. The format is that of
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ModelError
+
+SUFFIX = ".gguf"
+VERSIONS = (2, 3)
+ALIGNMENT = 32
+"""Bytes that tensors are aligned to where a file does not say."""
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Formats of `struct` by the number of a value's type."""
+STRING, ARRAY = 8, 9
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Kinds of tensors that are not quantised."""
+VALUES_AT_ONCE = 2**20
+"""Values that are unpacked at a time, since unpacking takes several times their memory."""
+COPY = "download or copy it again"
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        shape: as of torch: of a matrix [outputs, inputs].
+        kind: how its values are packed, as llama.cpp calls it: "F32", "Q4_K", ...
+        start: its first byte in the file.
+        row_bytes: bytes of a row, or of all of a vector.
+    """
+
+    shape: tuple[int, ...]
+    kind: str
+    start: int
+    row_bytes: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows; 1 of a vector."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.rows * self.row_bytes
+
+
+class GGUFFile:
+    """A GGUF file, mapped into memory.
+
+    Attributes:
+        path: where it lies.
+        metadata: its values by key, such as "general.architecture".
+        tensors: its tensors by llama.cpp's names, such as "blk.0.attn_q.weight".
+
+    Raises:
+        ModelError: it cannot be read, is no GGUF file, is cut, has the byte order of another machine, or is one of
+            several parts.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # mmap's for a file of no bytes
+            raise ModelError(f"{self.path} is empty; {COPY}") from None
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror or error}") from None
+        cursor = _Cursor(self.path, self._bytes)
+        tensor_count, value_count = _read_header(cursor)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(value_count):
+            key = cursor.string()
+            self.metadata[key] = cursor.value(cursor.number("I"))
+        self._check_whole()
+        self.tensors = self._read_tensor_table(cursor, tensor_count)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor's values.
+
+        Args:
+            name: llama.cpp's name of it.
+            dtype: of the values.
+
+        Returns:
+            a tensor of the shape and dtype, in memory of its own.
+        """
+        stored = self.tensors[name]
+        packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start)
+        if stored.kind in PLAIN:
+            # A copy of the bytes, since torch warns of memory that cannot be written to.
+            return torch.from_numpy(packed.copy()).view(PLAIN[stored.kind]).view(stored.shape).to(dtype)
+        unpack, kind = import_module("gguf.quants").dequantize, _kinds()[stored.kind]
+        rows = packed.reshape(stored.rows, stored.row_bytes)
+        values = torch.empty(stored.rows, stored.shape[-1], dtype=dtype)
+        step = max(1, VALUES_AT_ONCE // stored.shape[-1])
+        for start in range(0, stored.rows, step):
+            values[start : start + step] = torch.from_numpy(unpack(rows[start : start + step], kind))
+        return values.view(stored.shape)
+
+    def _check_whole(self) -> None:
+        """Refuse one of several files that a model was split into."""
+        parts = self.metadata.get("split.count", 1)
+        if isinstance(parts, int) and parts > 1:
+            raise ModelError(
+                f"{self.path} is one of {parts} parts of a model; join them (llama-gguf-split --merge FIRST.gguf "
+                "WHOLE.gguf) and give the whole"
+            )
+
+    def _read_tensor_table(self, cursor: "_Cursor", count: int) -> dict[str, StoredTensor]:
+        entries: list[tuple[str, tuple[int, ...], int, int]] = []
+        for _ in range(count):
+            name, dimensions = cursor.string(), cursor.number("I")
+            shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
+            entries.append((name, shape, cursor.number("I"), cursor.number("Q")))
+        alignment = self.metadata.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self.path} gives general.alignment as {alignment!r}, which is no size; {COPY}")
+        first = -(-cursor.place // alignment) * alignment
+        tensors: dict[str, StoredTensor] = {}
+        for name, shape, number, offset in entries:
+            kind = _kind_of(self.path, name, number)
+            tensors[name] = StoredTensor(shape, kind, first + offset, _row_bytes(self.path, name, shape, kind))
+            end = tensors[name].start + tensors[name].nbytes
+            if end > len(self._bytes):
+                raise ModelError(
+                    f"{self.path} is cut: it has {len(self._bytes):,} bytes, and {name} ends at {end:,}; {COPY}"
+                )
+        return tensors
+
+
+class _Cursor:
+    """Reads the values of a file one behind the other.
+
+    Attributes:
+        place: the next byte.
+    """
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self.path, self.place = path, 0
+        self._bytes, self._size = content, len(content)
+
+    def skip(self, count: int) -> int:
+        """The place of the next bytes, which are skipped.
+
+        Raises:
+            ModelError: the file ends before them.
+        """
+        start = self.place
+        if count > self._size - start:
+            raise ModelError(f"{self.path} is cut or damaged: it ends within its metadata, at byte {start:,}; {COPY}")
+        self.place += count
+        return start
+
+    def number(self, code: str) -> Any:
+        """The next number, by its format of `struct`."""
+        form = f"<{code}"
+        return struct.unpack_from(form, self._bytes, self.skip(struct.calcsize(form)))[0]
+
+    def string(self) -> str:
+        """The next string; bytes that are no UTF-8 are replaced, as tokens may hold half a character."""
+        length = self.number("Q")
+        start = self.skip(length)
+        return self._bytes[start : start + length].decode(errors="replace")
+
+    def value(self, kind: int) -> Any:
+        """The next value of a kind: a number, a string or a list of these."""
+        if kind in NUMBERS:
+            return self.number(NUMBERS[kind])
+        if kind == STRING:
+            return self.string()
+        if kind == ARRAY:
+            element, count = self.number("I"), self.number("Q")
+            return self._array(element, count)
+        raise ModelError(f"{self.path} is damaged: it has a value of kind {kind} at byte {self.place:,}; {COPY}")
+
+    def _array(self, element: int, count: int) -> list[Any]:
+        if element in NUMBERS:
+            code = NUMBERS[element]
+            start = self.skip(count * struct.calcsize(f"<{code}"))
+            return list(struct.unpack_from(f"<{count}{code}", self._bytes, start))
+        if element == STRING:
+            return [self.string() for _ in range(count)]
+        raise ModelError(f"{self.path} is damaged: it has a list of kind {element} at byte {self.place:,}; {COPY}")
+
+
+def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    """The numbers of tensors and of metadata's values, at the beginning of a file."""
+    path, magic = cursor.path, cursor._bytes[:4]
+    cursor.skip(4)
+    if magic in {b"lmgg", b"tjgg", b"fmgg", b"algg"}:
+        raise ModelError(f"{path} is of llama.cpp's format before GGUF; download the model as a GGUF file")
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is no GGUF file: it begins with {magic!r} instead of b'GGUF'; {COPY}")
+    version = cursor.number("I")
+    if version & 0xFFFF == 0:
+        raise ModelError(f"{path} has the byte order of a big-endian machine; take a little-endian file")
+    if version not in VERSIONS:
+        raise ModelError(
+            f"{path} is a GGUF file of version {version}; drafttree reads versions {' and '.join(map(str, VERSIONS))}"
+        )
+    return cursor.number("Q"), cursor.number("Q")
+
+
+def _kinds() -> Mapping[str, Any]:
+    """What llama.cpp calls the kinds of tensors, and the constants of the package gguf."""
+    return import_module("gguf").GGMLQuantizationType.__members__
+
+
+def _kind_of(path: Path, name: str, number: int) -> str:
+    names = {int(kind): name for name, kind in _kinds().items()}
+    if number not in names:
+        raise ModelError(
+            f"{path} holds {name} in a kind of weights that the package gguf does not know (number {number}); update "
+            'it (pip install --upgrade "drafttree[gguf]"), or take a file of another kind, such as Q4_K_M'
+        )
+    return names[number]
+
+
+def _row_bytes(path: Path, name: str, shape: tuple[int, ...], kind: str) -> int:
+    block, block_bytes = import_module("gguf").GGML_QUANT_SIZES[_kinds()[kind]]
+    if not shape or shape[-1] % block:
+        raise ModelError(f"{path} holds {name} of the shape {list(shape)}, which {kind} cannot pack; {COPY}")
+    return shape[-1] // block * block_bytes

@@ -1,0 +1,230 @@
+"""The tokenizer in a GGUF file, as one of transformers.
+
+A file has the tokens, their types, and either merges (of pieces of bytes, as GPT-2's) or scores (SentencePiece's). How
+text is split before it is merged has a name; the patterns are those that the models were published with.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from drafttree.core.errors import ModelError
+from drafttree.loading.gguf.reader import GGUFFile
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Types of tokens: what stands for text without a token; words for the model; words that are never taken apart."""
+SPACE = "▁"
+"""What stands for a space in SentencePiece's tokens."""
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+BREAKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DIGITS = r"\p{N}"
+LLAMA3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{BREAKS}"
+QWEN2 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{BREAKS}"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+TEKKEN = rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{SIGNS}|{BREAKS}"
+GPT4O = rf"{CASED[0]}{CONTRACTIONS}?|{CASED[1]}{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SIGNS}|{BREAKS}"
+SPLITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "olmo", "mpt", "exaone4", "granite-docling", "trillion"), (GPT2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "mellum2"), (DIGITS, GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
+    "tekken": (TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O,)),
+}
+"""What text is split into before bytes are merged, one pattern behind the other, by `tokenizer.ggml.pre`."""
+WHOLE_TOKENS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+"""Those that take a piece which is a token as it is, without merging it."""
+BEGINS_WITH_BOS = {*WHOLE_TOKENS}
+"""Those whose texts begin with a token, where the file does not say."""
+COMPOSED = {"qwen2", "deepseek-r1-qwen"}
+"""Those that compose letters and their marks (NFC) first."""
+ENDS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "</s>", "<turn|>"),
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+}
+"""Tokens that end a text wherever a vocabulary has them, since a file names one or two at most; llama.cpp's list."""
+
+
+def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
+    """The tokenizer in a file.
+
+    Raises:
+        ModelError: there is none, or it is of a kind that is not known here.
+    """
+    kind = _value(file, "model")
+    if kind == "gpt2":
+        tokenizer = _of_bytes(file)
+    elif kind == "llama":
+        tokenizer = _of_scores(file)
+    else:
+        what = f"a tokenizer of the kind {kind!r}" if kind else "no tokenizer"
+        raise ModelError(
+            f"{file.path} has {what}; drafttree reads those of GPT-2's kind ('gpt2') and SentencePiece's ('llama')"
+        )
+    tokens = _tokens(file)
+    types = _value(file, "token_type", [])
+    words = [
+        AddedToken(token, normalized=False, special=type_ == CONTROL)
+        for token, type_ in zip(tokens, types, strict=False)
+        if type_ in {CONTROL, USER_DEFINED} and tokenizer.token_to_id(token) is not None
+    ]
+    tokenizer.add_tokens(words)
+    special = {
+        f"{name}_token": tokens[number]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (number := _token_id(file, key)) is not None
+    }
+    _frame(file, tokenizer, special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        clean_up_tokenization_spaces=False,
+        chat_template=_chat_template(file),
+        name_or_path=str(file.path),
+        **special,
+    )
+
+
+def token_ids(file: GGUFFile) -> dict[str, Any]:
+    """The ids in a config.json: of the tokens that begin a text, fill a row and, as a list, end a text.
+
+    Those that end one are the tokens that a file names so, and those of `ENDS` among its words for the model.
+
+    Raises:
+        ModelError: the file has no tokens, or gives an id that is none.
+    """
+    named = [_token_id(file, key) for key in ("eos", "eot", "eom")]
+    types = _value(file, "token_type", [])
+    found = [
+        number
+        for number, (token, type_) in enumerate(zip(_tokens(file), types, strict=False))
+        if type_ == CONTROL and token in ENDS
+    ]
+    ends = list(dict.fromkeys([each for each in named if each is not None] + found))
+    begins, fills = _token_id(file, "bos"), _token_id(file, "padding")
+    return {"bos_token_id": begins, "eos_token_id": ends or None, "pad_token_id": fills}
+
+
+def generation_config_of(file: GGUFFile) -> GenerationConfig:
+    """How a file's model writes texts by default: the tokens that end them, and how tokens are drawn, if it says so."""
+    sampling = {
+        name: file.metadata[f"general.sampling.{key}"]
+        for name, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p"))
+        if f"general.sampling.{key}" in file.metadata
+    }
+    if sampling:
+        sampling["do_sample"] = sampling.get("temperature") != 0
+    return GenerationConfig(**token_ids(file), **sampling)
+
+
+def _value(file: GGUFFile, key: str, default: Any = None) -> Any:
+    return file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def _tokens(file: GGUFFile) -> list[str]:
+    tokens = _value(file, "tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelError(f"{file.path} has no tokens (tokenizer.ggml.tokens); take another file, or pass tokenizer=")
+    return tokens
+
+
+def _token_id(file: GGUFFile, name: str) -> int | None:
+    number = _value(file, f"{name}_token_id")
+    if number is None:
+        return None
+    if not isinstance(number, int) or not 0 <= number < len(_tokens(file)):
+        raise ModelError(f"{file.path} gives tokenizer.ggml.{name}_token_id as {number!r}, which is no token's id")
+    return number
+
+
+def _of_bytes(file: GGUFFile) -> Tokenizer:
+    """A tokenizer that merges bytes."""
+    split, merges = _value(file, "pre", "default"), _value(file, "merges")
+    if split not in SPLITS:
+        raise ModelError(
+            f"{file.path} has a tokenizer that splits text by {split!r} (tokenizer.ggml.pre); drafttree knows "
+            f"{', '.join(sorted(SPLITS))}; pass tokenizer="
+        )
+    if not isinstance(merges, list):
+        raise ModelError(f"{file.path} has a tokenizer of GPT-2's kind without merges; take another file")
+    vocabulary = {token: number for number, token in enumerate(_tokens(file))}
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=split in WHOLE_TOKENS))
+    if split in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split]),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _of_scores(file: GGUFFile) -> Tokenizer:
+    """SentencePiece's tokenizer: pairs are merged whose result has the best score; what has no token goes by bytes."""
+    tokens = _tokens(file)
+    is_gemma = str(file.metadata.get("general.architecture", "")).startswith("gemma")
+    if is_gemma:  # whose files have runs of spaces as they are, and scores that do not follow the merges
+        tokens = [SPACE * len(token) if token.isspace() and set(token) == {" "} else token for token in tokens]
+        order = range(len(tokens))
+    else:
+        scores = _value(file, "scores")
+        if not isinstance(scores, list) or len(scores) != len(tokens):
+            raise ModelError(f"{file.path} has a tokenizer of SentencePiece's kind without a score for each token")
+        order = sorted(range(len(tokens)), key=lambda number: -scores[number])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    unknown = _token_id(file, "unknown")
+    merges = list(_merges(vocabulary, (tokens[number] for number in order)))
+    model = models.BPE(
+        vocab=vocabulary,
+        merges=merges,
+        fuse_unk=True,
+        byte_fallback=True,
+        unk_token=None if unknown is None else tokens[unknown],
+    )
+    tokenizer = Tokenizer(model)
+    has_prefix = _value(file, "add_space_prefix", True)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if has_prefix else spaces
+    if is_gemma:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=1)] if has_prefix else steps)
+    return tokenizer
+
+
+def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple[str, str]]:
+    """The pairs of tokens that make one, best tokens first, and of one token the longest left part first."""
+    for token in tokens:
+        for middle in range(len(token) - 1, 0, -1):
+            left, right = token[:middle], token[middle:]
+            if left in vocabulary and right in vocabulary:
+                yield left, right
+
+
+def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> None:
+    """Begin and end texts with tokens, where the file says so."""
+    begins = _value(file, "model") == "llama" or _value(file, "pre") in BEGINS_WITH_BOS
+    first = special.get("bos_token") if _value(file, "add_bos_token", begins) else None
+    last = special.get("eos_token") if _value(file, "add_eos_token", False) else None
+    framed = [token for token in (first, last) if token]
+    if framed:
+        template = " ".join(token for token in (first, "$A", last) if token)
+        ids = [(token, tokenizer.token_to_id(token)) for token in framed]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+
+
+def _chat_template(file: GGUFFile) -> Any:
+    """The chat template, or several by name; None without one."""
+    default = file.metadata.get("tokenizer.chat_template")
+    names = file.metadata.get("tokenizer.chat_templates", [])
+    named = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+    given = {name: template for name, template in named.items() if template}
+    return {"default": default, **given} if given and default else default
