@@ -16,8 +16,10 @@ from drafttree.drafters.formats import hub
 from drafttree.errors import ModelError
 from drafttree.loading import find_folder, folders
 from drafttree.loading.inspect import inspect
+from drafttree.loading.names import PartNames
 from helpers.hubs import COMMIT, silent_hub, slow_hub
 from helpers.refusals import told
+from testing import gguf_files, tiny
 
 NAME = "someone/some-model"
 
@@ -40,6 +42,7 @@ def downloaded(cache, folder):
     (repository / "refs" / "main").write_text(COMMIT)
     (repository / "snapshots").mkdir()
     files = shutil.ignore_patterns("hub")
+    folder.mkdir(exist_ok=True)
     return shutil.copytree(folder, repository / "snapshots" / COMMIT, ignore=files)
 
 
@@ -127,3 +130,16 @@ def test_a_file_is_refused_without_asking_the_hub(tmp_path, monkeypatch):
         (tmp_path / name).touch()
         for call in (inspect, find_folder, drafttree.load):
             assert f"{name!r} is a file; give its folder" in told(ModelError, call, name)
+
+
+def test_a_gguf_file_of_the_hub_is_named_behind_its_repository(cache, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    snapshot = downloaded(cache, tmp_path / "nothing")
+    gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), snapshot / "model-q4.gguf")
+    name = f"{NAME}:model-q4.gguf"
+    with drafttree.load(name, f"mixed:{name}", "chain", dtype="float32") as decoder:
+        assert PartNames.of(decoder)[:2] == (name, f"mixed:{name}")
+        assert decoder.generate("The old man", max_new_tokens=8, temperature=0).tokens
+    assert inspect(name).details["architecture"] == "llama"
+    message = told(ModelError, drafttree.load, f"{NAME}:other.gguf")
+    assert message.startswith(f"cannot download '{NAME}:other.gguf' (")
