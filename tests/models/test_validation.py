@@ -43,7 +43,7 @@ def test_bfloat16_passes():
 
 
 def test_a_model_that_sees_siblings_is_refused_and_left_as_it_was(monkeypatch):
-    module = tiny.build("llama")
+    module = tiny.build("gpt2")
     before = module.config._attn_implementation
     monkeypatch.setattr(tree_attention.TreePlan, "mask", lambda *_: None)
     with pytest.raises(ModelError, match="differ by"):
@@ -149,7 +149,7 @@ def test_a_target_is_right_or_refused_by_name_under_variables_of_openmp(setting)
 
 def test_a_model_is_verified_once_for_its_dtype(monkeypatch):
     module, checks, verify = tiny.build("gpt2"), [], validation._verify
-    monkeypatch.setattr(validation, "_verify", lambda module: checks.append(module) or verify(module))
+    monkeypatch.setattr(validation, "_verify", lambda own: checks.append(own) or verify(own))
     TargetModel(module, validation.verify_once)
     TargetModel(module, validation.verify_once)
     assert len(checks) == 1

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from drafttree.models.module.module_checks import (
 )
 from drafttree.models.module.probe import (
     Probe,
+    decodes_otherwise,
     make_late_probes,
     make_probes,
     own_logits,
@@ -50,7 +52,7 @@ INT8_ROWS = 2.0**-6
 FUSED_NOISES = 3
 """Fused layers may differ from a module of such a dtype by this many times what `_extra_rounding` changes.
 
-Measured on models of all families, random and trained: right layers differ by 0.4 to 1.9 times that, layers without an
+Measured on models of all families, random and trained: right layers differ by 0.2 to 1.9 times that, layers without an
 adapter of a tenth of the norm of the attention's weights by 4.5 times and more.
 """
 
@@ -66,19 +68,85 @@ KEPT = "_verified_by_drafttree"
 """Name of the attribute under which a module holds its `_Kept`."""
 
 
+class OwnLogits:
+    """A module's own logits of probes, each computed once, when a check first needs it.
+
+    Attributes:
+        module: the untouched module.
+    """
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+
+    @cached_property
+    def behind_prefix(self) -> Reference:
+        """Of a tree behind a short text.
+
+        Raises:
+            ModelError: the module cannot be verified in a tree, computes no finite logits, or computes wrong ones here.
+        """
+        check_module(self.module)
+        kind = type(self.module).__name__
+        try:
+            reference = self._of(make_probes(self.module)[:1])
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelError(f"{kind} cannot compute its own logits ({reason}); load it anew") from error
+        if setting := _limits_products(self.module, reference[0][0].shifted(logits_width(self.module))):
+            dtype, threads = str(self.module.dtype).removeprefix("torch."), torch.get_num_threads()
+            raise ModelError(
+                f"{kind} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
+                f"OpenMP may give it fewer by {setting}; unset that, or call torch.set_num_threads(1)"
+            )
+        if not all(logits.isfinite().all() for _, logits in reference):
+            raise ModelError(f"{kind} computes no finite logits; its weights may be damaged")
+        return reference
+
+    @cached_property
+    def in_trees(self) -> Reference:
+        """Of a tree behind a short text, and of one at late positions without a text before."""
+        return [*self.behind_prefix, *self._of(make_probes(self.module)[1:])]
+
+    @cached_property
+    def late(self) -> Reference:
+        """Of trees behind rows at the end of the context; for modules that fused layers know."""
+        return self._of(make_late_probes(self.module))
+
+    def allowed(self, unit: float = 0.0) -> float:
+        """The largest gap that rounding explains between another way to compute the module and the module.
+
+        Args:
+            unit: how coarsely the other way rounds the inputs of linear layers, if that is coarser than the dtype.
+        """
+        dtype = self.module.dtype
+        if dtype in FUSED_TOLERANCE and not unit:
+            return FUSED_TOLERANCE[dtype]
+        if why_not_fused(self.module):
+            return 0.0
+        ((probe, logits),) = self.behind_prefix
+        by_token = decodes_otherwise(self.module)  # without the hooks that round
+        with unrounded_activations(), _extra_rounding(self.module, max(unit, torch.finfo(dtype).eps)):
+            return FUSED_NOISES * relative_gap(own_logits(self.module, probe, by_token), logits)
+
+    @unrounded_activations()
+    def _of(self, probes: list[Probe]) -> Reference:
+        return [(probe, own_logits(self.module, probe)) for probe in probes]
+
+
 def select_backend(module: PreTrainedModel) -> Backend:
     """Select the fastest backend whose tree pass gives the module's own logits along both of a small tree's paths.
 
-    Fused layers are preferred where they support the module; on CUDA their passes are recorded. A module that is
-    sharded over processes is run as it is: fused layers would leave out the sums over its shares.
+    Passes in one call are preferred, then fused layers, where they support the module; on CUDA the passes of these are
+    recorded. Only what is to serve is checked. A module that is sharded over processes is run as it is: fused layers
+    would leave out the sums over its shares.
 
     Raises:
         ModelError: the model has layers that cannot be verified in a tree, or its tree pass gives other logits.
     """
-    backend, own = _verify(module)
+    own = OwnLogits(module)
     if tensor_parallel_size(module) > 1:
-        return ShardedBackend(backend)
-    fast = _fastest(module, backend, own)
+        return ShardedBackend(_verify(own))
+    fast = _fastest(own)
     if module.device.type != "cuda" or not isinstance(fast, FusedBackend):
         return fast
     if fast.spans != (EVERYTHING,):
@@ -87,7 +155,7 @@ def select_backend(module: PreTrainedModel) -> Backend:
         return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
     varlen = find_varlen_attention(fast.empty, fast.layers[0].key_heads, fast.layers[0].width)
     recorded = RecordedBackend(fast, CudaGraphs(module.device), varlen)
-    if _repeats(recorded, own, _allowed(module, backend, own)):
+    if _repeats(recorded, own.in_trees, own.allowed()):
         return recorded
     return _instead(fast, RecordedBackend="its passes give other logits when they are replayed")
 
@@ -102,8 +170,7 @@ def select_unrecorded(module: PreTrainedModel, native: bool = True) -> Backend:
     Raises:
         ModelError: as of `select_backend`.
     """
-    backend, own = _verify(module)
-    return _fastest(module, backend, own, native=native)
+    return _fastest(OwnLogits(module), native=native)
 
 
 def select_exact_text(module: PreTrainedModel) -> Backend:
@@ -112,11 +179,11 @@ def select_exact_text(module: PreTrainedModel) -> Backend:
     Raises:
         ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
-    backend, own = _verify(module)
-    kind = type(module).__name__
+    own, kind = OwnLogits(module), type(module).__name__
     if has := _own_sums(module):
+        _verify(own)  # what cannot be verified at all is told so
         raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
-    inner = _fastest(module, backend, own)
+    inner = _fastest(own)
     if inner.exact_text:
         return inner
     experts = routed_experts(module)
@@ -158,27 +225,24 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     return None
 
 
-def _fastest(
-    module: PreTrainedModel, backend: ModuleBackend, reference: Reference, native: bool = True
-) -> NativeBackend | FusedBackend | ModuleBackend:
+def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
     """The fastest backend that gives a module's own logits, but for recorded passes; it knows why it is no faster one.
 
     Args:
-        module: the module.
-        backend: runs it.
-        reference: its logits.
+        own: the module's own logits.
         native: whether passes in one call will do.
+
+    Raises:
+        ModelError: as of `select_backend`.
     """
     refused: dict[str, str] = {}
-    if why_not_fused(module) is None:
-        with unrounded_activations():
-            reference = [*reference, *_own(module, make_late_probes(module))]
-    if native and module.device.type == "cpu":
-        packed = _trusted_native(module, backend, reference)
+    if native and own.module.device.type == "cpu":
+        packed = _trusted_native(own)
         if not isinstance(packed, str):
             return packed
         refused["NativeBackend"] = packed
-    fused = _trusted_fused(module, reference, _allowed(module, backend, reference))
+    backend = _verify(own)
+    fused = _trusted_fused(own)
     if not isinstance(fused, str):
         return _instead(fused, **refused)
     return _instead(backend, **refused, FusedBackend=fused)
@@ -194,28 +258,33 @@ def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
     return backend
 
 
-def _trusted_native(module: PreTrainedModel, backend: ModuleBackend, own: Reference) -> NativeBackend | str:
+def _trusted_native(own: OwnLogits) -> NativeBackend | str:
     """A module's passes in one call if that supports it and gives its own logits, else why not."""
+    module = own.module
     if reason := why_not_native(module):
         return reason
-    allowed = _allowed(module, backend, own, INT8_ROWS if quantization(module) == "int8" else 0.0)
+    with _told_of_training(module):
+        reference = [*own.behind_prefix, *own.late]
+    # Before weights are packed, since the module takes them back to compute.
+    allowed = own.allowed(INT8_ROWS if quantization(module) == "int8" else 0.0)
     try:
         native = NativeBackend(module)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return _other_layer(error)
-    return native if (gap := _gap(native, own)) <= allowed else _other_logits(gap)
+    return native if (gap := _gap(native, reference)) <= allowed else _other_logits(gap)
 
 
 @unrounded_activations()
-def _trusted_fused(module: PreTrainedModel, own: Reference, allowed: float) -> FusedBackend | str:
+def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
     """The fused layers of a module if they support it and give its own logits, else why not."""
-    if reason := why_not_fused(module):
+    if reason := why_not_fused(own.module):
         return reason
     try:
-        fused = FusedBackend(module)
-        return fused if (gap := _gap(fused, own)) <= allowed else _other_logits(gap)
+        fused = FusedBackend(own.module)
+        gap = _gap(fused, [*own.in_trees, *own.late])
     except (AttributeError, RuntimeError) as error:
         return _other_layer(error)
+    return fused if gap <= own.allowed() else _other_logits(gap)
 
 
 def _other_logits(gap: float) -> str:
@@ -235,7 +304,7 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
     """
     kept: _Kept | None = vars(module).get(KEPT)
     if kept is None:
-        kept = _Kept(SelectedBackend(module, lambda module: _verify(module)[0]))
+        kept = _Kept(SelectedBackend(module, lambda module: _verify(OwnLogits(module))))
         setattr(module, KEPT, kept)
     else:
         kept.selected.refresh()
@@ -252,41 +321,32 @@ class _Kept:
         return type(None), ()
 
 
-def _verify(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
-    """The module's backend and its own logits, which its tree pass has given too."""
+@unrounded_activations()
+def _verify(own: OwnLogits) -> ModuleBackend:
+    """The module's backend, whose tree pass has given the module's own logits.
+
+    Raises:
+        ModelError: it gives others, or the module cannot be verified in a tree.
+    """
+    module = own.module
+    with _told_of_training(module):
+        reference = own.in_trees
+        backend = ModuleBackend(module)
+        if reason := _incompatibility(backend, reference, tolerance(module.dtype)):
+            raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
+    return backend
+
+
+@contextmanager
+def _told_of_training(module: PreTrainedModel) -> Iterator[None]:
+    """Say of an error that the module is in training mode, if it is."""
     try:
-        return _verified(module)
+        yield
     except ModelError as error:
         if not any(part.training for part in module.modules()):
             raise
         kind = type(module).__name__
         raise ModelError(f"{kind} cannot be verified in a tree: it is in training mode; call its eval()") from error
-
-
-@unrounded_activations()
-def _verified(module: PreTrainedModel) -> tuple[ModuleBackend, Reference]:
-    check_module(module)
-    try:
-        backend = ModuleBackend(module)
-        own = _own(module, make_probes(module))
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ModelError(f"{type(module).__name__} cannot compute its own logits ({reason}); load it anew") from error
-    if setting := _limits_products(module, own[0][0].shifted(logits_width(module))):
-        dtype, threads = str(module.dtype).removeprefix("torch."), torch.get_num_threads()
-        raise ModelError(
-            f"{type(module).__name__} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
-            f"OpenMP may give it fewer by {setting}; unset that, or call torch.set_num_threads(1)"
-        )
-    if not all(logits.isfinite().all() for _, logits in own):
-        raise ModelError(f"{type(module).__name__} computes no finite logits; its weights may be damaged")
-    if reason := _incompatibility(backend, own, tolerance(module.dtype)):
-        raise ModelError(f"{type(module).__name__} cannot be verified in a tree: {reason}")
-    return backend, own
-
-
-def _own(module: PreTrainedModel, probes: list[Probe]) -> Reference:
-    return [(probe, own_logits(module, probe)) for probe in probes]
 
 
 def _limits_products(module: PreTrainedModel, probe: Probe) -> str | None:
@@ -337,24 +397,6 @@ def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
     for probe, logits in own:
         tree_logits(recorded, probe.shifted(logits.shape[-1]))
     return _gap(recorded, own) <= allowed
-
-
-@unrounded_activations()
-def _allowed(module: PreTrainedModel, backend: ModuleBackend, own: Reference, unit: float = 0.0) -> float:
-    """The largest gap that rounding explains between another way to compute a module and the module.
-
-    Args:
-        module: the module.
-        backend: runs it.
-        own: its logits.
-        unit: how coarsely the other way rounds the inputs of linear layers, if that is coarser than the dtype.
-    """
-    if module.dtype in FUSED_TOLERANCE and not unit:
-        return FUSED_TOLERANCE[module.dtype]
-    if why_not_fused(module):
-        return 0.0
-    with _extra_rounding(module, max(unit, torch.finfo(module.dtype).eps)):
-        return FUSED_NOISES * _gap(backend, own)
 
 
 @contextmanager

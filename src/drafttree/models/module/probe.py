@@ -4,6 +4,8 @@ A module whose layers attend or scale otherwise there would be right in a short 
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -136,34 +138,60 @@ def _is_long(module: PreTrainedModel, position: int) -> bool:
 
 
 @torch.inference_mode()
-def own_logits(module: PreTrainedModel, probe: Probe) -> Tensor:
+def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = None) -> Tensor:
     """`[leaves, vocab]` of the untouched module along the path to each leaf.
 
-    A path takes one pass. It is taken token by token where that may make a difference: by recurrent layers, which may
-    decode by another formula, and by modules with hooks or layers of other libraries.
+    What the paths share takes one pass and the rest of each another, unless they are read token by token.
+
+    Args:
+        module: the module.
+        probe: the tree.
+        by_token: whether it is; as of `decodes_otherwise` where it is None.
     """
-    steps = bool(recurrent_layers(module)) or not is_plain_module(module)
-    return torch.stack(
-        [_own_logits(module, probe, [probe.nodes[node] for node in _path(leaf)], steps) for leaf in LEAVES]
-    )
+    by_token = decodes_otherwise(module) if by_token is None else by_token
+    paths = [[probe.nodes[node] for node in _path(leaf)] for leaf in LEAVES]
+    if by_token:
+        return torch.stack([_read_by_token(module, probe, path) for path in paths])
+    cache, start = _held_rows(module, probe), probe.start + probe.held
+    shared = [*probe.prefix, probe.nodes[0]]
+    _own_pass(module, cache, shared, start)
+    ends = [_own_pass(module, deepcopy(cache), path[1:], start + len(shared)) for path in paths]
+    return torch.stack([logits[0, -1].float() for logits in ends])
 
 
-def _own_logits(module: PreTrainedModel, probe: Probe, path: list[int], steps: bool) -> Tensor:
-    parts = [probe.prefix, *([token] for token in path)] if steps else [[*probe.prefix, *path]]
-    cache, logits = _LateCache(probe.start, module.config), torch.empty(0)
-    for layer, (keys, values) in enumerate(probe.rows):
-        cache.update(keys, values, layer)
+def decodes_otherwise(module: PreTrainedModel) -> bool:
+    """Whether single tokens may be computed otherwise than several in a pass.
+
+    Recurrent layers may decode by another formula, and so may modules with hooks or layers of other libraries.
+    """
+    return bool(recurrent_layers(module)) or not is_plain_module(module)
+
+
+def _read_by_token(module: PreTrainedModel, probe: Probe, path: list[int]) -> Tensor:
+    """The logits at the end of a path, whose tokens take a pass each."""
+    cache, logits = _held_rows(module, probe), torch.empty(0)
     start = probe.start + probe.held
-    for part in filter(None, parts):
+    for part in filter(None, [probe.prefix, *([token] for token in path)]):
         logits = _own_pass(module, cache, part, start)
         start += len(part)
     return logits[0, -1].float()
 
 
+def _held_rows(module: PreTrainedModel, probe: Probe) -> "_LateCache":
+    """A cache of transformers with the rows that a probe stands behind."""
+    cache = _LateCache(probe.start, module.config)
+    for layer, (keys, values) in enumerate(probe.rows):
+        cache.update(keys, values, layer)
+    return cache
+
+
 def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: int) -> Tensor:
+    """The logits of the last token, or of all where the module cannot leave the others out."""
+    last_alone = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
     ids = torch.tensor([tokens], device=input_device(module))
     positions = start + torch.arange(len(tokens), device=ids.device)[None]
-    return module(input_ids=ids, position_ids=positions, use_cache=True, **as_cache(module, cache)).logits
+    options = as_cache(module, cache) | last_alone
+    return module(input_ids=ids, position_ids=positions, use_cache=True, **options).logits
 
 
 class _LateCache(DynamicCache):
