@@ -33,8 +33,9 @@ from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
 from drafttree.loading import zoo
 from drafttree.loading.gguf.architectures import weights_of
-from drafttree.loading.gguf.reader import GGUFFile
+from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
+from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing
@@ -135,6 +136,8 @@ def read_model(
         if quantize:
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
+        if tensor_parallel_size == 1:
+            check_memory(files, dtype, device)
         if tensor_parallel_size > 1:
             check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
@@ -232,7 +235,8 @@ def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase 
         reason = _first_lines(error).rstrip(":.")
         if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
             reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
-        advice = "save one beside the model (tokenizer.save_pretrained) or pass tokenizer="
+        beside = "" if str(name).endswith(SUFFIX) else "save one beside the model (tokenizer.save_pretrained) or "
+        advice = f"{beside}pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 

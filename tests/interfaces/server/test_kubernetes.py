@@ -19,7 +19,7 @@ KEY = {"Authorization": "Bearer k"}
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to a child")
-def test_the_probes_of_a_server_that_starts_runs_and_ends():
+def test_the_probes_of_a_server_that_starts_runs_and_ends(request):
     deployment, service = yaml.safe_load_all(MANIFEST.read_text())
     pod = deployment["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -34,6 +34,7 @@ def test_the_probes_of_a_server_that_starts_runs_and_ends():
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
+    request.addfinalizer(process.kill)
     assert process.stderr
     port = re.search(r"http://\S+:([0-9]+)", process.stderr.readline())
     assert port

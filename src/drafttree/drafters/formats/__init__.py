@@ -12,6 +12,7 @@ from drafttree.drafters.formats.checkpoints import (
     read_json,
     read_tensors,
     read_weights,
+    weight_files,
 )
 from drafttree.drafters.formats.config import Count, Fields, text_fields
 from drafttree.drafters.formats.format import SIZES, Checkpoint, HeadFormat, any_name, listed, misshapen
@@ -56,4 +57,5 @@ __all__ = [
     "silence",
     "text_fields",
     "unsupported_kind",
+    "weight_files",
 ]

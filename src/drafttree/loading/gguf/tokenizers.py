@@ -148,7 +148,7 @@ def _of_bytes(file: GGUFFile) -> Tokenizer:
     if split not in SPLITS:
         raise ModelError(
             f"{file.path} has a tokenizer that splits text by {split!r} (tokenizer.ggml.pre); drafttree knows "
-            f"{', '.join(sorted(SPLITS))}; pass tokenizer="
+            f"{', '.join(sorted(SPLITS))}"
         )
     if not isinstance(merges, list):
         raise ModelError(f"{file.path} has a tokenizer of GPT-2's kind without merges; take another file")

@@ -1,0 +1,69 @@
+"""Whether the weights of a model fit into the memory that is free, told before it is filled."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats import weight_files
+from drafttree.loading.model_files import ModelFiles
+
+MEMORY = Path("/proc/meminfo")
+FREE = ("MemAvailable", "SwapFree")
+LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
+
+
+def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a model whose weights alone take more than the memory that is free.
+
+    Nothing is said where either is not known: on other systems than Linux, of pickles, and of models that are still to
+    be downloaded.
+
+    Args:
+        files: the files of the model.
+        dtype: that it is loaded in.
+        device: where it is to run; only the memory of a CPU is looked at.
+
+    Raises:
+        ModelError: they take more.
+    """
+    if device.type != "cpu" or (free := free_bytes()) is None:
+        return
+    try:
+        needed = dtype.itemsize * sum(_numbers(files))
+    except (ModelError, SafetensorError, OSError):  # what is wrong with them is told when they are read
+        return
+    if needed > free:
+        raise ModelError(
+            f"the weights of {str(files.source)!r} take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
+            f"and {free / 1e9:.1f} GB of memory are free; free some, load in bfloat16, or take a smaller model"
+        )
+
+
+def free_bytes() -> int | None:
+    """Bytes of memory that this process may still take, swap included; None where Linux does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines() if ":" in line)
+        free = 1024 * sum(int(lines[name].split()[0]) for name in FREE)
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        limit, used = int(LIMIT.read_text()), int(USED.read_text())
+        statistics = dict(line.split() for line in STATISTICS.read_text().splitlines())
+    except (OSError, ValueError):  # there is no group with a limit
+        return free
+    return min(free, limit - used + int(statistics.get("inactive_file", 0)))
+
+
+def _numbers(files: ModelFiles) -> Iterator[int]:
+    """The count of numbers in each tensor of the files, as far as these say so without being read."""
+    if files.gguf:
+        yield from (math.prod(tensor.shape) for tensor in files.gguf.tensors.values())
+    elif files.is_local:
+        for path in weight_files(Path(files.path)):
+            if path.suffix == ".safetensors":
+                with safe_open(path, "pt") as file:
+                    yield from (math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
