@@ -1,5 +1,6 @@
 """`with_policy`, `with_drafter` and `with_verifier` take what `load` takes, and refuse what it refuses."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter, MixedDrafter, PromptLookupDrafter, SuffixDrafter
 from drafttree.errors import ConfigError, ModelError
+from drafttree.loading import drafters
 from drafttree.policies import Chain, Talon
 from drafttree.verifiers import Traversal
 from helpers.refusals import told
@@ -103,3 +105,29 @@ def test_another_target_keeps_the_names(plain):
     over = plain.with_target(toy.ToyModel(lambda _: [0.5] * 4096, vocab=4096))
     assert isinstance(over.with_drafter("lookup").drafter, PromptLookupDrafter)
     assert "give 'embedded-draft' as an object" in told(ConfigError, over.with_drafter, "embedded-draft")
+
+
+def test_a_draft_model_is_loaded_once_and_quantised_as_the_first(monkeypatch):
+    read, loads = drafters.read_model, []
+    monkeypatch.setattr(drafters, "read_model", lambda *given: loads.append(given) or read(*given))
+    decoder = drafttree.load("embedded", "embedded-draft", "chain", dtype="float32", quantize_drafter="int8")
+    mixed = decoder.with_drafter("mixed:embedded-draft")
+    again = mixed.with_policy("talon:budget=12").with_drafter("embedded-draft")
+    assert isinstance(mixed.drafter, MixedDrafter)
+    assert mixed.drafter.model is again.drafter is decoder.drafter
+    assert "lookup" in repr(decoder.with_drafter("lookup").drafter).lower()
+    assert len(loads) == 1
+    del decoder, mixed, again
+    gc.collect()
+    other = drafttree.load("embedded", "none", dtype="float32", tokenizer=None).with_drafter("embedded-draft")
+    assert len(loads) == 2
+    assert other.drafter.nbytes > 1
+
+
+def test_a_draft_model_of_a_later_name_is_quantised_too():
+    decoder = drafttree.load("embedded", "embedded-draft", "chain", dtype="float32", quantize_drafter="int8")
+    small = decoder.drafter.nbytes
+    parts = decoder.parts
+    parts.held.clear()
+    assert decoder.with_drafter("mixed:embedded-draft").drafter.nbytes == small
+    assert drafttree.load("embedded", "embedded-draft", dtype="float32").drafter.nbytes > small

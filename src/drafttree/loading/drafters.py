@@ -13,7 +13,7 @@ Parameters arrive as None, booleans, numbers, or else strings. What is made must
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +139,7 @@ def find_or_choose(
     tokenizer: PreTrainedTokenizerBase | None,
     quantize: str | None = None,
     files: ModelFiles | None = None,
+    held: MutableMapping[str, Drafter] | None = None,
 ) -> Drafter | None:
     """What `find_drafter` finds; for "auto" the drafter that `choose_drafter` says, which the log tells.
 
@@ -150,16 +151,16 @@ def find_or_choose(
         target: the model to draft for; it and the others as for `find_drafter`, whose errors are raised.
     """
     if not isinstance(source, str) or source != "auto":
-        return find_drafter(source, target, tokenizer, quantize, files)
+        return find_drafter(source, target, tokenizer, quantize, files, held)
     name, reason = choose_drafter(named)
     logger.log(logging.WARNING if name in LOOKUPS else logging.INFO, "drafter: %s (%s)", name, reason)
     try:
-        return find_drafter(name, target, tokenizer, quantize)
+        return find_drafter(name, target, tokenizer, quantize, held=held)
     except ModelError as error:
         if name != OWN_LAYERS:
             raise
         logger.warning("drafter: lookup (%s)", error)
-        return find_drafter("lookup", target, tokenizer, quantize)
+        return find_drafter("lookup", target, tokenizer)
 
 
 def find_drafter(
@@ -168,6 +169,7 @@ def find_drafter(
     tokenizer: PreTrainedTokenizerBase | None,
     quantize: str | None = None,
     files: ModelFiles | None = None,
+    held: MutableMapping[str, Drafter] | None = None,
 ) -> Drafter | None:
     """The drafter of a source for a target, in its dtype and on its device; None for plain decoding.
 
@@ -177,15 +179,13 @@ def find_drafter(
         tokenizer: the target's.
         quantize: how a language model that drafts is quantised, None if it is not.
         files: what `check_drafter_exists` has found of the source, None to find it here.
+        held: language models that draft for this target already, by their path; one that is loaded is added.
 
     Raises:
-        ConfigError: a class that is no drafter, or that does not take these parameters; or what is to be quantised is
-            no language model.
+        ConfigError: a class that is no drafter, or that does not take these parameters.
         ModelError: a model or head that cannot be loaded or does not fit the target.
         TokenizerMismatch: a language model has less than a third of the target's tokens.
     """
-
-    models: list[PreTrainedModel] = []
 
     def load_drafter(source: ModelSource) -> Drafter:
         if source == MTP:
@@ -197,20 +197,33 @@ def find_drafter(
             if isinstance(head, AssistantDrafter):
                 check_tokenizers(tokenizer, tokenizer_beside(origin))
             return head
+        if held and not loaded and origin.path in held:
+            return held[origin.path]
         model = origin if loaded else read_model(origin, target.dtype, target.device, quantize)
-        models.append(model)
         _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(origin))
         drafting = TargetModel(model, select_backend)
-        return OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
+        drafter = OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
+        if held is not None and not loaded:
+            held[origin.path] = drafter
+        return drafter
 
     found = make_drafter(source, target, tokenizer, load_drafter)
     if isinstance(source, str | Path) and isinstance(found, ShownBySize):
         found.name = _shown_name(str(source))
-    if quantize and not models:
+    return found
+
+
+def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quantize: str) -> None:
+    """Refuse to have quantised what is no language model.
+
+    Raises:
+        ConfigError: the drafter that was found of a source is none.
+    """
+    drafting = drafter.model if isinstance(drafter, MixedDrafter) else drafter
+    if not isinstance(drafting, LanguageModelDrafter | OtherTokenizerDrafter):
         name = source if isinstance(source, str | Path | None) else type(source).__name__
         raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
-    return found
 
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

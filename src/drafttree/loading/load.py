@@ -15,7 +15,7 @@ from drafttree.engine.drafting.prices import machine
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.drafters import DrafterSource, check_drafter_exists, find_or_choose
+from drafttree.loading.drafters import DrafterSource, check_drafter_exists, check_quantized, find_or_choose
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
@@ -84,7 +84,8 @@ def load(
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
             less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`).
-        quantize_drafter: "int8" does the same to a drafter that is a language model. The text stays the target's.
+        quantize_drafter: "int8" does the same to a drafter that is a language model, and to those of
+            `Decoder.with_drafter`. The text stays the target's.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
@@ -129,13 +130,15 @@ def load(
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
-    wrapped = TargetModel(model, select)
+    wrapped, parts = TargetModel(model, select), NamedParts(quantize_drafter)
     try:
         if max_model_len is not None:
             wrapped.limit_context(max_model_len)
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
-        drafting = find_or_choose(drafter, origin, wrapped, tokenizer, quantize_drafter, drafter_files)
+        drafting = find_or_choose(drafter, origin, wrapped, tokenizer, quantize_drafter, drafter_files, parts.held)
+        if quantize_drafter:
+            check_quantized(drafting, drafter, quantize_drafter)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))
         if policy is None and drafting:
@@ -152,7 +155,7 @@ def load(
     return Decoder(
         *(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults),
         learned=learned,
-        parts=NamedParts(),
+        parts=parts,
     )
 
 

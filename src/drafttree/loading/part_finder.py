@@ -1,6 +1,7 @@
 """The parts of a decoder by the names that `load` takes, for `Decoder.with_policy` and its like."""
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 from drafttree.core.errors import ConfigError
 from drafttree.drafters import Drafter
@@ -14,7 +15,18 @@ from drafttree.verifiers import Verifier
 
 
 class NamedParts:
-    """Finds policies, drafters and verifiers as `drafttree.load` does; its errors are raised."""
+    """Finds policies, drafters and verifiers as `drafttree.load` does; its errors are raised.
+
+    Args:
+        quantize_drafter: how language models that draft are quantised, None if they are not.
+
+    Attributes:
+        held: the language models that draft for the decoder's target, by their path, as long as somebody uses them.
+    """
+
+    def __init__(self, quantize_drafter: str | None = None) -> None:
+        self._quantize = quantize_drafter
+        self.held = WeakValueDictionary[str, Drafter]()
 
     def policy(self, given: Any) -> TreePolicy:
         """The policy of a specification, a class or an object."""
@@ -25,7 +37,7 @@ class NamedParts:
         files = None if is_auto(given) else check_drafter_exists(given)
         if not isinstance(target, TargetModel):
             return make_drafter(given, target, tokenizer, _refuse)
-        return find_or_choose(given, target.module, target, tokenizer, files=files)
+        return find_or_choose(given, target.module, target, tokenizer, self._quantize, files, self.held)
 
     def verifier(self, given: Any) -> type[Verifier] | None:
         """The verifier of a name or a class; None for "auto"."""
