@@ -82,12 +82,22 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     }
     _frame(file, tokenizer, special)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=_Uncopied(tokenizer),
         clean_up_tokenization_spaces=False,
         chat_template=_chat_template(file),
         name_or_path=str(file.path),
         **special,
     )
+
+
+class _Uncopied:
+    """Hands a tokenizer over as it is: transformers takes a deep copy, which of a large vocabulary takes seconds."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __deepcopy__(self, _: object) -> Tokenizer:
+        return self._tokenizer
 
 
 def token_ids(file: GGUFFile) -> dict[str, Any]:
