@@ -114,6 +114,9 @@ def from_config(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.normal_(float(parameter.mean().round()), 0.2, generator=generator)
+    for name, buffer in module.named_buffers():
+        if name.endswith("layer_scalar"):  # 1 in a new module of Gemma 4
+            buffer.uniform_(0.5, 1, generator=generator)
     return module
 
 

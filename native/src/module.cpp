@@ -99,27 +99,34 @@ bool divides(const Norm& norm, int64_t width) { return !norm || width % (int64_t
 
 std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
   std::vector<Text> texts;
-  for (const auto& t : given)
-    texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(4), t.at(5),
-                     (char*)t.at(3), t.at(6), t.at(7), t.at(8), t.at(9), t.at(10) != 0, t.at(11), t.at(12)});
+  for (const auto& t : given) {
+    texts.push_back({(const int64_t*)t.at(0), (const int64_t*)t.at(1), (const bool*)t.at(2), t.at(3), t.at(4), t.at(5),
+                     t.at(6), t.at(7) != 0, t.at(8), t.at(9), {}});
+    for (size_t at = 10; at < t.size(); at += 3)
+      texts.back().buffers.push_back({(char*)t.at(at), t.at(at + 1), t.at(at + 2)});
+  }
   return texts;
+}
+
+Embedding embedding_of(const Array& table, float scale) {
+  if (table.ndim() != 2 || format_of(table) == Format::int8)
+    throw std::invalid_argument("embeddings are no matrix of float32 or bfloat16");
+  return {(const char*)table.data(), format_of(table), (int64_t)table.shape(0), (int64_t)table.shape(1), scale};
 }
 
 struct Held : Model {
   int threads;
-  Array embeddings;  // read where they lie
+  Array embeddings, layer_embeddings;  // read where they lie
 
   Held(int threads, const Array& embeddings, float scale, const std::string& cached)
       : threads(threads), embeddings(embeddings) {
-    if (embeddings.ndim() != 2 || format_of(embeddings) == Format::int8)
-      throw std::invalid_argument("embeddings are no matrix of float32 or bfloat16");
-    vocabulary = embeddings.shape(0), hidden = embeddings.shape(1);
-    embedding = (const char*)embeddings.data(), embedded = format_of(embeddings);
-    embedding_scale = scale, this->cached = cache_format(cached);
+    embedding = embedding_of(embeddings, scale), hidden = embedding.width;
+    this->cached = cache_format(cached);
   }
 
   const Panels& product(int64_t layer, const std::string& name) const {
     if (layer == -1 && name == "head") return *head;
+    if (layer == -1 && name == "layer_inputs" && layer_inputs) return layer_inputs->projection;
     const Layer& of = layers.at(layer);
     if (name == "router") return of.router;
     if (const size_t at = name.find('/'); at != std::string::npos) {  // as gate/17: of an expert
@@ -128,7 +135,8 @@ struct Held : Model {
       return part == "gate" ? expert.gate : part == "up" ? expert.up : expert.down;
     }
     for (auto [known, weight] : std::initializer_list<std::pair<const char*, const Panels*>>{
-             {"qkv", &of.qkv}, {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down}})
+             {"qkv", &of.qkv}, {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down},
+             {"input_gate", &of.input_gate}, {"input_projection", &of.input_projection}})
       if (name == known) return *weight;
     throw std::invalid_argument("there is no product '" + name + "'");
   }
@@ -141,10 +149,17 @@ struct Held : Model {
                                                               {"before_mlp", &layer.before_mlp},
                                                               {"after_mlp", &layer.after_mlp},
                                                               {"query", &layer.query},
-                                                              {"key", &layer.key}})
+                                                              {"key", &layer.key},
+                                                              {"value", &layer.value},
+                                                              {"after_inputs", &layer.after_inputs},
+                                                              {"before_router", &layer.before_router},
+                                                              {"before_experts", &layer.before_experts},
+                                                              {"after_inner", &layer.after_inner},
+                                                              {"after_experts", &layer.after_experts}})
       if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
-             {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down}})
+             {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down},
+             {"input_gate", &layer.input_gate}, {"input_projection", &layer.input_projection}})
       if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
     const int64_t experts = shape.contains("experts") ? nb::cast<int64_t>(shape["experts"]) : 0;
     if (experts) {
@@ -155,8 +170,15 @@ struct Held : Model {
       };
       for (int64_t expert = 0; expert < experts; expert++)
         layer.experts.push_back({part("gate", expert), part("up", expert), part("down", expert)});
+      if (shape.contains("expert_scales")) {
+        const auto scales = nb::cast<Vector>(shape["expert_scales"]);
+        layer.expert_scales.assign(scales.data(), scales.data() + scales.shape(0));
+      }
+      const bool stands_beside = layer.up.count > 0;
       if (layer.router.outputs != experts || layer.router.inputs != hidden || layer.chosen < 1 ||
-          layer.chosen > experts || !layer.before_mlp || layer.after_mlp)
+          layer.chosen > experts || !layer.before_router || !layer.before_experts ||
+          (stands_beside ? !layer.after_inner || !layer.after_experts || !layer.after_mlp : (bool)layer.after_mlp) ||
+          (!layer.expert_scales.empty() && (int64_t)layer.expert_scales.size() != experts))
         throw std::invalid_argument("the sizes of a mixture of experts do not fit together");
       for (const Expert& each : layer.experts)
         if (each.gate.outputs != each.up.outputs || each.gate.inputs != hidden || each.up.inputs != hidden ||
@@ -169,21 +191,45 @@ struct Held : Model {
     if (shape.contains("long_rotary")) layer.long_rotary = nb::cast<int64_t>(shape["long_rotary"]);
     if (!shape["window"].is_none()) layer.window = nb::cast<int64_t>(shape["window"]);
     layer.scale = nb::cast<float>(shape["scale"]), layer.multiplier = nb::cast<float>(shape["multiplier"]);
+    layer.buffer = nb::cast<int64_t>(shape["buffer"]), layer.key_slot = nb::cast<int64_t>(shape["key_slot"]);
+    layer.value_slot = nb::cast<int64_t>(shape["value_slot"]);
+    if (shape.contains("projected")) layer.projected = nb::cast<int64_t>(shape["projected"]);
+    if (shape.contains("scalar")) layer.scalar = nb::cast<float>(shape["scalar"]);
     layer.parallel = nb::cast<bool>(shape["parallel"]);
     layer.activation = activation_of(nb::cast<std::string>(shape["activation"]));
-    const int64_t heads = (layer.groups + 2) * layer.key_heads * layer.width;
+    const int64_t heads = (layer.groups + layer.projected) * layer.key_heads * layer.width;
+    for (const Norm* norm :
+         {&layer.before_attention, &layer.after_attention, &layer.before_mlp, &layer.after_mlp, &layer.after_inputs,
+          &layer.before_router, &layer.before_experts, &layer.after_inner, &layer.after_experts})
+      if (!fits(*norm, hidden)) throw std::invalid_argument("the sizes of a layer do not fit together");
     const bool reads_pair = layers.empty() && entry && !entry->projection.count;
     if (layer.qkv.outputs != heads || layer.qkv.inputs != (reads_pair ? 2 : 1) * hidden ||
         layer.out.outputs != hidden || layer.out.inputs != layer.query_heads() * layer.width ||
-        (!experts && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
-        layer.down.inputs != layer.up.outputs ||
+        ((!experts || layer.up.count) && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
+        layer.down.inputs != layer.up.outputs || layer.projected < 0 || layer.projected > 2 ||
+        (layer.input_gate.count != 0) != (layer_inputs != nullptr) ||
+        (layer_inputs && (layer.input_gate.inputs != hidden || layer.input_gate.outputs != layer_inputs->width() ||
+                          layer.input_projection.inputs != layer_inputs->width() ||
+                          layer.input_projection.outputs != hidden)) ||
         (layer.gate.count && layer.gate.outputs != layer.up.outputs) || layer.rotary < NONE ||
         layer.rotary >= (int64_t)rotaries.size() || layer.long_rotary < NONE ||
-        layer.long_rotary >= (int64_t)rotaries.size() || !fits(layer.before_attention, hidden) ||
-        !fits(layer.after_attention, hidden) || !fits(layer.before_mlp, hidden) || !fits(layer.after_mlp, hidden) ||
-        !divides(layer.query, layer.query_heads() * layer.width) || !divides(layer.key, layer.key_heads * layer.width))
+        layer.long_rotary >= (int64_t)rotaries.size() ||
+        !divides(layer.query, layer.query_heads() * layer.width) ||
+        !divides(layer.key, layer.key_heads * layer.width) || !divides(layer.value, layer.key_heads * layer.width))
       throw std::invalid_argument("the sizes of a layer do not fit together");
     layers.push_back(std::move(layer));
+  }
+
+  void add_layer_inputs(const Array& table, float scale, const nb::tuple& projection, float projection_scale,
+                        const nb::tuple& norm, float sum_scale) {
+    layer_inputs = std::make_unique<LayerInputs>();
+    layer_embeddings = table, layer_inputs->embedding = embedding_of(table, scale);
+    layer_inputs->projection = packed(threads, projection), layer_inputs->norm = norm_of(norm);
+    layer_inputs->projection_scale = projection_scale, layer_inputs->sum_scale = sum_scale;
+    const Panels& own = layer_inputs->projection;
+    if (own.inputs != hidden || own.outputs != layer_inputs->embedding.width ||
+        !divides(layer_inputs->norm, layer_inputs->embedding.width))
+      throw std::invalid_argument("the sizes of the inputs of layers do not fit together");
   }
 
   void add_entry(const nb::object& token, const nb::object& state, const nb::object& projection, bool states_first,
@@ -199,10 +245,12 @@ struct Held : Model {
       throw std::invalid_argument("the sizes of what a draft head begins with do not fit those of the head");
   }
 
-  void add_head(const nb::object& norm, std::shared_ptr<const Panels> weight, float divisor) {
+  void add_head(const nb::object& norm, std::shared_ptr<const Panels> weight, float divisor, float cap) {
     if (!norm.is_none()) this->norm = norm_of(nb::cast<nb::tuple>(norm));
-    head = std::move(weight), logits_divisor = divisor;
-    if (head->inputs != hidden || !fits(this->norm, hidden))
+    head = std::move(weight), logits_divisor = divisor, logits_cap = cap;
+    const int64_t count = layers.size();
+    if (head->inputs != hidden || !fits(this->norm, hidden) ||
+        (layer_inputs && layer_inputs->embedding.width != count * layer_inputs->width()))
       throw std::invalid_argument("the sizes of the head do not fit those of the model");
   }
 };
@@ -238,21 +286,24 @@ NB_MODULE(NATIVE_VARIANT, module) {
           },
           "frequencies"_a, "scaling"_a)
       .def("add_layer", &Held::add_layer, "norms"_a, "weights"_a, "shape"_a)
+      // what layers read of tokens beside the residual stream; before the layers
+      .def("add_layer_inputs", &Held::add_layer_inputs, "embeddings"_a, "embedding_scale"_a, "projection"_a,
+           "projection_scale"_a, "norm"_a, "sum_scale"_a)
       // what a draft head begins with; before its layers
       .def("add_entry", &Held::add_entry, "token_norm"_a.none(), "state_norm"_a.none(), "projection"_a.none(),
            "states_first"_a, "residual_normed"_a)
       .def(
           "add_head",
-          [](Held& model, const nb::object& norm, const nb::tuple& weight, float divisor) {
-            model.add_head(norm, std::make_shared<Panels>(packed(model.threads, weight)), divisor);
+          [](Held& model, const nb::object& norm, const nb::tuple& weight, float divisor, float cap) {
+            model.add_head(norm, std::make_shared<Panels>(packed(model.threads, weight)), divisor, cap);
           },
-          "norm"_a.none(), "weight"_a, "divisor"_a)
+          "norm"_a.none(), "weight"_a, "divisor"_a, "cap"_a)
       .def(
           "share_head",
-          [](Held& model, const nb::object& norm, const Held& other, float divisor) {
-            model.add_head(norm, other.head, divisor);
+          [](Held& model, const nb::object& norm, const Held& other, float divisor, float cap) {
+            model.add_head(norm, other.head, divisor, cap);
           },
-          "norm"_a.none(), "other"_a, "divisor"_a)
+          "norm"_a.none(), "other"_a, "divisor"_a, "cap"_a)
       // so many outputs of a product, as its weight had them, from the first on; layer -1 has the head
       .def(
           "unpack",
@@ -267,10 +318,10 @@ NB_MODULE(NATIVE_VARIANT, module) {
       .def_ro("hidden", &Held::hidden)
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })
-      // texts: of each the addresses of tokens, positions, visibility and cache, then nodes, drafted rows, bytes of a
-      // slot and of a head, committed rows, the position of the first row, whether the long frequencies of LongRoPE
-      // hold, and the first and the last of the nodes whose logits are wanted; inputs:
-      // the address of the states that a draft head reads, else 0
+      // texts: of each the addresses of tokens, positions and visibility, then nodes, drafted rows, committed rows, the
+      // position of the first row, whether the long frequencies of LongRoPE hold, and the first and the last of the
+      // nodes whose logits are wanted; then of each buffer of its cache the address and the bytes of a slot and of a
+      // head; inputs: the address of the states that a draft head reads, else 0
       .def(
           "forward",
           [](Held& model, int threads, const std::vector<std::vector<int64_t>>& texts, intptr_t inputs, intptr_t logits,

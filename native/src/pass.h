@@ -1,4 +1,4 @@
-// A whole pass of a decoder-only model over trees of tokens: Llama and the families like it, and GPT-NeoX.
+// A whole pass of a decoder-only model over trees of tokens: Llama and the families like it, Gemma 4, and GPT-NeoX.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -89,25 +89,61 @@ struct Rotary {
   }
 };
 
+// A table of embeddings `[vocabulary][width]`, read where it lies in the module.
+struct Embedding {
+  const char* table = nullptr;
+  Format format = Format::float32;
+  int64_t vocabulary = 0, width = 0;
+  float scale = 1;
+
+  float at(int64_t token, int64_t i) const {
+    const int64_t place = token * width + i;
+    if (format == Format::float32) return scale * ((const float*)table)[place];
+    return scale * widened(((const uint16_t*)table)[place]);
+  }
+};
+
 struct Expert {
   Panels gate, up, down;
 };
 
 struct Layer {
   Panels qkv, out, gate, up, down;  // qkv: query heads, key heads, value heads; no gate in an MLP without one
-  Panels router;                    // of a mixture of experts, which has no MLP of its own: a score of each
+  Panels router;                    // of a mixture of experts, beside an MLP or in its place: a score of each
   std::vector<Expert> experts;
-  int64_t chosen = 0;     // experts of a token
-  bool rescaled = false;  // whether what they count for adds up to 1
-  Norm before_attention, after_attention, before_mlp, after_mlp, query, key;
+  std::vector<float> expert_scales;  // of what each gives; none for 1
+  int64_t chosen = 0;                // experts of a token
+  bool rescaled = false;             // whether what they count for adds up to 1
+  Norm before_router, before_experts;
+  Norm after_inner, after_experts;  // of what an MLP and the experts beside it give, before both are added
+  Norm before_attention, after_attention, before_mlp, after_mlp, query, key, value;
   int64_t key_heads = 0, groups = 0, width = 0, window = EVERYTHING;
+  // What is projected of each key head: its key and its value, 2; a key that is the value too before norm and rotation,
+  // 1; nothing where both are those of a layer before, 0.
+  int64_t projected = 2;
+  int64_t buffer = 0, key_slot = 0, value_slot = 0;  // where the keys and values that it attends to are in a cache
   int64_t rotary = NONE;            // none where keys and queries are not turned (NoPE)
   int64_t long_rotary = NONE;       // in texts with the long frequencies of LongRoPE; none where there are no others
   float scale = 1, multiplier = 1;  // of scores; of what is added to the residual stream
+  float scalar = 1;                 // of the residual stream behind the layer
   bool parallel = false;            // attention and MLP read the same states
+  Panels input_gate, input_projection;  // of what it reads beside the residual stream, where there is anything
+  Norm after_inputs;
   Activation activation = Activation::silu;
 
   int64_t query_heads() const { return key_heads * groups; }
+  int64_t heads() const { return query_heads() + (projected ? 2 * key_heads : 0); }
+};
+
+// What each layer reads of a token beside the residual stream (Gemma 4): its own part of a row of embeddings, and of a
+// projection of what the residual stream begins with.
+struct LayerInputs {
+  Embedding embedding;  // of all layers, behind each other
+  Panels projection;
+  Norm norm;  // of a layer's part of the projection
+  float projection_scale = 1, sum_scale = 1;
+
+  int64_t width() const { return norm.scale.size(); }  // of a layer's part
 };
 
 // How a draft head begins, which reads a token beside a state of the target or of its own: the two side by side, each
@@ -119,16 +155,21 @@ struct Entry {
   Panels projection;  // none where attention reads the pair
 };
 
+// The keys and values of one shape in a text's cache: [slots][key heads][rows][width].
+struct CacheRows {
+  char* data;
+  int64_t slot_bytes, head_bytes;
+};
+
 // One text of a pass.
 struct Text {
   const int64_t *tokens, *positions;
   const bool* visible;     // [nodes][drafted], the last `nodes` of them the tokens themselves
   int64_t nodes, drafted;  // drafted rows, those of this pass included
-  char* cache;             // [2 * layers][key heads][rows][width]
-  int64_t slot_bytes, head_bytes;
   int64_t length, start;             // committed rows, and the position of the first row
   bool long_rope;                    // whether the long frequencies of LongRoPE hold
   int64_t wanted_first, wanted_end;  // nodes whose logits are wanted
+  std::vector<CacheRows> buffers;    // of its cache
 };
 
 // Texts that the best token is appended to, and then the best below that: no row is drafted in their caches yet.
@@ -153,21 +194,23 @@ constexpr int64_t BEFORE_NORM = -1;
 
 class Model {
  public:
-  int64_t hidden = 0, vocabulary = 0;
-  float embedding_scale = 1, logits_divisor = 1;
-  Format cached = Format::float32;  // of keys and values
-  const char* embedding = nullptr;  // [vocabulary][hidden], as they lie in the module
-  Format embedded = Format::float32;
+  int64_t hidden = 0;
+  float logits_divisor = 1, logits_cap = 0;  // logits stay between the cap and its negative; 0 for none
+  Format cached = Format::float32;           // of keys and values
+  Embedding embedding;
   std::vector<Layer> layers;
   std::vector<Rotary> rotaries;
   Norm norm;
   std::shared_ptr<const Panels> head;  // of a draft head often the target's
   std::unique_ptr<Entry> entry;        // of a draft head
+  std::unique_ptr<LayerInputs> layer_inputs;
 
   size_t bytes() const {
     size_t all = (head.use_count() == 1 ? head->bytes() : 0) + (entry ? entry->projection.bytes() : 0);
+    if (layer_inputs) all += layer_inputs->projection.bytes();
     for (const Layer& each : layers) {
-      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down, &each.router})
+      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down, &each.router, &each.input_gate,
+                                 &each.input_projection})
         all += part->bytes();
       for (const Expert& own : each.experts) all += own.gate.bytes() + own.up.bytes() + own.down.bytes();
     }
@@ -212,14 +255,15 @@ class Model {
   // Nodes that attend together at most: their scores stay in the second cache.
   static constexpr int64_t PIECE = 16;
 
-  int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0, angles_stride_ = 0;
+  int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0, angles_stride_ = 0, inputs_stride_ = 0;
   std::vector<Piece> pieces_;
   std::vector<int32_t> own_, starts_;
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
-  Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_;
+  Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_, inputs_;
   Rows rows_, mlp_rows_;
   // of mixtures of experts: a slot for each expert of each node, in the order of experts
   Rows slot_rows_, slot_inner_rows_;
+  Buffer inner_out_;                 // [nodes][hidden] what MLPs beside experts give
   Buffer router_scores_, shares_;    // [nodes][experts]; [nodes][chosen] what a node's experts count for
   std::vector<int64_t> slots_;       // [nodes][chosen], experts of a node in order
   std::vector<int64_t> slot_first_;  // of experts, and the end
@@ -230,6 +274,8 @@ class Model {
   std::vector<Worker> workers_;
 
   void prepare(int threads, const std::vector<Text>& texts) {
+    const int64_t vocabulary =
+        layer_inputs ? std::min(embedding.vocabulary, layer_inputs->embedding.vocabulary) : embedding.vocabulary;
     nodes_ = 0;
     own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear();
     for (size_t t = 0; t < texts.size(); t++) {
@@ -249,8 +295,9 @@ class Model {
     angles_.reserve<float>(nodes_ * angles_stride_);
     int64_t heads = 0, inner = 0, widest = hidden, chosen = 0, scores = 0;
     for (const Layer& each : layers) {
-      heads = std::max(heads, each.qkv.count * PANEL), inner = std::max(inner, each.up.count * PANEL);
-      widest = std::max({widest, each.out.inputs, each.down.inputs});
+      heads = std::max({heads, each.qkv.count * PANEL, rounded_up(each.heads() * each.width, PANEL)});
+      inner = std::max({inner, each.up.count * PANEL, each.input_gate.count * PANEL});
+      widest = std::max({widest, each.out.inputs, each.down.inputs, each.input_projection.inputs});
       if (each.experts.empty()) continue;
       inner = std::max(inner, each.experts[0].up.count * PANEL);
       chosen = std::max(chosen, each.chosen), scores = std::max(scores, each.router.count * PANEL);
@@ -261,8 +308,13 @@ class Model {
     qkv_.reserve<float>(nodes_ * heads_stride_), attended_.reserve<float>(nodes_ * heads_stride_);
     gate_.reserve<float>(slots * inner_stride_), up_.reserve<float>(slots * inner_stride_);
     if (chosen) {
+      inner_out_.reserve<float>(nodes_ * hidden_stride_);
       slot_rows_.reserve(slots, hidden), slot_inner_rows_.reserve(slots, inner);
       router_scores_.reserve<float>(nodes_ * scores), shares_.reserve<float>(slots);
+    }
+    if (layer_inputs) {
+      inputs_stride_ = layer_inputs->projection.count * PANEL;
+      inputs_.reserve<float>(nodes_ * inputs_stride_);
     }
     if (entry) {
       widest = std::max(widest, 2 * hidden);
@@ -329,6 +381,7 @@ class Model {
         rotaries[rotary].angles(text.positions[node_of_[row]], angles_of(rotary, row));
     }
     if (entry) enter(team, thread, states);
+    if (layer_inputs) read_inputs(team, thread, texts);
     const Panels& head = *this->head;
     for (size_t index = 0; index < layers.size(); index++) {
       const Panels& next = index + 1 < layers.size() ? layers[index + 1].qkv : head;
@@ -353,20 +406,19 @@ class Model {
     team.barrier();
     const Share share(head, thread, team.size());
     multiply(head, rows_, share, {results.logits, results.stride}, nullptr);
-    if (logits_divisor != 1)
+    if (logits_divisor != 1 || logits_cap)
       for (int64_t row = 0; row < rows_.count; row++)
-        for (int64_t i = share.first * PANEL; i < share.end * PANEL; i++)
-          results.logits[row * results.stride + i] /= logits_divisor;
+        for (int64_t i = share.first * PANEL; i < share.end * PANEL; i += LANES) {
+          float* of = results.logits + row * results.stride + i;
+          const Floats logits = load(of) / logits_divisor;
+          store(of, logits_cap ? logits_cap * hyperbolic_tangent(logits / logits_cap) : logits);
+        }
     team.barrier();
     if (thread == 0) rows_.count = nodes_;
   }
 
   void embed(int64_t token, float* to) const {
-    for (int64_t i = 0; i < hidden; i++) {
-      const float number = embedded == Format::float32 ? ((const float*)embedding)[token * hidden + i]
-                                                       : widened(((const uint16_t*)embedding)[token * hidden + i]);
-      to[i] = number * embedding_scale;
-    }
+    for (int64_t i = 0; i < hidden; i++) to[i] = embedding.at(token, i);
   }
 
   // Tokens beside states, and what the residual stream begins with.
@@ -393,6 +445,49 @@ class Model {
     team.barrier();
   }
 
+  // What the layers read of tokens beside the residual stream.
+  void read_inputs(Team& team, int thread, const std::vector<Text>& texts) {
+    const LayerInputs& given = *layer_inputs;
+    const int64_t width = given.width();
+    float* inputs = inputs_.as<float>();
+    ready(team, thread, rows_, Norm(), given.projection.format, hidden, x_.as<float>(), hidden_stride_);
+    team.barrier();
+    const Panels& next = layers[0].qkv;
+    multiply(given.projection, rows_, Share(given.projection, thread, team.size()),
+             {inputs, inputs_stride_, false, given.projection_scale},
+             next.panel(Share(next, thread, team.size()).first));
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += team.size()) {
+      const int64_t token = texts[text_of_[row]].tokens[node_of_[row]];
+      for (int64_t first = 0; first < given.embedding.width; first += width) {
+        float* own = inputs + row * inputs_stride_ + first;
+        given.norm.apply(own, own);
+        for (int64_t i = 0; i < width; i++) own[i] = given.sum_scale * (own[i] + given.embedding.at(token, first + i));
+      }
+    }
+  }
+
+  // Adds what a layer makes of its own inputs, which the residual stream gates.
+  void add_inputs(Team& team, int thread, const Layer& l, int64_t index, const char* next) {
+    const int threads = team.size();
+    const int64_t width = layer_inputs->width();
+    float* gate = gate_.as<float>();
+    ready(team, thread, rows_, Norm(), l.input_gate.format, hidden, x_.as<float>(), hidden_stride_);
+    team.barrier();
+    multiply(l.input_gate, rows_, Share(l.input_gate, thread, threads), {gate, inner_stride_},
+             l.input_projection.panel(Share(l.input_projection, thread, threads).first));
+    team.barrier();
+    for (int64_t row = thread; row < nodes_; row += threads) {
+      float* gated = gate + row * inner_stride_;
+      const float* inputs = inputs_.as<float>() + row * inputs_stride_ + index * width;
+      for (int64_t i = 0; i < width; i += LANES)
+        store(gated + i, activate(l.activation, load(gated + i)) * load_some(inputs + i, width - i));
+      rows_.take(row, l.input_projection.format, width, gated);
+    }
+    team.barrier();
+    add(team, thread, l.input_projection, rows_, l.after_inputs, 1, next);
+  }
+
   // States of a layer that were asked for.
   void keep(Team& team, int thread, const Results& results, int64_t layer, const float* x) const {
     for (const auto& [wanted, to] : results.states)
@@ -405,7 +500,6 @@ class Model {
     const Layer& l = layers[index];
     const int threads = team.size();
     float *x = x_.as<float>(), *qkv = qkv_.as<float>(), *attended = attended_.as<float>();
-    float *gate = gate_.as<float>(), *up = up_.as<float>();
     const auto first_of = [&](const Panels& weight) { return weight.panel(Share(weight, thread, threads).first); };
 
     if (l.qkv.inputs == hidden) ready(team, thread, rows_, l.before_attention, l.qkv.format, hidden, x, hidden_stride_);
@@ -416,17 +510,29 @@ class Model {
     multiply(l.qkv, rows_, Share(l.qkv, thread, threads), {qkv, heads_stride_}, first_of(l.out));
     team.barrier();
     for (int64_t row = thread; row < nodes_; row += threads)
-      place(l, index, texts[text_of_[row]], row, qkv + row * heads_stride_);
+      place(l, texts[text_of_[row]], row, qkv + row * heads_stride_);
     team.barrier();
     for (int64_t item = thread; item < (int64_t)pieces_.size() * l.key_heads; item += threads)
-      attend(l, index, texts, pieces_[item / l.key_heads], item % l.key_heads, workers_[thread].attention);
+      attend(l, texts, pieces_[item / l.key_heads], item % l.key_heads, workers_[thread].attention);
     team.barrier();
     ready(team, thread, rows_, Norm(), l.out.format, l.out.inputs, attended, heads_stride_);
     team.barrier();
-    const Panels& begin = !l.experts.empty() ? l.router : l.gate.count ? l.gate : l.up;
+    const Panels& begin = !l.up.count ? l.router : l.gate.count ? l.gate : l.up;
     add(team, thread, l.out, rows_, l.after_attention, l.multiplier, first_of(begin));
-    if (!l.experts.empty()) return mix(team, thread, l, next);
+    const char* behind = l.input_gate.count ? first_of(l.input_gate) : next;
+    if (l.up.count) feed(team, thread, l, l.experts.empty() ? behind : first_of(l.router));
+    if (!l.experts.empty()) mix(team, thread, l, behind);
+    if (l.input_gate.count) add_inputs(team, thread, l, index, next);
+    if (l.scalar != 1)
+      for (int64_t row = thread; row < nodes_; row += threads)
+        for (int64_t i = 0; i < hidden; i++) x[row * hidden_stride_ + i] *= l.scalar;
+  }
 
+  // Adds what an MLP makes of the residual stream, or keeps it where there are experts beside it.
+  void feed(Team& team, int thread, const Layer& l, const char* next) {
+    const int threads = team.size();
+    float *x = x_.as<float>(), *gate = gate_.as<float>(), *up = up_.as<float>();
+    const auto first_of = [&](const Panels& weight) { return weight.panel(Share(weight, thread, threads).first); };
     if (!l.parallel) {
       ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
       team.barrier();
@@ -442,7 +548,9 @@ class Model {
     team.barrier();
     ready(team, thread, rows_, Norm(), l.down.format, l.down.inputs, up, inner_stride_);
     team.barrier();
-    add(team, thread, l.down, rows_, l.after_mlp, l.multiplier, next);
+    if (l.experts.empty()) return add(team, thread, l.down, rows_, l.after_mlp, l.multiplier, next);
+    multiply(l.down, rows_, Share(l.down, thread, threads), {inner_out_.as<float>(), hidden_stride_}, next);
+    team.barrier();
   }
 
   // Adds what a mixture of experts makes of the residual stream. A node's experts are added in their own order, so its
@@ -451,7 +559,7 @@ class Model {
     const int threads = team.size();
     const Expert& like = l.experts[0];
     float *x = x_.as<float>(), *gate = gate_.as<float>(), *up = up_.as<float>(), *out = scratch_.as<float>();
-    ready(team, thread, mlp_rows_, l.before_mlp, l.router.format, hidden, x, hidden_stride_);
+    ready(team, thread, mlp_rows_, l.before_router, l.router.format, hidden, x, hidden_stride_);
     team.barrier();
     multiply(l.router, mlp_rows_, Share(l.router, thread, threads),
              {router_scores_.as<float>(), l.router.count * PANEL}, nullptr);
@@ -460,7 +568,7 @@ class Model {
     team.barrier();
     for (int64_t row = thread; row < nodes_; row += threads) {
       float* normed = workers_[thread].row.as<float>();
-      l.before_mlp.apply(x + row * hidden_stride_, normed);
+      l.before_experts.apply(x + row * hidden_stride_, normed);
       for (int64_t i = 0; i < l.chosen; i++)
         slot_rows_.take(slots_[row * l.chosen + i], like.up.format, hidden, normed);
     }
@@ -491,12 +599,22 @@ class Model {
                  {out + first * hidden_stride_, hidden_stride_}, next);
     }
     team.barrier();
-    for (int64_t row = thread; row < nodes_; row += threads)
+    for (int64_t row = thread; row < nodes_; row += threads) {
+      const bool stands_beside = l.up.count > 0;
+      float *to = x + row * hidden_stride_, *sum = stands_beside ? workers_[thread].row.as<float>() : to;
+      if (stands_beside) memset(sum, 0, hidden * 4);
       for (int64_t i = 0; i < l.chosen; i++) {
         const float share = l.multiplier * shares_.as<float>()[row * l.chosen + i];
         const float* own = out + slots_[row * l.chosen + i] * hidden_stride_;
-        for (int64_t c = 0; c < hidden; c++) x[row * hidden_stride_ + c] += share * own[c];
+        for (int64_t c = 0; c < hidden; c++) sum[c] += share * own[c];
       }
+      if (!stands_beside) continue;
+      float* beside = inner_out_.as<float>() + row * hidden_stride_;
+      l.after_inner.apply(beside, beside), l.after_experts.apply(sum, sum);
+      for (int64_t c = 0; c < hidden; c++) sum[c] += beside[c];
+      l.after_mlp.apply(sum, sum);
+      for (int64_t c = 0; c < hidden; c++) to[c] += sum[c];
+    }
     team.barrier();
   }
 
@@ -522,6 +640,7 @@ class Model {
       for (int64_t i = 0; i < l.chosen; i++) {
         slots_[node * l.chosen + i] = order[i], slot_first_[order[i] + 1]++;
         shares[i] = std::exp(scores[order[i]] - most) / sum;
+        if (!l.expert_scales.empty()) shares[i] *= l.expert_scales[order[i]];
       }
     }
     for (int64_t expert = 0; expert < experts; expert++) slot_first_[expert + 1] += slot_first_[expert];
@@ -550,25 +669,27 @@ class Model {
   }
 
   // Norms and turns the heads of a node, scales its queries, and writes its keys and values into the cache.
-  void place(const Layer& l, int64_t index, const Text& text, int64_t of_pass, float* heads) {
+  void place(const Layer& l, const Text& text, int64_t of_pass, float* heads) {
     const int64_t queries = l.query_heads(), width = l.width;
     const int64_t row = text.length + text.drafted - text.nodes + node_of_[of_pass];
-    float* key = heads + queries * width;
+    float *key = heads + queries * width, *value = key + l.key_heads * width;
     const auto normed = [&](const Norm& norm, float* from, int64_t count) {
       if (!norm) return;
       const int64_t step = norm.scale.size();  // a head, or all of them
       for (int64_t at = 0; at < count * width; at += step) norm.apply(from + at, from + at);
     };
+    if (l.projected == 1) memcpy(value, key, l.key_heads * width * 4);
     normed(l.query, heads, queries);
     normed(l.key, key, l.key_heads);
+    normed(l.value, value, l.key_heads);
     const int64_t rotary = text.long_rope && l.long_rotary != NONE ? l.long_rotary : l.rotary;
     if (rotary != NONE)
-      for (int64_t head = 0; head < queries + l.key_heads; head++)
+      for (int64_t head = 0; head < queries + (l.projected ? l.key_heads : 0); head++)
         rotaries[rotary].turn(heads + head * width, angles_of(rotary, of_pass));
     for (int64_t i = 0; i < queries * width; i++) heads[i] *= l.scale;
-    for (int64_t head = 0; head < l.key_heads; head++) {
-      rows_of(l, 2 * index, text, head).write(row, key + head * width);
-      rows_of(l, 2 * index + 1, text, head).write(row, key + (l.key_heads + head) * width);
+    for (int64_t head = 0; head < l.key_heads && l.projected; head++) {
+      rows_of(l, l.key_slot, text, head).write(row, key + head * width);
+      rows_of(l, l.value_slot, text, head).write(row, value + head * width);
     }
   }
 
@@ -580,11 +701,11 @@ class Model {
   }
 
   HeadRows rows_of(const Layer& l, int64_t slot, const Text& text, int64_t head) const {
-    return {text.cache + slot * text.slot_bytes + head * text.head_bytes, cached, l.width};
+    const CacheRows& rows = text.buffers[l.buffer];
+    return {rows.data + slot * rows.slot_bytes + head * rows.head_bytes, cached, l.width};
   }
 
-  void attend(const Layer& l, int64_t index, const std::vector<Text>& texts, const Piece& piece, int64_t head,
-              Attention& attention) {
+  void attend(const Layer& l, const std::vector<Text>& texts, const Piece& piece, int64_t head, Attention& attention) {
     const Text& text = texts[piece.text];
     int64_t first = piece.first;
     for (int64_t t = 0; t < piece.text; t++) first += texts[t].nodes;
@@ -592,7 +713,7 @@ class Model {
       return of + (first + node) * heads_stride_ + (head * l.groups + group) * l.width;
     };
     attention.attend(
-        {l.width, l.groups, l.window}, piece, rows_of(l, 2 * index, text, head), rows_of(l, 2 * index + 1, text, head),
+        {l.width, l.groups, l.window}, piece, rows_of(l, l.key_slot, text, head), rows_of(l, l.value_slot, text, head),
         [&](int64_t node, int64_t group) { return at(qkv_.as<float>(), node, group); },
         [&](int64_t node, int64_t group) { return at(attended_.as<float>(), node, group); });
   }

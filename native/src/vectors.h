@@ -122,6 +122,21 @@ INLINE Floats sigmoid(Floats x) {
   return (x >= 0.f ? splat(1.f) : small) / (1.f + small);
 }
 
+// the hyperbolic tangent to 3 units in the last place: x P(x^2) / Q(x^2) between -7.9 and 7.9, beyond which it is 1
+// (the rational function of Eigen), and x near 0
+INLINE Floats hyperbolic_tangent(Floats x) {
+  Floats clamped = larger(x, splat(-7.9053111f));
+  clamped = clamped < 7.9053111f ? clamped : splat(7.9053111f);
+  const Floats square = clamped * clamped;
+  Floats p = splat(-2.76076847742355e-16f), q = splat(1.19825839466702e-06f);
+  for (float term : {2.00018790482477e-13f, -8.60467152213735e-11f, 5.12229709037114e-08f, 1.48572235717979e-05f,
+                     6.37261928875436e-04f, 4.89352455891786e-03f})
+    p = fused(p, square, splat(term));
+  for (float term : {1.18534705686654e-04f, 2.26843463243900e-03f, 4.89352518554385e-03f})
+    q = fused(q, square, splat(term));
+  return x == x ? (magnitude(x) < 0.0004f ? x : clamped * p / q) : x;  // not a number stays none
+}
+
 // the error function to 1e-6: x P(x^2) / Q(x^2) between -4 and 4 (the rational function of Eigen)
 INLINE Floats error_function(Floats x) {
   x = larger(x, splat(-4.f));

@@ -13,7 +13,6 @@ from drafttree_lab.support.sweep import check_all
 from testing.marks import needs_native
 
 UNKNOWN = {
-    **dict.fromkeys(["google/gemma-4-E2B-it", "google/gemma-4-31B-it"], "family gemma4_text"),
     **dict.fromkeys(["ibm-granite/granite-4.0-micro", "ibm-granite/granite-4.0-h-tiny"], "family granitemoehybrid"),
     "mistralai/Ministral-3-8B-Instruct-2512": "family ministral3",
     "openai/gpt-oss-20b": "family gpt_oss",

@@ -65,7 +65,7 @@ class FusedEagle3:
         return self._fc(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.run(PassInputs.of(segments, self.groups, states))
+        output = self.run(PassInputs.of(segments, states))
         for segment in segments:
             segment.cache.grow(segment.positions)
         return read_out(self, segments, output)
@@ -73,7 +73,7 @@ class FusedEagle3:
     def run(self, inputs: PassInputs) -> Tensor:
         """A pass on the memory of its inputs; the output `[1, rows, hidden]`."""
         head, hidden = self._module, inputs.hidden
-        context = PassContext(*self._angles.of(inputs.positions), inputs.attention(EVERYTHING))
+        context = PassContext(*self._angles.of(inputs.positions), inputs.attention(EVERYTHING, self.groups))
         x = hidden.flatten(0, 1)
         normed = self._state_norm(x)
         pair = torch.cat((self._token_norm(head.embed_tokens(inputs.tokens).flatten(0, 1)), normed), -1)

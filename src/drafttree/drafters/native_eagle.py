@@ -47,8 +47,8 @@ class NativeEagle:
         self._model, rotaries = new_model(head.embed_tokens, entry), rotaries_of(layers, head.rotary)
         for rotary in rotaries.values():
             self._model.add_rotary(*rotary)
-        for layer in layers:
-            add_layer(self._model, layer, rotaries)
+        for index, layer in enumerate(layers):
+            add_layer(self._model, layer, rotaries, head.layout.slots[index])
         add_head(self._model, norm, head.lm_head)
         self._head, self._like = head, head.fc.weight.new_empty(0)
 

@@ -151,6 +151,8 @@ def select_backend(module: PreTrainedModel) -> Backend:
         return fast
     if fast.spans != (EVERYTHING,):
         return _instead(fast, RecordedBackend="its layers have windows")
+    if not fast.is_uniform:
+        return _instead(fast, RecordedBackend="its layers have heads of several shapes, or share keys")
     if fast.has_long_rope:
         return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
     varlen = find_varlen_attention(fast.empty, fast.layers[0].key_heads, fast.layers[0].width)

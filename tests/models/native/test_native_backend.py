@@ -14,7 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 import drafttree
 from drafttree.core.openmp import openmp_libraries
@@ -67,12 +75,33 @@ def configs(draw) -> PreTrainedConfig:
         "max_position_embeddings": 512,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
-    kind = draw(st.sampled_from([LlamaConfig, Qwen3Config, Gemma3TextConfig, GPTNeoXConfig]))
+    kind = draw(st.sampled_from([LlamaConfig, Qwen3Config, Gemma3TextConfig, Gemma4TextConfig, GPTNeoXConfig]))
     if kind is GPTNeoXConfig:
         sizes["hidden_size"] = sizes["num_attention_heads"] * sizes["head_dim"]
     if kind is Gemma3TextConfig:
         sizes |= {"sliding_window": draw(st.integers(1, 90)), "query_pre_attn_scalar": 8}
+    if kind is Gemma4TextConfig:
+        sizes |= draw(gemma4_options(heads))
     return kind(**sizes)
+
+
+@st.composite
+def gemma4_options(draw, key_heads: int) -> dict[str, Any]:
+    shared, has_experts = draw(st.sampled_from([0, 2, 4])), draw(st.booleans())
+    inputs = draw(st.sampled_from([0, *range(1, 70)]))
+    return {
+        **{"num_hidden_layers": 4 + shared, "num_kv_shared_layers": shared, "use_double_wide_mlp": draw(st.booleans())},
+        **{"layer_types": ["sliding_attention", "full_attention"] * (2 + shared // 2)},
+        **{"sliding_window": draw(st.integers(1, 90)), "global_head_dim": 2 * draw(st.integers(2, 50))},
+        **{
+            "attention_k_eq_v": draw(st.booleans()),
+            "num_global_key_value_heads": draw(st.sampled_from([1, key_heads])),
+        },
+        **{"hidden_size_per_layer_input": inputs, "vocab_size_per_layer_input": 200},
+        **{"final_logit_softcapping": draw(st.sampled_from([None, 2.0, 30.0]))},
+        **({"enable_moe_block": True, "num_experts": 5, "moe_intermediate_size": 20} if has_experts else {}),
+        "top_k_experts": draw(st.integers(1, 3)),
+    }
 
 
 @st.composite

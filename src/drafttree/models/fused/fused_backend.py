@@ -13,16 +13,19 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
+from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.fused.fused_layers import (
     FusedLayer,
     LlamaLayer,
     NeoXLayer,
     PassContext,
     RotaryAngles,
+    key_owners,
+    layout_of,
     rms_norm,
 )
 from drafttree.models.fused.fused_linear import fuse
+from drafttree.models.fused.gemma4_layer import Gemma4Layer
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.module.long_rope import long_frequencies_of, ropes
 from drafttree.models.module.plain_module import why_not_plain
@@ -30,6 +33,7 @@ from drafttree.models.segment import Output, Segment, forward_in_groups, join, s
 
 LLAMAS = {
     "gemma3_text",
+    "gemma4_text",
     "granite",
     "llama",
     "mistral",
@@ -41,7 +45,9 @@ LLAMAS = {
     "qwen3_moe",
     "smollm3",
 }
-STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
+LAYERS = {"gemma4_text": Gemma4Layer, "gpt_neox": NeoXLayer}
+"""The layers of families that are unlike Llama."""
+STATIC_ROPES = {"default", "linear", "llama3", "proportional", "yarn"}
 ROPES = STATIC_ROPES | {"longrope"}
 
 
@@ -72,9 +78,11 @@ class FusedBackend:
         self.device = module.device
         self._embed: Any = module.get_input_embeddings()
         self.empty: Tensor = self._embed.weight.new_empty(0)
-        layer = LlamaLayer if is_llama else NeoXLayer
+        layer = LAYERS.get(config.model_type, LlamaLayer)
         self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
-        self.layout = CacheLayout.uniform(len(self.layers), self.layers[0].key_heads, self.layers[0].width)
+        self._owners = key_owners(decoder.layers)
+        self.layout = layout_of([(layer.key_heads, layer.width) for layer in self.layers], self._owners)
+        self._decoder = decoder if getattr(decoder, "hidden_size_per_layer_input", None) else None
         self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
         self._head = fuse(module.get_output_embeddings())
         self._angles = {
@@ -89,7 +97,7 @@ class FusedBackend:
         self.spans = tuple({kind.span for kind in self._angles})
         multiplier = embedding_multiplier(decoder)
         self._embedding_scale = 1.0 if multiplier is None else multiplier
-        self._logits_divisor = logits_divisor(config)
+        self._logits_divisor, self._logits_cap = logits_divisor(config), logits_cap(config)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)
@@ -103,12 +111,18 @@ class FusedBackend:
         return self._run(segments, hidden_layers)
 
     @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have heads of one shape, and keys and values of their own."""
+        shapes = {(layer.key_heads, layer.groups, layer.width) for layer in self.layers}
+        return len(shapes) == 1 and len(self.layout.slots) == len(self.layers)
+
+    @property
     def has_long_rope(self) -> bool:
         return self._long_angles is not self._angles
 
     def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
         """A pass over segments that have the same rotary frequencies."""
-        inputs = PassInputs.of(segments, self.layers[0].groups, self.empty)
+        inputs = PassInputs.of(segments, self.empty)
         x, hidden = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
         for segment in segments:
             segment.cache.grow(segment.positions)
@@ -131,18 +145,23 @@ class FusedBackend:
             hidden_layers: the layers asked for.
             long_rope: whether the long frequencies of LongRoPE hold.
         """
-        contexts = {
-            kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span))
-            for kind, angles in (self._long_angles if long_rope else self._angles).items()
-        }
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
+        layer_inputs = None
+        if self._decoder is not None:
+            of_tokens = self._decoder.get_per_layer_inputs(inputs.tokens)
+            layer_inputs = self._decoder.project_per_layer_inputs(x[None], of_tokens)[0]
+        contexts = {
+            kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span, kind.groups), layer_inputs)
+            for kind, angles in (self._long_angles if long_rope else self._angles).items()
+        }
         states: dict[int, Tensor] = {}
-        for index, (layer, rows) in enumerate(zip(self.layers, inputs.rows, strict=True)):
+        rows_of = dict(zip(self.layout.slots, inputs.rows, strict=True))
+        for index, (layer, owner) in enumerate(zip(self.layers, self._owners, strict=True)):
             if index in hidden_layers:
                 states[index] = x
-            x = layer.forward(x, contexts[layer.kind], rows)
+            x = layer.forward(x, contexts[layer.kind], rows_of[owner])
         x = states[len(self.layers)] = self._norm(x)
         shape = *inputs.tokens.shape, -1
         return x.view(shape), tuple(states[layer].view(shape) for layer in hidden_layers)
@@ -152,7 +171,9 @@ class FusedBackend:
         if not x.shape[1]:
             return x.new_empty(*x.shape[:2], self._head.width)
         logits = self._head(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return logits if self._logits_divisor == 1 else logits.div_(self._logits_divisor)
+        if self._logits_divisor != 1:
+            logits.div_(self._logits_divisor)
+        return logits if self._logits_cap is None else logits.div_(self._logits_cap).tanh_().mul_(self._logits_cap)
 
 
 def embedding_multiplier(decoder: Any) -> float | None:
@@ -166,13 +187,17 @@ def logits_divisor(config: PreTrainedConfig) -> float:
     return float(config.logits_scaling) if config.model_type == "granite" else 1.0
 
 
+def logits_cap(config: PreTrainedConfig) -> float | None:
+    """What no logit of a model goes beyond (Gemma 4), None for no such bound."""
+    return getattr(config, "final_logit_softcapping", None)
+
+
 def why_not_known(config: PreTrainedConfig) -> str | None:
     """What a config has by which fused layers are not those of its models; None if they are."""
     if config.model_type not in LLAMAS | {"gpt_neox"}:
         return f"layers of the family {config.model_type} are not known"
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None):
-            return f"its config has {name}"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its config has attn_logit_softcapping"
     if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
         return f"rotary embeddings of the type {min(changing)} are not known"
     return None

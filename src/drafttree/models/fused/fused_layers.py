@@ -4,7 +4,7 @@ They run on the weights of the modules they stand in for.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from drafttree.models.cache.kv_cache import CacheLayout, LayerShape
 from drafttree.models.fused.fused_linear import FusedProduct, fuse
 from drafttree.models.fused.pass_inputs import PassAttention
 from drafttree.models.module.long_rope import short_frequencies_of
@@ -68,6 +69,8 @@ def rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
     On a CPU `F.rms_norm` is nine small operations; dividing by a length that includes epsilon is four. The scale is
     a copy there, which does not follow changes of the weight.
     """
+    if getattr(norm, "weight", None) is None:
+        return norm
     weight, epsilon = norm.weight.detach(), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     offset = norm_offset(norm, weight)
     if epsilon is None or offset is None:
@@ -93,11 +96,13 @@ class PassContext(NamedTuple):
         cosine: `[nodes, 1, rotated]`.
         sine: the same, negative in its first half.
         attention: attends to the rows of the KV caches.
+        layer_inputs: `[nodes, layers, width]` that layers read beside the residual stream, None in most families.
     """
 
     cosine: Tensor
     sine: Tensor
     attention: PassAttention
+    layer_inputs: Tensor | None = None
 
     def rotate(self, heads: Tensor) -> None:
         """Apply the rotary embedding to queries and keys `[nodes, heads, width]` in place."""
@@ -113,21 +118,66 @@ class LayerKind(NamedTuple):
     Attributes:
         layer_type: transformers' name of the type, None where all layers are alike.
         span: how far back they attend.
+        groups: query heads that share a key head.
     """
 
     layer_type: str | None
     span: Span
+    groups: int
 
     @classmethod
     def of(cls, attention: Any) -> "LayerKind":
         """The kind of an attention layer."""
         types = getattr(attention.config, "layer_types", None)
-        return cls(types[attention.layer_idx] if types else None, span_of(attention))
+        layer_type = types[attention.layer_idx] if types else None
+        return cls(layer_type, span_of(attention), attention.num_key_value_groups)
 
 
 def has_rotary(attention: Any) -> bool:
     """Whether an attention layer turns queries and keys; some layers of SmolLM3 do not (NoPE)."""
     return bool(getattr(attention, "use_rope", True))
+
+
+def projected_of(attention: Any) -> int:
+    """What an attention layer projects of each key head: its key and its value, or one for both, or none (Gemma 4)."""
+    if getattr(attention, "is_kv_shared_layer", False):
+        return 0
+    return 1 if getattr(attention, "v_proj", attention) is None else 2
+
+
+def head_projections(attention: Any) -> list[Any]:
+    """The linear layers whose outputs are queries, keys and values."""
+    names = ("q_proj", "k_proj", "v_proj")[: 1 + projected_of(attention)]
+    return _projections(attention, "qkv_proj", *names)
+
+
+def key_owners(blocks: Iterable[Any]) -> list[int]:
+    """By layer, the one whose keys and values it attends to: itself, but for those that share others' (Gemma 4).
+
+    Raises:
+        AttributeError: there are none that a layer could share.
+    """
+    owners, stored = list[int](), dict[str, int]()
+    for index, block in enumerate(blocks):
+        attention: Any = getattr(block, "self_attn", block)
+        owners.append(index if projected_of(attention) else stored.get(attention.layer_type, -1))
+        if owners[-1] < 0:
+            raise AttributeError(f"there are no keys that layer {index} could share")
+        if getattr(attention, "store_full_length_kv", False):
+            stored[attention.layer_type] = index
+    return owners
+
+
+def layout_of(shapes: Sequence[tuple[int, int]], owners: Sequence[int]) -> CacheLayout:
+    """The layout of KV caches, by the key heads of each layer and their width, and as of `key_owners`.
+
+    Raises:
+        AttributeError: a layer's heads are not of the shape of the keys that it shares.
+    """
+    for shape, owner in zip(shapes, owners, strict=True):
+        if shape != shapes[owner]:
+            raise AttributeError("layers with heads of several shapes share keys")
+    return CacheLayout({index: LayerShape(*shapes[index], shapes[index][1]) for index in sorted({*owners})})
 
 
 class BlockNorms(NamedTuple):
@@ -157,7 +207,7 @@ class FusedLayer(Protocol):
         key_heads: attention heads of keys and values.
         groups: query heads that share each of them.
         width: width of a head.
-        kind: its rotary embedding, and how far back it attends.
+        kind: what it shares with others.
     """
 
     key_heads: int
@@ -181,14 +231,17 @@ class LlamaLayer:
         attention, mlp = block.self_attn, block.mlp
         self.kind = LayerKind.of(attention)
         self.width: int = attention.head_dim
-        self._qkv = fuse(*_projections(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
+        self._qkv = fuse(*head_projections(attention))
         self.groups: int = attention.num_key_value_groups
-        self.key_heads: int = self._qkv.width // self.width // (2 + self.groups)
+        self._projected = projected_of(attention)
+        self.key_heads: int = self._qkv.width // self.width // (self._projected + self.groups)
         self._scale: float = attention.scaling
         self._turns = has_rotary(attention)
-        self._rotated = self.key_heads * (1 + self.groups)
+        self._query_heads = self.key_heads * self.groups
+        self._rotated = self._query_heads + (self.key_heads if self._projected else 0)
         self._norms = BlockNorms.of(block)
-        self._head_norm = _head_norm(attention, self.groups * self.key_heads) if hasattr(attention, "q_norm") else None
+        self._head_norm = _head_norm(attention, self._query_heads) if hasattr(attention, "q_norm") else None
+        self._value_norm = rms_norm(attention.v_norm) if hasattr(attention, "v_norm") else None
         self._experts = mlp if hasattr(mlp, "experts") else None
         if self._experts is None:
             self._gate_up = fuse(*_projections(mlp, "gate_up_proj", "gate_proj", "up_proj"))
@@ -203,18 +256,31 @@ class LlamaLayer:
     def forward_from(self, x: Tensor, normed: Tensor, context: PassContext, rows: Any) -> Tensor:
         """The residual stream after the layer, whose attention reads `normed` instead of its own input norm."""
         heads = self._qkv(normed).unflatten(1, (-1, self.width))
-        rotated, value = heads.split((self._rotated, self.key_heads), 1)
+        rotated, value = heads[:, : self._rotated], heads[:, -self.key_heads :]
+        if self._value_norm:  # before a key that is the value too is turned in place
+            value = self._value_norm(value)
         if self._head_norm:
             rotated = self._head_norm(rotated)
         if self._turns:
             context.rotate(rotated)
-        query, key = rotated.split((self._rotated - self.key_heads, self.key_heads), 1)
-        attended = context.attention.attend(query, key, value, rows, self._scale)
-        x = self._add(x, self._out, attended, self._norms.after_attention)
+        query, key = rotated[:, : self._query_heads], rotated[:, self._query_heads :]
+        if self._projected:
+            attended = context.attention.attend(query, key, value, rows, self._scale)
+        else:
+            attended = context.attention.read(query, rows, self._scale)
+        return self._feed(self._add(x, self._out, attended, self._norms.after_attention))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        """The residual stream after the MLP, or the experts in its place."""
+        normed = self._norms.before_mlp(x)
         if self._experts is not None:  # as the module routes them
-            return x + self._experts(self._norms.before_mlp(x)[None])[0]
-        gate, up = self._gate_up(self._norms.before_mlp(x)).chunk(2, -1)
-        return self._add(x, self._down, self._activation(gate).mul_(up), self._norms.after_mlp)
+            return x + self._experts(normed[None])[0]
+        return self._add(x, self._down, self._inner(normed), self._norms.after_mlp)
+
+    def _inner(self, normed: Tensor) -> Tensor:
+        """What the MLP's last projection reads."""
+        gate, up = self._gate_up(normed).chunk(2, -1)
+        return self._activation(gate).mul_(up)
 
     def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
         """The residual stream after an output was projected and normed."""
@@ -229,7 +295,7 @@ class NeoXLayer:
 
     groups = 1
 
-    kind = LayerKind(None, EVERYTHING)
+    kind = LayerKind(None, EVERYTHING, groups)
 
     def __init__(self, block: Any, config: PreTrainedConfig) -> None:
         attention, mlp = block.attention, block.mlp
@@ -258,7 +324,10 @@ def _projections(part: Any, joined: str, *names: str) -> list[Any]:
 
 
 def _head_norm(attention: Any, query_heads: int) -> Callable[[Tensor], Tensor]:
-    query, key = rms_norm(attention.q_norm), rms_norm(attention.k_norm)
+    query = rms_norm(attention.q_norm)
+    if not hasattr(attention, "k_norm"):  # of a layer that shares keys
+        return query
+    key = rms_norm(attention.k_norm)
     if len(attention.q_norm.weight) != attention.head_dim:
         query, key = _over_all_heads(query), _over_all_heads(key)
     return lambda heads: torch.cat((query(heads[:, :query_heads]), key(heads[:, query_heads:])), 1)

@@ -31,6 +31,10 @@ class PassAttention(Protocol):
         """
         ...
 
+    def read(self, query: Tensor, rows: Any, scale: float) -> Tensor:
+        """Attend to all that a node may see, as `attend` does, where another layer has stored the new rows."""
+        ...
+
 
 class LayerRows(NamedTuple):
     """The rows of one layer.
@@ -83,16 +87,17 @@ class RowAttention(NamedTuple):
     visible: list[Visibility]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: LayerRows, scale: float) -> Tensor:
-        if len(self.sizes) == 1:  # as below; a lone pass has no time for lists
-            torch._foreach_copy_(rows.new, (key, value))  # pyright: ignore[reportPrivateImportUsage]
-            grouped = query.unflatten(1, (key.shape[1], -1))
-            return self.visible[0].attend(grouped, *rows.stored[0], scale).flatten(1)
-        sizes = self.sizes
-        new = *split(key, sizes, 0), *split(value, sizes, 0)
+        sizes = self.sizes  # a lone pass has no time for lists
+        new = (key, value) if len(sizes) == 1 else (*split(key, sizes, 0), *split(value, sizes, 0))
         # one call for all segments: most have a single row
         torch._foreach_copy_(rows.new, new)  # pyright: ignore[reportPrivateImportUsage]
-        queries = split(query.unflatten(1, (key.shape[1], -1)), sizes, 0)
-        own = zip(self.visible, queries, rows.stored, strict=True)
+        return self.read(query, rows, scale)
+
+    def read(self, query: Tensor, rows: LayerRows, scale: float) -> Tensor:
+        grouped = query.unflatten(1, (rows.stored[0][0].shape[1], -1))
+        if len(self.sizes) == 1:
+            return self.visible[0].attend(grouped, *rows.stored[0], scale).flatten(1)
+        own = zip(self.visible, split(grouped, self.sizes, 0), rows.stored, strict=True)
         return join([visible.attend(nodes, *stored, scale) for visible, nodes, stored in own], 0).flatten(1)
 
 
@@ -104,21 +109,22 @@ class PassInputs(NamedTuple):
         positions: `[1, nodes]`.
         hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
         rows: per layer, as its attention wants them.
-        attention: makes the attention of the layers that attend so far back.
+        attention: makes the attention of the layers that attend so far back, so many of whose query heads share a key
+            head.
     """
 
     tokens: Tensor
     positions: Tensor
     hidden: Tensor
     rows: Sequence[Any]
-    attention: Callable[[Span], PassAttention]
+    attention: Callable[[Span, int], PassAttention]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], groups: int, hidden: Tensor) -> "PassInputs":
+    def of(cls, segments: Sequence[Segment], hidden: Tensor) -> "PassInputs":
         """The inputs of segments on the rows that their caches have.
 
         Args:
-            groups: query heads that share a key head.
+            segments: the segments.
             hidden: the states a head reads, or an empty tensor; it has the model's dtype and device in any case.
         """
         for segment in segments:  # making room for one may move the rows of all
@@ -126,7 +132,7 @@ class PassInputs(NamedTuple):
         sizes = [segment.nodes for segment in segments]
         plans = [TreePlan(each.cache, each.positions, each.visible, hidden.dtype) for each in segments]
 
-        def attention(span: Span) -> RowAttention:
+        def attention(span: Span, groups: int) -> RowAttention:
             return RowAttention(sizes, [Visibility(plan.mask(groups, span), span, plan.blocks) for plan in plans])
 
         tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])

@@ -83,7 +83,7 @@ def make_late_probes(module: PreTrainedModel) -> list[Probe]:
     tokens alike shows nowhere else. The second, where there are windows, stands behind as many rows as they have.
 
     Args:
-        module: each of its layers has keys and values of its own.
+        module: its layers have keys and values, of their own but for the last ones, which may share those of others.
     """
     root_position = (context_limit(module) or 0) - len(PARENTS)
     if root_position <= PREFIX:

@@ -15,7 +15,7 @@ from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 5
+CALLS = 6
 """The version of what is called of drafttree-native."""
 MOST_CANDIDATES = 64
 """Tokens of a row for which keeping them sorted is faster than sorting the row."""
@@ -74,6 +74,7 @@ def _rows_agree(dtype: torch.dtype) -> bool:
     norm = torch.ones(width, **kind), None, 1e-6, False
     model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
     sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
+    sizes |= {"buffer": 0, "key_slot": 0, "value_slot": 1}
     weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
     scales = torch.full((width,), 1 / 400, **kind)
     weights = {"out": ([weight[:, :32].contiguous()], None, scales)}
@@ -81,7 +82,7 @@ def _rows_agree(dtype: torch.dtype) -> bool:
     weights |= dict.fromkeys(("gate", "up", "down"), ([weight], None, scales))
     norms = {"before_attention": norm, "before_mlp": norm}
     model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
-    model.add_head(norm, ([weight], None, scales), 1.0)
+    model.add_head(norm, ([weight], None, scales), 1.0, 0.0)
     layout, rows = CacheLayout.uniform(1, 1, 32), 19
     like = torch.empty(0, dtype=cached, device="cpu")
     found = []
@@ -110,7 +111,8 @@ def run_pass(
         Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
     """
     texts, _held = _texts(segments, like)
-    nodes, wanted = sum(segment.nodes for segment in segments), sum(text[-1] - text[-2] for text in texts)
+    nodes = sum(segment.nodes for segment in segments)
+    wanted = sum(len(range(segment.nodes)[segment.wanted]) for segment in segments)
     # named, since the default dtype and device are the process's, and others change them while they load a model
     kind: Any = {"dtype": torch.float32, "device": "cpu"}
     logits = torch.empty(wanted, model.room, **kind)
@@ -169,16 +171,18 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
     for segment in segments:
         cache, scored = segment.cache, range(segment.nodes)[segment.wanted]
         cache.reserve(like, segment.nodes)
-        (buffer,) = cache.buffers
         given = segment.tokens.contiguous(), segment.positions.contiguous(), segment.visible.contiguous()
         held.append(given)
-        slot, head = buffer.stride(0) * buffer.itemsize, buffer.stride(2) * buffer.itemsize
         seen = cache.drafted + segment.nodes
         if given[2].shape != (1, segment.nodes, seen):
             raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
-        rows = segment.nodes, seen, slot, head, cache.length, cache.first_position, int(cache.long_rope)
-        rows += scored.start, scored.stop
-        texts.append([*(each.data_ptr() for each in given), buffer.data_ptr(), *rows])
+        rows = segment.nodes, seen, cache.length, cache.first_position, int(cache.long_rope)
+        buffers = (
+            number
+            for buffer in cache.buffers
+            for number in (buffer.data_ptr(), *(buffer.stride(axis) * buffer.itemsize for axis in (0, 2)))
+        )
+        texts.append([*(each.data_ptr() for each in given), *rows, scored.start, scored.stop, *buffers])
     return texts, held
 
 

@@ -75,6 +75,7 @@ class NativeBackend:
             packed = packed_models[module] = PackedModel(module)
         packed.take_back()
         self._model, self._layout = packed.model, packed.layout
+        self._layers = len(module.get_decoder().layers)
 
     @property
     def packed_nbytes(self) -> int:
@@ -101,7 +102,7 @@ class NativeBackend:
 
         See `draft_chains`.
         """
-        allowed, output = min(allowed, self._vocab), len(self._layout.slots)
+        allowed, output = min(allowed, self._vocab), self._layers
         return draft_chains(self._model, segments, self._empty, count, allowed, output=output, read=states)
 
 
@@ -110,8 +111,9 @@ def _products(module: PreTrainedModel) -> list[Any]:
     decoder: Any = module.get_decoder()
     parts = [*decoder.layers.modules()]
     linear = [part for part in parts if hasattr(part, "in_features")]
+    inputs = getattr(decoder, "per_layer_model_projection", None)
     stacked = [Stacked.of(part, name) for part in parts for name, each in look(part).items() if _is_stacked(each)]
-    return [*linear, *stacked, module.get_output_embeddings()]
+    return [*linear, *stacked, *([] if inputs is None else [inputs]), module.get_output_embeddings()]
 
 
 def _is_stacked(weight: Any) -> bool:

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from drafttree.models.fused.fused_layers import LayerKind, has_rotary, norm_offset
+from drafttree.models.fused.fused_layers import (
+    LayerKind,
+    has_rotary,
+    head_projections,
+    norm_offset,
+    projected_of,
+)
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.released import look
 
@@ -142,23 +148,29 @@ class NativeLlamaLayer(NativeLayer):
             raise AttributeError("layers that attend in chunks are not known")
         self.rotary, self.turns = kind.layer_type, has_rotary(attention)
         width, groups = attention.head_dim, attention.num_key_value_groups
-        joined = hasattr(attention, "qkv_proj")  # as in Phi-3
-        qkv = [attention.qkv_proj] if joined else [attention.q_proj, attention.k_proj, attention.v_proj]
+        qkv = head_projections(attention)
         self.products = Products()
         for name, layers in (("qkv", qkv), ("out", [attention.o_proj])):
             self.products.add(name, layers)
         is_mixture = hasattr(mlp, "experts")
-        add_products = _add_experts if is_mixture else _add_mlp
-        add_products(self.products, mlp)
         self.norms = _block_norms(block)
-        if hasattr(attention, "q_norm"):
-            self.norms |= {"query": norm_of(attention.q_norm), "key": norm_of(attention.k_norm)}
+        if is_mixture:
+            _add_experts(self.products, mlp.experts, Stacked.of(mlp.gate, "weight"))
+            norm = self.norms.pop("before_mlp")
+            self.norms |= {"before_router": norm, "before_experts": norm}
+        else:
+            _add_mlp(self.products, mlp)
+        for name, attribute in (("query", "q_norm"), ("key", "k_norm"), ("value", "v_norm")):
+            if hasattr(attention, attribute):
+                self.norms[name] = norm_of(getattr(attention, attribute), width)
         activated = mlp.experts if is_mixture else mlp
         activation = activated.act_fn if hasattr(activated, "act_fn") else activated.activation_fn
+        projected = projected_of(attention)
         outputs = sum(layer.out_features for layer in qkv)
         self.shape = {
-            "key_heads": outputs // width // (2 + groups),
+            "key_heads": outputs // width // (projected + groups),
             "groups": groups,
+            "projected": projected,
             "width": width,
             "window": kind.span.window,
             "scale": float(attention.scaling),
@@ -167,6 +179,56 @@ class NativeLlamaLayer(NativeLayer):
             "activation": _activation(activation),
             **(_routing(mlp) if is_mixture else {}),
         }
+
+
+class NativeGemma4Layer(NativeLlamaLayer):
+    """A layer of Gemma 4; see `drafttree.models.fused.gemma4_layer.Gemma4Layer`."""
+
+    def __init__(self, block: Any, config: Any) -> None:
+        super().__init__(block, config)
+        self.shape["scalar"] = float(block.layer_scalar)
+        if block.enable_moe_block:
+            router = block.router
+            _add_experts(self.products, block.experts, router.proj)
+            scale = router.scale.detach().float() * router.scalar_root_size
+            self.norms |= {
+                "before_router": (scale, None, float(router.eps), False),
+                "before_experts": norm_of(block.pre_feedforward_layernorm_2),
+                "after_inner": norm_of(block.post_feedforward_layernorm_1),
+                "after_experts": norm_of(block.post_feedforward_layernorm_2),
+            }
+            scales = router.per_expert_scale.detach().float()
+            counts = {"experts": len(scales), "chosen": router.config.top_k_experts, "rescaled": True}
+            self.shape |= {**counts, "expert_scales": scales}
+        if block.hidden_size_per_layer_input:
+            self.products.add("input_gate", [block.per_layer_input_gate])
+            self.products.add("input_projection", [block.per_layer_projection])
+            self.norms["after_inputs"] = norm_of(block.post_per_layer_input_norm)
+
+
+class LayerInputs:
+    """What drafttree-native has to know of what each layer of Gemma 4 reads beside the residual stream.
+
+    Args:
+        decoder: the decoder whose layers read it.
+
+    Attributes:
+        embedding: of the tokens, for all layers.
+        projection: of what the residual stream begins with.
+        norm: of a layer's part of the projection.
+        scales: of the projection, and of the sum of both.
+    """
+
+    def __init__(self, decoder: Any) -> None:
+        self.embedding: nn.Embedding = decoder.embed_tokens_per_layer
+        self.projection: Any = decoder.per_layer_model_projection
+        self.norm = norm_of(decoder.per_layer_projection_norm)
+        self.scales = float(decoder.per_layer_model_projection_scale), float(decoder.per_layer_input_scale)
+
+    @classmethod
+    def of(cls, decoder: Any) -> "LayerInputs | None":
+        """Those of a decoder, None where layers read nothing else."""
+        return cls(decoder) if getattr(decoder, "hidden_size_per_layer_input", None) else None
 
 
 class NativeNeoXLayer(NativeLayer):
@@ -212,13 +274,12 @@ def _add_mlp(products: Products, mlp: Any) -> None:
     products.add("down", [mlp.down_proj])
 
 
-def _add_experts(products: Products, mlp: Any) -> None:
+def _add_experts(products: Products, experts: Any, router: Any) -> None:
     """Add the products of a mixture of experts, whose weights are stacked: gates and up projections in one."""
-    experts = mlp.experts
     count, _, inner = look(experts)["down_proj"].shape
     gate_up, down = Stacked.of(experts, "gate_up_proj"), Stacked.of(experts, "down_proj")
     hidden = down.out_features // count
-    products.add("router", [Stacked.of(mlp.gate, "weight")])
+    products.add("router", [router])
     for expert in range(count):
         for half, name in enumerate(("gate", "up")):
             products.add(f"{name}/{expert}", [gate_up], _rows((2 * expert + half) * inner, inner))
@@ -267,14 +328,21 @@ def _block_norms(block: Any) -> dict[str, tuple | None]:
     return {name: norm_of(norm) for name, norm in zip(names, found, strict=True)}
 
 
-def norm_of(norm: Any) -> tuple | None:
-    """Scale, shift, epsilon, and whether the mean is taken off; None for no norm."""
+def norm_of(norm: Any, width: int = 0) -> tuple | None:
+    """Scale, shift, epsilon, and whether the mean is taken off; None for no norm.
+
+    Args:
+        norm: the norm.
+        width: numbers that are normed, which one without a scale (Gemma 4) does not say.
+    """
     if isinstance(norm, nn.Identity):
         return None
-    weight = norm.weight.detach().float()
+    scale = getattr(norm, "weight", None)
+    scale = torch.ones(width, dtype=torch.float32, device="cpu") if scale is None else scale.detach()
+    weight = scale.float()
     if isinstance(norm, nn.LayerNorm):
         return weight, None if norm.bias is None else norm.bias.detach().float(), float(norm.eps), True
-    offset = norm_offset(norm, norm.weight.detach())
+    offset = norm_offset(norm, scale)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if offset is None or epsilon is None:
         raise AttributeError(f"{type(norm).__name__} is no norm that is known")

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.models.cache.kv_cache import CacheLayout
-from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_divisor
+from drafttree.models.cache.kv_cache import Slot
+from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_cap, logits_divisor
+from drafttree.models.fused.fused_layers import key_owners, layout_of
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.long_rope import long_frequencies_of, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import Released, ReleasedParameters, can_release, look
 from drafttree.models.native import kernels
 from drafttree.models.native.native_layers import (
+    LayerInputs,
+    NativeGemma4Layer,
     NativeLayer,
     NativeLlamaLayer,
     NativeNeoXLayer,
@@ -29,6 +32,8 @@ from drafttree.models.native.native_layers import (
     weight_place,
 )
 
+LAYERS = {"gemma4_text": NativeGemma4Layer, "gpt_neox": NativeNeoXLayer}
+"""The layers of families that are unlike Llama."""
 LONG = "long"
 """Stands among the types of rotary embeddings for the long frequencies of LongRoPE."""
 
@@ -77,24 +82,49 @@ def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, 
     return rotaries
 
 
-def add_layer(model: Any, layer: NativeLayer, rotaries: dict[str | None, tuple[Tensor, float]]) -> None:
-    """Add a decoder layer to a model of drafttree-native, which has these rotary embeddings already."""
-    shape = {**layer.shape, "rotary": [*rotaries].index(layer.rotary) if layer.turns else None}
+def add_layer_inputs(model: Any, inputs: LayerInputs) -> None:
+    """Add what layers read beside the residual stream to a model of drafttree-native, before its layers."""
+    table, (of_projection, of_sum) = inputs.embedding, inputs.scales
+    own = table.weight.detach(), embedding_scale(table)
+    model.add_layer_inputs(*own, weight_of(inputs.projection), of_projection, inputs.norm, of_sum)
+
+
+def add_layer(
+    model: Any, layer: NativeLayer, rotaries: dict[str | None, tuple[Tensor, float]], slots: tuple[Slot, Slot]
+) -> None:
+    """Add a decoder layer to a model of drafttree-native, which has these rotary embeddings already.
+
+    Args:
+        model: the model.
+        layer: the layer.
+        rotaries: the rotary embeddings.
+        slots: of the keys and values that the layer attends to.
+    """
+    keys, values = slots
+    shape = {**layer.shape, "buffer": keys.buffer, "key_slot": keys.place, "value_slot": values.place}
+    shape["rotary"] = [*rotaries].index(layer.rotary) if layer.turns else None
     if layer.turns and LONG in rotaries:
         shape["long_rotary"] = [*rotaries].index(LONG)
     model.add_layer(layer.norms, layer.products.read(), shape)
 
 
-def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0) -> bool:
+def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0, cap: float | None = None) -> bool:
     """Add the last norm, if there is one, and the output projection: one that is packed already, where it is the same.
 
     A draft head often has the target's. Whether it was packed for this model.
+
+    Args:
+        model: the model.
+        norm: the norm.
+        head: the output projection.
+        divisor: of logits.
+        cap: what no logit goes beyond, None for none.
     """
     owner = next((packed.model for packed in [*packed_models.values()] if packed.has_head(head)), None)
     if owner:
-        model.share_head(norm, owner, divisor)
+        model.share_head(norm, owner, divisor, cap or 0.0)
     else:
-        model.add_head(norm, weight_of(head), divisor)
+        model.add_head(norm, weight_of(head), divisor, cap or 0.0)
     return owner is None
 
 
@@ -108,11 +138,15 @@ class PackingPlan:
         embedding: of the tokens.
         mtp: what a multi-token-prediction layer reads in place of it, None for other models.
         multiplier: of embeddings, None for the embedding's own.
+        layer_inputs: what layers read beside the residual stream, None for nothing.
         layers: the decoder layers.
+        owners: as of `key_owners`.
         rotaries: their rotary embeddings.
         norm: the last norm.
         head: the output projection.
         divisor: of logits.
+        cap: of logits, None for none.
+        layout: of the KV caches.
 
     Raises:
         AttributeError: a layer is not as those of its family.
@@ -125,12 +159,16 @@ class PackingPlan:
         self.mtp = embedding if isinstance(embedding, MtpEmbedding) else None
         self.embedding: Any = embedding if self.mtp is None else self.mtp.embed_tokens
         self.multiplier = embedding_multiplier(decoder)
-        layer = NativeLlamaLayer if is_llama else NativeNeoXLayer
+        self.layer_inputs = LayerInputs.of(decoder)
+        layer = LAYERS.get(config.model_type, NativeLlamaLayer)
         self.layers: list[NativeLayer] = [layer(block, config) for block in decoder.layers]
+        self.owners = key_owners(decoder.layers)
         self.rotaries = rotaries_of(self.layers, decoder.rotary_emb)
         self.norm = norm_of(decoder.norm if is_llama else decoder.final_layer_norm)
         self.head: Any = module.get_output_embeddings()
-        self.divisor = logits_divisor(config)
+        self.divisor, self.cap = logits_divisor(config), logits_cap(config)
+        shapes = [(layer.shape["key_heads"], layer.shape["width"]) for layer in self.layers]
+        self.layout = layout_of(shapes, self.owners)
 
     @property
     def entry(self) -> tuple | None:
@@ -143,16 +181,20 @@ class PackingPlan:
     def tensors(self) -> list[Any]:
         """The tensors of the embedding and of linear layers, with a `Released` for each that is released."""
         projection = tensors_of(self.mtp.eh_proj) if self.mtp else []
+        own = self.layer_inputs
+        inputs = [own.embedding.weight, *tensors_of(own.projection)] if own else []
         layers = (tensor for layer in self.layers for tensor in layer.products.tensors)
-        return [self.embedding.weight, *projection, *layers, *tensors_of(self.head)]
+        return [self.embedding.weight, *projection, *inputs, *layers, *tensors_of(self.head)]
 
     @property
     def settings(self) -> object:
         """All else that is packed, as values that are equal where the same is packed."""
         mtp = [*self._mtp_norms, self.mtp.states_first] if self.mtp else None
         scale = embedding_scale(self.embedding, self.multiplier)
+        own = self.layer_inputs
+        inputs = [embedding_scale(own.embedding), own.norm, own.scales] if own else None
         layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
-        return _as_values([scale, mtp, layers, self.rotaries, self.norm, self.divisor])
+        return _as_values([scale, mtp, inputs, layers, self.owners, self.rotaries, self.norm, self.divisor, self.cap])
 
     @property
     def _mtp_norms(self) -> list[tuple | None]:
@@ -179,15 +221,15 @@ class PackedModel:
         self.model = new_model(plan.embedding, plan.entry, plan.multiplier)
         for rotary in plan.rotaries.values():
             self.model.add_rotary(*rotary)
+        if plan.layer_inputs:
+            add_layer_inputs(self.model, plan.layer_inputs)
+            self._release_whole("layer_inputs", plan.layer_inputs.projection)
         for index, layer in enumerate(plan.layers):
-            add_layer(self.model, layer, plan.rotaries)
+            add_layer(self.model, layer, plan.rotaries, plan.layout.slots[plan.owners[index]])
             self._release(index, layer.products)
-        shape = plan.layers[-1].shape
-        self.layout = CacheLayout.uniform(len(plan.layers), shape["key_heads"], shape["width"])
-        if add_head(self.model, plan.norm, plan.head, plan.divisor):
-            products = Products()
-            products.add("head", [plan.head])
-            self._release(-1, products)
+        self.layout = plan.layout
+        if add_head(self.model, plan.norm, plan.head, plan.divisor, plan.cap):
+            self._release_whole("head", plan.head)
         self._settings, self._stamps = plan.settings, [*map(_stamp, plan.tensors)]
         self._head = [*map(_stamp, tensors_of(plan.head))]
         self._owners = [stamp.owner for stamp in [*self._stamps, *self._head] if isinstance(stamp, Released)]
@@ -209,6 +251,12 @@ class PackedModel:
         """Let layers release again what they were given back, where that can be."""
         for owner in self._owners:
             owner.take_back()
+
+    def _release_whole(self, name: str, layer: Any) -> None:
+        """Let a linear layer that is a product by itself, and of no decoder layer, release its weight."""
+        products = Products()
+        products.add(name, [layer])
+        self._release(-1, products)
 
     def _release(self, index: int, products: Products) -> None:
         """Let the layers that were packed release their weights."""

@@ -33,7 +33,10 @@ class StaticAttention(NamedTuple):
         """See `PassAttention`; `rows` are the keys and values `[1, key heads, rows, width]` of a layer."""
         for stored, new in zip(rows, (key, value), strict=True):
             stored[:, :, self.new_rows] = new[None].transpose(1, 2)
-        return self.visible.attend(query.unflatten(1, (key.shape[1], -1)), *rows, scale).flatten(1)
+        return self.read(query, rows, scale)
+
+    def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        return self.visible.attend(query.unflatten(1, (rows[0].shape[1], -1)), *rows, scale).flatten(1)
 
 
 class MaskedInputs:
@@ -99,12 +102,13 @@ class MaskedInputs:
         seen = (drafted < 0) | tree | (columns == new_rows[:, None])
         mask = torch.zeros(seen.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
+        by_kind = {(EVERYTHING, self._groups): attention}
         tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
-        return PassInputs(tokens, positions, hidden, rows, {EVERYTHING: attention}.__getitem__)
+        return PassInputs(tokens, positions, hidden, rows, lambda *kind: by_kind[kind])
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         """See `InputBuilder`; here there may be several requests, whose caches may be any."""
-        return PassInputs.of(segments, self._groups, hidden)
+        return PassInputs.of(segments, hidden)
 
 
 def _pooled(segments: Sequence[Segment]) -> PooledBuffers:

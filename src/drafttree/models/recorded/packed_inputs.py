@@ -44,14 +44,18 @@ class PackedAttention(NamedTuple):
     has_prefix: Tensor
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """See `PassAttention`; `rows` are all keys and values `[key heads, rows, width]` of a layer.
+        """See `PassAttention`; `rows` are all keys and values `[key heads, rows, width]` of a layer."""
+        for stored, new in zip(rows, (key, value), strict=True):
+            stored.index_copy_(1, self.new_rows, new.transpose(0, 1))
+        return self.read(query, rows, scale)
+
+    def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """See `PassAttention`.
 
         Query heads that share a key head are stacked as queries: the rows are read once for all of them, and torch's
         kernel is not asked for groups, for single queries of which it orders the log-sum-exps in another way.
         """
-        for stored, new in zip(rows, (key, value), strict=True):
-            stored.index_copy_(1, self.new_rows, new.transpose(0, 1))
-        grouped = query.unflatten(1, (key.shape[1], -1)).transpose(1, 2)
+        grouped = query.unflatten(1, (len(rows[0]), -1)).transpose(1, 2)
         stacked = grouped.flatten(0, 1)
         keys, values = (stored.index_select(1, self.tree_rows) for stored in rows)
         tree, tree_size = attend_densely(stacked, keys, values, self.visible, scale)
@@ -202,7 +206,7 @@ class PackedInputs:
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         groups = self._groups
 
-        def attention(_: Span) -> PackedAttention:
+        def attention(_: Span, __: int) -> PackedAttention:
             prefixes = Prefixes(memory.starts * groups, memory.lengths, memory.firsts, sizes.most_nodes * groups)
             visible, has_prefix = (each.repeat_interleave(groups, 0) for each in (memory.visible, memory.has_prefix))
             return PackedAttention(self._varlen, memory.new_rows, memory.tree_rows, visible, prefixes, has_prefix)

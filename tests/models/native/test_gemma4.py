@@ -1,0 +1,160 @@
+"""Gemma 4: texts are those of transformers, what is computed otherwise is refused, and edits are in the next text."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from drafttree import Decoder
+from drafttree.drafters import LanguageModelDrafter
+from drafttree.models import TargetModel, append, select_backend
+from drafttree.models.native import packed_model
+from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.native.native_layers import LayerInputs, NativeGemma4Layer
+from drafttree.policies import Talon
+from testing import tiny
+from testing.fused_families import CONFIGS
+from testing.marks import needs_native
+
+KINDS = [name for name in CONFIGS if name.startswith("gemma4")]
+TOKENS = tiny.random_tokens(12, 1)
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@needs_native
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
+def test_texts_are_those_of_transformers(name, drafts):
+    module: Any = tiny.from_config(CONFIGS[name]())
+    clone = deepcopy(module)
+    target = TargetModel(module, select_backend)
+    assert isinstance(target.backend, NativeBackend)
+    drafter = LanguageModelDrafter(TargetModel(tiny.from_config(CONFIGS[name]()), select_backend)) if drafts else None
+    decoder = Decoder(target, drafter, Talon(budget=12) if drafts else None)
+    expected = clone.generate(torch.tensor([TOKENS]), max_new_tokens=30, do_sample=False)
+    assert decoder.generate(TOKENS, max_new_tokens=30).tokens == expected[0, len(TOKENS) :].tolist()
+
+
+def other_layers(change: Callable[[Any], object]) -> Patch:
+    """Let layers be packed in another way."""
+    return _changed(NativeGemma4Layer, change)
+
+
+def other_inputs(change: Callable[[Any], object]) -> Patch:
+    """Let what layers read beside the residual stream be packed in another way."""
+    return _changed(LayerInputs, change)
+
+
+def _changed(kind: type, change: Callable[[Any], object]) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        right: Any = kind.__init__
+
+        def wrong(self: Any, *given: Any) -> None:
+            right(self, *given)
+            change(self)
+
+        monkeypatch.setattr(kind, "__init__", wrong)
+
+    return patch
+
+
+def first_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers share the keys of the first layer of their type instead of the last's."""
+    owners = [0, 1, 2, 3, 0, 1, 0, 1]
+    monkeypatch.setattr(packed_model, "key_owners", lambda _: owners)
+
+
+def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_model, "logits_cap", lambda _: None)
+
+
+def whole_heads_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rotary embeddings turn the pairs too that they leave alone."""
+    right = packed_model.rotaries_of
+
+    def wrong(*given: Any) -> Any:
+        return {kind: (own.where(own > 0, 0.01), scaling) for kind, (own, scaling) in right(*given).items()}
+
+    monkeypatch.setattr(packed_model, "rotaries_of", wrong)
+
+
+MUTANTS: dict[str, tuple[str, Patch]] = {
+    "scores divided by a head's width": (
+        "gemma4",
+        other_layers(lambda layer: layer.shape.update(scale=layer.shape["width"] ** -0.5)),
+    ),
+    "values without their norm": ("gemma4", other_layers(lambda layer: layer.norms.pop("value"))),
+    "no number behind a layer": ("gemma4", other_layers(lambda layer: layer.shape.pop("scalar"))),
+    "logits without their bound": ("gemma4", no_cap),
+    "all pairs turned": ("gemma4", whole_heads_turned),
+    "a window of all layers": ("gemma4", other_layers(lambda layer: layer.shape.update(window=tiny.WINDOW))),
+    "keys of another layer": ("gemma4_shared_keys", first_keys),
+    "inputs without their norm's scale": (
+        "gemma4_shared_keys",
+        other_inputs(lambda own: setattr(own, "norm", (own.norm[0] ** 0, *own.norm[1:]))),
+    ),
+    "a sum of inputs that is not scaled": (
+        "gemma4_shared_keys",
+        other_inputs(lambda own: setattr(own, "scales", (own.scales[0], 1.0))),
+    ),
+    "experts that count for their share alone": (
+        "gemma4_experts",
+        other_layers(lambda layer: layer.shape.pop("expert_scales")),
+    ),
+    "a router that reads what the MLP reads": (
+        "gemma4_experts",
+        other_layers(lambda layer: layer.norms.update(before_router=layer.norms["before_mlp"])),
+    ),
+    "norms of MLP and experts exchanged": (
+        "gemma4_experts",
+        other_layers(
+            lambda layer: layer.norms.update(
+                after_inner=layer.norms["after_experts"], after_experts=layer.norms["after_inner"]
+            )
+        ),
+    ),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_native_passes_that_are_wrong_are_refused(mutant, monkeypatch):
+    name, patch = MUTANTS[mutant]
+    patch(monkeypatch)
+    backend = TargetModel(tiny.from_config(CONFIGS[name]()), select_backend).backend
+    assert "NativeBackend: its logits differ" in str(backend.fallback_reason)
+
+
+EDITS: dict[str, tuple[str, Callable[[Any], torch.Tensor]]] = {
+    "layer_scalar": ("gemma4", lambda decoder: decoder.layers[1].layer_scalar),
+    "embed_tokens_per_layer": ("gemma4_shared_keys", lambda decoder: decoder.embed_tokens_per_layer.weight),
+    "per_layer_model_projection": ("gemma4_shared_keys", lambda decoder: decoder.per_layer_model_projection.weight),
+    "per_layer_projection_norm": ("gemma4_shared_keys", lambda decoder: decoder.per_layer_projection_norm.weight),
+    "per_layer_input_gate": ("gemma4_shared_keys", lambda decoder: decoder.layers[6].per_layer_input_gate.weight),
+    "router": ("gemma4_experts", lambda decoder: decoder.layers[1].router.proj.weight),
+    "per_expert_scale": ("gemma4_experts", lambda decoder: decoder.layers[1].router.per_expert_scale),
+    "down_proj": ("gemma4_experts", lambda decoder: decoder.layers[1].experts.down_proj),
+}
+
+
+@torch.inference_mode()
+def logits(model: TargetModel) -> torch.Tensor:
+    return append(model, model.new_cache(len(TOKENS)), TOKENS).logits
+
+
+@needs_native
+@pytest.mark.parametrize("edited", EDITS)
+def test_edits_are_in_the_next_text(edited):
+    name, find = EDITS[edited]
+    model = TargetModel(tiny.from_config(CONFIGS[name]()), select_backend)
+    before = logits(model)
+    with torch.no_grad():
+        find(model.module.get_decoder()).mul_(-2)
+    after = logits(model)
+    assert isinstance(model.backend, NativeBackend)
+    assert not torch.allclose(before, after, atol=1e-3)
+    with torch.inference_mode():
+        own = model.module(input_ids=torch.tensor([TOKENS])).logits[:, -1:]
+    torch.testing.assert_close(after, own, rtol=1e-4, atol=1e-4)
