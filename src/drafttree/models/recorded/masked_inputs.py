@@ -104,7 +104,7 @@ class MaskedInputs:
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
         by_kind = {(EVERYTHING, self._groups): attention}
         tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
-        return PassInputs(tokens, positions, hidden, rows, lambda *kind: by_kind[kind])
+        return PassInputs(tokens, positions, hidden, rows, lambda span, groups: by_kind[span, groups])
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         """See `InputBuilder`; here there may be several requests, whose caches may be any."""
