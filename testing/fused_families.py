@@ -29,7 +29,10 @@ GEMMA4: Any = {
     **{"head_dim": 8, "global_head_dim": 12, "sliding_window": tiny.WINDOW, "final_logit_softcapping": 3.0},
 }
 KEYS_AS_VALUES: Any = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-SHARED_KEYS: Any = {"num_hidden_layers": 8, "layer_types": GEMMA4["layer_types"] * 2, "num_kv_shared_layers": 4}
+SHARED_KEYS: Any = {
+    **{"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
+    "num_kv_shared_layers": 2,
+}
 LAYER_INPUTS: Any = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": tiny.VOCAB}
 EXPERTS_BESIDE: Any = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -154,12 +154,13 @@ def test_logits_are_as_near_to_exact_ones_as_the_modules(name, dtype):
     prompt = tiny.random_tokens(40, 1)
     module = deepcopy(model.module)
     TargetModel(module).release()
-    exact = deepcopy(module).double()(torch.tensor([prompt])).logits[0]
+    exact = in_float64(module)(torch.tensor([prompt])).logits[0]
     theirs = module(torch.tensor([prompt])).logits[0]
     cache, ours = model.new_cache(40), []
     prefill(model, cache, prompt[:6], read=lambda rows: ours.append(rows))
     prefill(model, cache, prompt[6:], chunk=17, read=lambda rows: ours.append(rows))
-    gaps = [float((each.double() - exact).abs().max()) for each in (torch.cat(ours), theirs)]
+    # on average: the largest of a mixture of experts is that of a token that another expert was chosen for
+    gaps = [float((each.double() - exact).square().mean().sqrt()) for each in (torch.cat(ours), theirs)]
     assert gaps[0] <= 1.5 * gaps[1] + 1e-6
 
 
@@ -173,7 +174,8 @@ def test_rows_of_eight_bits_are_near_to_whole_ones(name, dtype):
     prompt = tiny.random_tokens(40, 1)
     exact = deepcopy(model.module)
     TargetModel(exact).release()
-    rounded = deepcopy(exact.double())
+    exact = in_float64(exact)
+    rounded = deepcopy(exact)
     for layer in rounded.modules():
         if isinstance(layer, Int8Linear):
             layer.register_forward_pre_hook(lambda _, given: in_eight_bits(given[0]))
@@ -182,6 +184,13 @@ def test_rows_of_eight_bits_are_near_to_whole_ones(name, dtype):
     prefill(model, cache, prompt, read=lambda rows: ours.append(rows))
     gap = float((torch.cat(ours).double() - expected).abs().max())
     assert gap <= 2 * float((theirs - expected).abs().max()) + (dtype == torch.bfloat16) * 0.05
+
+
+def in_float64(module: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a module, on products of experts that know float64."""
+    exact: Any = deepcopy(module)
+    exact.config._experts_implementation = "eager"
+    return exact.double()
 
 
 def in_eight_bits(rows: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ class NativeBackend:
         self._embedding: Any = module.get_input_embeddings()
         self._empty: Tensor = self._embedding.weight.new_empty(0)
         self._module = module
+        decoder: Any = module.get_decoder()
         head: Any = module.get_output_embeddings()
         self._vocab: int = head.out_features
         packed = packed_models.get(module)
@@ -75,7 +76,7 @@ class NativeBackend:
             packed = packed_models[module] = PackedModel(module)
         packed.take_back()
         self._model, self._layout = packed.model, packed.layout
-        self._layers = len(module.get_decoder().layers)
+        self._layers = len(decoder.layers)
 
     @property
     def packed_nbytes(self) -> int:
