@@ -188,15 +188,6 @@ POPULAR: dict[str, PopularModel] = {
         ends=(1, 106),
         widths={"hidden_size_per_layer_input": 8},
     ),
-    "google/gemma-4-E4B-it": PopularModel(
-        "gemma4_text",
-        {**GEMMA4, **heads(8, 2, 256), "max_position_embeddings": 131_072, "sliding_window": 512}
-        | {"global_head_dim": 512, "num_kv_shared_layers": 6, "vocab_size_per_layer_input": 262_144}
-        | {"layer_types": every(6, "sliding_attention", "full_attention", 12)},
-        12,
-        ends=(1, 106),
-        widths={"hidden_size_per_layer_input": 8},
-    ),
     "google/gemma-4-26B-A4B-it": PopularModel(
         "gemma4_text",
         {**GEMMA4, **FEW, **heads(16, 8, 256), "max_position_embeddings": 262_144, "sliding_window": 1024}
