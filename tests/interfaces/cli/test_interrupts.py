@@ -12,7 +12,7 @@ from drafttree.measure.run_store import RUNS
 from testing.command_line import PROMPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")]
-PATIENCE = 300
+PATIENCE = 900
 DRAFTTREE = ["-m", "drafttree"]
 
 
