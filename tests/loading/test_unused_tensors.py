@@ -123,3 +123,13 @@ def test_inspect_names_what_would_be_refused(plain):
     names = f"{LAYER}mlp.up_proj.weight_scale", f"{LAYER}self_attn.q_proj.lora_A.weight"
     save_file(tensors | {name: torch.ones(1) for name in names}, folder / "model.safetensors", {"format": "pt"})
     assert inspect(str(folder)).problems == (f"unread {', '.join(names)}",)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_eight_bits_without_their_scales_are_refused(plain, dtype):
+    folder, tensors = plain
+    codes = {name: torch.ones_like(each).to(dtype) for name, each in tensors.items() if "up_proj" in name}
+    save_file(tensors | codes, folder / "model.safetensors", {"format": "pt"})
+    message = told(ModelError, drafttree.load, folder, "none")
+    kind = {torch.int8: "I8", torch.float8_e4m3fn: "F8_E4M3"}[dtype]
+    assert f"are stored in eight bits ({kind}: model.layers.0.mlp.up_proj.weight and 2 more), and neither" in message

@@ -3,10 +3,13 @@
 from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
-
-from packaging.requirements import Requirement
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from drafttree.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 @cache
@@ -23,6 +26,8 @@ def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()
     Raises:
         ConfigError: names the package, the versions that work, and the command that installs one.
     """
+    if not find_spec("packaging"):  # what reads versions
+        raise ConfigError(f'{purpose} needs packaging, which is not installed: pip install "packaging"')
     for needed in _requirements(extra):
         if only and needed.name not in only:
             continue
@@ -38,8 +43,10 @@ def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()
             )
 
 
-def _requirements(extra: str) -> Iterator[Requirement]:
+def _requirements(extra: str) -> Iterator["Requirement"]:
     """What pyproject.toml declares for an extra, the extras that it contains included."""
+    from packaging.requirements import Requirement
+
     try:
         declared = [Requirement(line) for line in requires("drafttree") or ()]
     except PackageNotFoundError:

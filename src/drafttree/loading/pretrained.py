@@ -38,7 +38,7 @@ from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
-from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing
+from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
 
@@ -163,6 +163,7 @@ def read_model(
         raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, files)}") from error
     model, info = loaded
     refuse_changing(files, model, info["unexpected_keys"])
+    refuse_unscaled(files, info["unexpected_keys"])
     _check_weights(source, info)
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats import mtp
+from drafttree.drafters.formats import mtp, weight_files
 from drafttree.loading.model_files import ModelFiles
 from drafttree.models.fused.int8_linear import quantization_method
 
@@ -46,6 +47,8 @@ MODALITIES = re.compile(
 MTP = re.compile(r"(.*\.)?(mtp|nextn)\w*\..*")
 TABLES = re.compile(r"(.*\.)?(masked_bias|causal_mask|position_ids|\w*inv_freq|(cos|sin)_cached|num_batches_tracked)")
 """Names that older versions of models gave to what models compute themselves."""
+EIGHT_BITS = {"I8", "U8", "F8_E4M3", "F8_E5M2"}
+"""What safetensors calls dtypes of codes, which stand for weights only by their scales."""
 SHOWN = 4
 """Kinds of tensors that a message shows."""
 
@@ -64,6 +67,37 @@ def refuse_changing(files: ModelFiles, model: PreTrainedModel, unused: Collectio
     names = _deciding(model, unused)
     _refuse_adapters(files.source, names)
     _refuse_scales(files, model, names)
+
+
+def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
+    """Refuse weights that are stored in eight bits, and that nothing says how to scale.
+
+    transformers takes the codes for the weights. Weights in pickles are not looked at.
+
+    Args:
+        files: the files of the model.
+        unused: the names of the tensors that the loaded model has left out.
+
+    Raises:
+        ModelError: there are some, and the message names them.
+    """
+    if not files.is_local or files.gguf or quantization_method(files.settings.get("quantization_config")):
+        return
+    codes: dict[str, str] = {}
+    for path in weight_files(Path(files.path)):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    stored = file.get_slice(name)
+                    if stored.get_dtype() in EIGHT_BITS and len(stored.get_shape()) > 1 and name not in unused:
+                        codes[name] = stored.get_dtype()
+    if codes:
+        dtypes = " and ".join(sorted(set(codes.values())))
+        raise ModelError(
+            f"the weights of {str(files.source)!r} are stored in eight bits ({dtypes}: {shortened(codes.keys())}), and "
+            "neither scales nor a quantization_config say what they stand for; take the files that they were published "
+            "with, or weights that are not quantised"
+        )
 
 
 def check_unused(files: ModelFiles, model: PreTrainedModel, unused: Collection[str]) -> None:

@@ -88,6 +88,7 @@ class OwnLogits:
         check_module(self.module)
         kind = type(self.module).__name__
         try:
+            ModuleBackend(self.module)  # refuses what no tree can be verified in
             reference = self._of(make_probes(self.module)[:1])
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]

@@ -209,3 +209,15 @@ def test_weights_on_several_devices_are_told(monkeypatch):
     places = {name: SimpleNamespace(is_meta=False, device=name) for name in ("cuda:0", "cuda:1")}
     monkeypatch.setattr(module, "named_parameters", places.items)
     assert "is on several devices (cpu, cuda:0, cuda:1)" in told(ModelError, check_module, module)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_layers_that_were_taken_out_are_told_and_swapped_ones_are_served(name):
+    module = tiny.build(name)
+    TargetModel(module, select_backend)
+    del module.model.layers[0]
+    with pytest.raises(ModelError, match=r"has 2 layers with the numbers \[1, 2\], so it writes to rows of layers"):
+        TargetModel(module, select_backend)
+    for place, block in enumerate(module.model.layers):
+        block.self_attn.layer_idx = place
+    TargetModel(module, select_backend)

@@ -31,8 +31,8 @@ def check_module(module: PreTrainedModel) -> None:
     """Refuse a module that cannot compute logits.
 
     Raises:
-        ModelError: it has no head, weights without values, weights on several devices, or layers whose output for one
-            token depends on the other tokens of a pass.
+        ModelError: it has no head, weights without values, weights on several devices, layers whose output for one
+            token depends on the other tokens of a pass, or layers that are not numbered from 0.
     """
     name = type(module).__name__
     if module.get_output_embeddings() is None:
@@ -56,6 +56,20 @@ def check_module(module: PreTrainedModel) -> None:
     devices = sorted({str(tensor.device) for tensor in tensors.values() if not tensor.is_meta})
     if len(devices) > 1:
         raise ModelError(f"{name} is on several devices ({', '.join(devices)}); move all of it to one of them")
+    numbers = _layer_numbers(module)
+    if sorted(numbers) != [*range(len(numbers))]:
+        raise ModelError(
+            f"{name} has {len(numbers)} layers with the numbers {numbers}, so it writes to rows of layers that it does "
+            "not have; where layers were taken out, set the layer_idx of each one's attention to its place"
+        )
+
+
+def _layer_numbers(module: PreTrainedModel) -> list[int]:
+    """The numbers by which a module's attention layers write to a KV cache; their places where they have none."""
+    blocks = getattr(module.get_decoder(), "layers", None)
+    if not isinstance(blocks, nn.ModuleList):
+        return []
+    return [getattr(getattr(block, "self_attn", None), "layer_idx", place) for place, block in enumerate(blocks)]
 
 
 def _keeps_outliers(part: nn.Module) -> bool:
