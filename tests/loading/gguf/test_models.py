@@ -111,6 +111,12 @@ def test_the_ends_of_texts_and_the_sampling_of_a_file_are_used(llama, tmp_path):
     assert decoder.defaults["top_k"] == 12
 
 
+def test_a_factor_alone_scales_linearly_as_in_llama_cpp(llama, tmp_path):
+    path = gguf_files.write(llama, tmp_path / "model.gguf", metadata={"llama.rope.scaling.factor": 4.0})
+    rope = load_model(path, torch.float32, CPU).config.rope_parameters
+    assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
+
+
 def test_inspect_tells_of_a_file(path):
     found = inspect(str(path))
     assert found.kind == "language-model"

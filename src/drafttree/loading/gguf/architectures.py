@@ -330,17 +330,12 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
     Raises:
         ModelError: they are scaled in a way that is not known here.
     """
-    kind = metadata.text("rope.scaling.type", "none")
+    # What is read here is used below: a key that is not read has the file refused.
+    kind = metadata.text("rope.scaling.type", "linear")  # llama.cpp's default, which a factor alone means
     factor = metadata.number("rope.scaling.factor", None)
-    optional = {
-        "attention_factor": metadata.number("rope.scaling.attn_factor", None)
-        or metadata.number("rope.scaling.yarn_attn_factor", None),
-        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", None),
-        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", None),
-        "original_max_position_embeddings": metadata.number("rope.scaling.original_context_length", None),
-    }
     long, short = "rope_factors_long.weight", "rope_factors_short.weight"
     if metadata.has(long) and metadata.has(short):
+        metadata.number("rope.scaling.attn_factor", None)  # transformers computes the same from both contexts
         long_factors, short_factors = (metadata.file.read(name, torch.float32).tolist() for name in (long, short))
         return {
             "type": "longrope",  # the field's older name, which Phi-3's config checks
@@ -350,13 +345,20 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
         }
     if metadata.has("rope_freqs.weight"):
         return _llama3_scaling(metadata.file, settings["rope_theta"], turned)
-    if kind == "none" or factor in {None, 1.0}:
+    if kind == "none" or (kind == "linear" and factor in {None, 1.0}):
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"rope_type": "yarn", "factor": factor, **given}
+        keys = {
+            "attention_factor": "rope.scaling.yarn_attn_factor",
+            "beta_fast": "rope.scaling.yarn_beta_fast",
+            "beta_slow": "rope.scaling.yarn_beta_slow",
+            "original_max_position_embeddings": "rope.scaling.original_context_length",
+        }
+        numbers = {field_name: metadata.number(key, None) for field_name, key in keys.items()}
+        stated = {field_name: number for field_name, number in numbers.items() if number is not None}
+        return {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor"), **stated}
     raise ModelError(f"{metadata.file.path} scales rotary frequencies by {kind!r}, which drafttree does not know")
 
 
@@ -419,14 +421,14 @@ class StoredWeight:
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
-        self.names = names
-        self._file, self._dtype, self._heads, self._offset = file, dtype, heads, offset
+        self._file, self._names, self._dtype = file, names, dtype
+        self._heads, self._offset = heads, offset
 
     def __getitem__(self, _: object) -> Tensor:
         """The whole weight: transformers takes what it materialises by `[...]`."""
         if self._offset:
-            return (self._file.read(self.names[0], torch.float32) - self._offset).to(self._dtype)
-        parts = [self._file.read(name, self._dtype) for name in self.names]
+            return (self._file.read(self._names[0], torch.float32) - self._offset).to(self._dtype)
+        parts = [self._file.read(name, self._dtype) for name in self._names]
         weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
         if self._heads:
             weight = weight.unflatten(0, (self._heads, -1, 2)).transpose(1, 2).flatten(0, 2)

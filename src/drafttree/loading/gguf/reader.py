@@ -223,13 +223,13 @@ def _kinds() -> Mapping[str, Any]:
 
 
 def _kind_of(path: Path, name: str, number: int) -> str:
-    names = {int(kind): name for name, kind in _kinds().items()}
-    if number not in names:
+    try:
+        return import_module("gguf").GGMLQuantizationType(number).name
+    except ValueError:
         raise ModelError(
             f"{path} holds {name} in a kind of weights that the package gguf does not know (number {number}); update "
             'it (pip install --upgrade "drafttree[gguf]"), or take a file of another kind, such as Q4_K_M'
-        )
-    return names[number]
+        ) from None
 
 
 def _row_bytes(path: Path, name: str, shape: tuple[int, ...], kind: str) -> int:

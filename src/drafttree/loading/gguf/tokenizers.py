@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PreTrainedTo
 from drafttree.core.errors import ModelError
 from drafttree.loading.gguf.reader import GGUFFile
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Types of tokens: what stands for text without a token; words for the model; words that are never taken apart."""
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens: words for the model, and words that are never taken apart."""
 SPACE = "▁"
 """What stands for a space in SentencePiece's tokens."""
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -38,9 +38,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }
 """What text is split into before bytes are merged, one pattern behind the other, by `tokenizer.ggml.pre`."""
 WHOLE_TOKENS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-"""Those that take a piece which is a token as it is, without merging it."""
-BEGINS_WITH_BOS = {*WHOLE_TOKENS}
-"""Those whose texts begin with a token, where the file does not say."""
+"""Those that take a piece which is a token as it is, and whose texts begin with a token where the file does not say."""
 COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 """Those that compose letters and their marks (NFC) first."""
 ENDS = {
@@ -221,7 +219,7 @@ def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple
 
 def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> None:
     """Begin and end texts with tokens, where the file says so."""
-    begins = _value(file, "model") == "llama" or _value(file, "pre") in BEGINS_WITH_BOS
+    begins = _value(file, "model") == "llama" or _value(file, "pre") in WHOLE_TOKENS
     first = special.get("bos_token") if _value(file, "add_bos_token", begins) else None
     last = special.get("eos_token") if _value(file, "add_eos_token", False) else None
     framed = [token for token in (first, last) if token]
