@@ -76,6 +76,8 @@ def test_other_files_are_told_by_what_they_are(path):
         ),
         ({"llama.block_count": 4}, "are incomplete: model.layers.3.input_layernorm.weight and 8 more missing"),
         ({"llama.block_count": 10**6}, "num_hidden_layers as 1000000; it must be between 0 and 1000"),
+        ({"llama.rope.scaling.attn_factor": 1.1}, "gives llama.rope.scaling.attn_factor, which drafttree does not"),
+        ({"llama.rope.scaling.type": "yarn"}, "gives nothing as llama.rope.scaling.factor, where drafttree needs"),
         ({"general.alignment": 0}, "gives general.alignment as 0"),
     ],
 )
