@@ -66,12 +66,7 @@ Panels packed(int threads, const nb::tuple& given) {
   if (!given[1].is_none()) bias = numbers(given[1]);
   if (format == Format::int8) scales = numbers(given[2]);
   nb::gil_scoped_release released;
-  Panels made = Panels::pack(threads, format, outputs, inputs, [&](int64_t output, int64_t input) -> float {
-    const char* row = rows[output];
-    return format == Format::float32    ? ((const float*)row)[input]
-           : format == Format::bfloat16 ? widened(((const uint16_t*)row)[input])
-                                        : ((const int8_t*)row)[input];
-  });
+  Panels made = Panels::pack(threads, format, rows, inputs);
   if (bias) memcpy(made.biases.as<float>(), bias->data(), outputs * 4);
   if (scales) memcpy(made.scales.as<float>(), scales->data(), outputs * 4);
   return made;
@@ -312,9 +307,22 @@ NB_MODULE(NATIVE_VARIANT, module) {
             if (first < 0 || count < 0 || first + count > product.outputs)
               throw std::invalid_argument("a product has no such outputs");
             nb::gil_scoped_release released;
-            product.unpack(first, count, (char*)to);
+            product.unpack(model.threads, first, count, (char*)to);
           },
           "layer"_a, "name"_a, "first"_a, "count"_a, "to"_a)
+      // so many outputs of a product by itself, from the first on; the addresses of rows [count][inputs] and of what
+      // they become, [count][outputs]
+      .def(
+          "multiply",
+          [](const Held& model, int threads, int64_t layer, const std::string& name, int64_t first, int64_t outputs,
+             intptr_t rows, int64_t count, intptr_t to) {
+            const Panels& product = model.product(layer, name);
+            if (first < 0 || outputs < 1 || first + outputs > product.outputs)
+              throw std::invalid_argument("a product has no such outputs");
+            nb::gil_scoped_release released;
+            multiply_alone(threads, product, first, outputs, (const float*)rows, count, (float*)to);
+          },
+          "threads"_a, "layer"_a, "name"_a, "first"_a, "outputs"_a, "rows"_a, "count"_a, "to"_a)
       .def_ro("hidden", &Held::hidden)
       .def_prop_ro("room", [](const Held& model) { return model.head->count * PANEL; })  // numbers in a row of logits
       .def_prop_ro("nbytes", [](const Held& model) { return model.bytes(); })

@@ -10,6 +10,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "amx.h"
 #include "memory.h"
@@ -50,15 +51,14 @@ struct Panels {
   const char* panel(int64_t index) const { return data.as<char>() + index * panel_bytes(); }
   size_t bytes() const { return data.size() + scales.size() + biases.size(); }
 
-  // Packs `[outputs, inputs]` numbers on so many threads, whole ones for int8. `at(output, input)` gives them, on any
-  // thread. Scales and biases are left to be filled in.
-  template <class At>
-  static Panels pack(int threads, Format format, int64_t outputs, int64_t inputs, At at) {
+  // Packs outputs, of each the numbers as they lie in memory, on so many threads. Scales and biases are left to be
+  // filled in.
+  static Panels pack(int threads, Format format, const std::vector<const char*>& outputs, int64_t inputs) {
     Panels made;
-    made.format = format, made.outputs = outputs, made.inputs = inputs;
+    made.format = format, made.outputs = outputs.size(), made.inputs = inputs;
     const int64_t per = inputs_of_word(format);
     made.words = rounded_up((inputs + per - 1) / per, uses_amx(format) ? Amx::WORDS : 1);
-    made.count = (outputs + PANEL - 1) / PANEL;
+    made.count = (made.outputs + PANEL - 1) / PANEL;
     // a step calls lines one chunk ahead, also behind the end
     char* data = made.data.reserve<char>(made.count * made.panel_bytes() + CHUNK * PANEL * 4);
     for (Buffer* each : {&made.scales, &made.biases})
@@ -66,35 +66,57 @@ struct Panels {
     Team::run(
         threads, [] {},
         [&](Team& team, int thread) {
-          for (int64_t output = made.count * thread / team.size() * PANEL;
-               output < made.count * (thread + 1) / team.size() * PANEL; output++) {
-            char* lane = data + output / PANEL * made.panel_bytes() + output % PANEL * 4;
-            for (int64_t input = 0; input < made.words * per; input++) {
-              char* place = lane + input / per * PANEL * 4;
-              const float number = output < outputs && input < inputs ? at(output, input) : 0;
-              if (format == Format::float32) ((float*)place)[0] = number;
-              else if (format == Format::bfloat16) ((uint16_t*)place)[input % 2] = rounded(number);
-              else ((uint8_t*)place)[input % 4] = 128 + (int)number;
-            }
-          }
+          for (int64_t panel = made.count * thread / team.size(); panel < made.count * (thread + 1) / team.size();
+               panel++)
+            made.pack_panel(panel, outputs, (uint32_t*)(data + panel * made.panel_bytes()));
         });
     return made;
   }
 
-  // Some outputs as their weight had them, `[count][inputs]`.
-  void unpack(int64_t first, int64_t count, char* to) const {
-    const int64_t per = inputs_of_word(format), size = 4 / per;
-    for (int64_t output = first / PANEL * PANEL; output < first + count; output += PANEL)
-      for (int64_t input = 0; input < inputs; input++) {
-        const char* lanes = panel(output / PANEL) + input / per * PANEL * 4 + input % per * size;
-        for (int64_t lane = std::max<int64_t>(first - output, 0); lane < std::min(PANEL, first + count - output);
-             lane++) {
-          char* place = to + ((output + lane - first) * inputs + input) * size;
-          if (format == Format::int8) *place = (char)((uint8_t)lanes[lane * 4] - 128);
-          else memcpy(place, lanes + lane * 4, size);
-        }
-      }
+  // Some outputs as their weight had them, `[count][inputs]`, on so many threads.
+  void unpack(int threads, int64_t first, int64_t count, char* to) const {
+    const int64_t start = first / PANEL, panels = (first + count + PANEL - 1) / PANEL - start;
+    Team::run(
+        threads, [] {},
+        [&](Team& team, int thread) {
+          for (int64_t panel = start + panels * thread / team.size();
+               panel < start + panels * (thread + 1) / team.size(); panel++)
+            unpack_panel(panel, first, first + count, to);
+        });
   }
+
+ private:
+  // A cache line of each output at a time, so that what is read and what is written stays in the first cache.
+  void pack_panel(int64_t panel, const std::vector<const char*>& from, uint32_t* to) const {
+    const int64_t bytes = row_bytes(), first = panel * PANEL;
+    for (int64_t word = 0; word < words; word += LINE) {
+      uint32_t lines[PANEL][LINE] = {};
+      const int64_t filled = std::min(LINE * 4, bytes - word * 4), wanted = std::min(LINE, words - word);
+      for (int64_t output = 0; filled > 0 && output < std::min(PANEL, outputs - first); output++)
+        memcpy(lines[output], from[first + output] + word * 4, filled);
+      for (int64_t at = 0; at < wanted; at++)
+        for (int64_t output = 0; output < PANEL; output++)
+          to[(word + at) * PANEL + output] = lines[output][at] ^ plus_128();
+    }
+  }
+  // The outputs of a panel that are among some.
+  void unpack_panel(int64_t index, int64_t first, int64_t end, char* to) const {
+    const uint32_t* from = (const uint32_t*)panel(index);
+    const int64_t bytes = row_bytes();
+    const int64_t start = std::max(first, index * PANEL), stop = std::min(end, (index + 1) * PANEL);
+    for (int64_t word = 0; word * 4 < bytes; word += LINE) {
+      const int64_t filled = std::min(LINE * 4, bytes - word * 4);
+      for (int64_t output = start; output < stop; output++) {
+        uint32_t line[LINE];
+        for (int64_t at = 0; at < (filled + 3) / 4; at++)
+          line[at] = from[(word + at) * PANEL + output % PANEL] ^ plus_128();
+        memcpy(to + (output - first) * bytes + word * 4, line, filled);
+      }
+    }
+  }
+  static constexpr int64_t LINE = 16;  // words
+  int64_t row_bytes() const { return inputs * 4 / inputs_of_word(format); }
+  uint32_t plus_128() const { return format == Format::int8 ? 0x80808080 : 0; }
 };
 
 // Rows as products read them: some of a `Rows`.

@@ -241,11 +241,12 @@ struct Destination {
   float by = 1;
 };
 
-// The panels of a weight that a thread computes.
+// The panels of a weight that a thread computes, of all or of some.
 struct Share {
   int64_t first, end;
-  Share(const Panels& weight, int thread, int threads)
-      : first(weight.count * thread / threads), end(weight.count * (thread + 1) / threads) {}
+  Share(const Panels& weight, int thread, int threads) : Share(0, weight.count, thread, threads) {}
+  Share(int64_t from, int64_t count, int thread, int threads)
+      : first(from + count * thread / threads), end(from + count * (thread + 1) / threads) {}
 };
 
 template <Format format>
@@ -299,6 +300,28 @@ inline void multiply(const Panels& weight, const RowsView& rows, Share share, De
     case Format::int8:
       return multiply<Format::int8>(weight, rows, share, to, next);
   }
+}
+
+// Some outputs of a product by itself: of rows `[count][inputs]`, to `out` `[count][outputs]`.
+inline void multiply_alone(int threads, const Panels& weight, int64_t first, int64_t outputs, const float* from,
+                           int64_t count, float* out) {
+  const int64_t start = first / PANEL, panels = (first + outputs + PANEL - 1) / PANEL - start;
+  const int64_t stride = panels * PANEL;
+  Rows rows;
+  Buffer products;
+  rows.reserve(count, weight.inputs);
+  float* to = products.reserve<float>(count * stride);
+  Team::run(
+      threads, [] {},
+      [&](Team& team, int thread) {
+        const Amx registers;
+        for (int64_t row = thread; row < count; row += team.size())
+          rows.take(row, weight.format, weight.inputs, from + row * weight.inputs);
+        team.barrier();
+        multiply(weight, rows, Share(start, panels, thread, team.size()), {to - start * PANEL, stride}, nullptr);
+      });
+  for (int64_t row = 0; row < count; row++)
+    memcpy(out + row * outputs, to + row * stride + first - start * PANEL, outputs * 4);
 }
 
 }  // namespace drafttree

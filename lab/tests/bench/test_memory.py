@@ -9,6 +9,7 @@ import pytest
 
 from drafttree.errors import ModelError
 from drafttree_lab.bench import memory
+from drafttree_lab.own_process import answer
 from testing.command_line import complaint, run
 
 OPTIONS = {"max_new_tokens": 4, "temperature": 0.0, "seed": 0}
@@ -45,7 +46,7 @@ def processes(monkeypatch):
 def run_process(monkeypatch, capsys, method: str) -> dict:
     """What the process prints for a method, run in this one."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({**TASK, "method": method})))
-    memory.main()
+    answer(memory.decode)
     return json.loads(capsys.readouterr().out)
 
 

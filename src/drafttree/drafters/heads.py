@@ -20,7 +20,7 @@ from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
 from drafttree.models.module.module_inputs import as_cache
-from drafttree.models.module.released import place, weights
+from drafttree.models.module.released import place
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -367,8 +367,8 @@ def last_layer(target: PreTrainedModel) -> int:
 
 def own_bytes(heads: Any, target: PreTrainedModel) -> int:
     """Return the bytes of the heads' parameters that are not shared with the target."""
-    shared = {place(each) for each in weights(target)}
-    return sum(each.nbytes for each in weights(heads) if place(each) not in shared)
+    shared = {place(each) for each in target.parameters()}
+    return sum(each.nbytes for each in heads.parameters() if place(each) not in shared)
 
 
 def zero_hidden(target: PreTrainedModel) -> Tensor:

@@ -58,7 +58,6 @@ from drafttree.loading.pretrained import (
 from drafttree.loading.specs import split_spec
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
-from drafttree.models.module.released import weights
 
 logger = logging.getLogger("drafttree")
 DrafterSource = ModelSource | Drafter | type[Drafter]
@@ -228,7 +227,7 @@ def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quant
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
     """Warn of a draft model that is no smaller than its target: a pass of it costs what it could save."""
-    ours, theirs = (sum(each.numel() for each in weights(model)) for model in (drafter, target))
+    ours, theirs = (sum(each.numel() for each in model.parameters()) for model in (drafter, target))
     if ours >= theirs:
         logger.warning(
             "the drafter has %.1f million parameters and the target %.1f: it cannot make the text faster; name a "

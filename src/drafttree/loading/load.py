@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from drafttree.core.autocast import refuse_autocast
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
+from drafttree.core.stages import tells_stages
 from drafttree.engine import compatibility
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.prices import machine
@@ -28,6 +29,7 @@ from drafttree.models import TargetModel
 logger = logging.getLogger("drafttree")
 
 
+@tells_stages
 def load(
     target: ModelSource = "embedded",
     drafter: DrafterSource | None = "auto",

@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from drafttree.core.counts import is_token_ids
 from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
+from drafttree.core.stages import stage
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
 from drafttree.loading import zoo
@@ -116,6 +117,7 @@ def load_model(
     return read_model(files, dtype, device, quantize, tensor_parallel_size)
 
 
+@stage("weights")
 def read_model(
     files: ModelFiles,
     dtype: torch.dtype,
@@ -168,7 +170,8 @@ def read_model(
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
     if quantize:
-        apply_quantization(model, quantize, source)
+        with stage("quantise"):
+            apply_quantization(model, quantize, source)
     if device.type == "cpu" and tensor_parallel_size == 1:
         _copy_what_stays(model)
     if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
@@ -216,6 +219,7 @@ def _loader_of(config: PreTrainedConfig) -> Any:
     return None if config.is_encoder_decoder else next(loaders, None)
 
 
+@stage("tokenizer")
 def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model; None for a loaded model that names no source.
 

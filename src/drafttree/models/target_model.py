@@ -16,7 +16,6 @@ from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import input_device, logits_width
-from drafttree.models.module.released import weights
 from drafttree.models.segment import Output, Segment
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import LossyWindow
@@ -163,7 +162,7 @@ class TargetModel:
         self.unseen = self._selected.unseen
         if self.unseen:
             logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
-        self.nbytes = sum(each.nbytes for each in weights(module))
+        self.nbytes = sum(each.nbytes for each in module.parameters())
         self._log_backend()
 
     def _log_backend(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.core.openmp import a_single_thread, limit_of_threads
+from drafttree.core.stages import stage
 from drafttree.models.attention.tree_attention import NoTreeError
 from drafttree.models.attention.varlen_attention import find_varlen_attention
 from drafttree.models.base import Backend
@@ -39,7 +40,9 @@ from drafttree.models.module.probe import (
     tolerance,
     tree_logits,
 )
-from drafttree.models.native.native_backend import NativeBackend, why_not_native
+from drafttree.models.native.native_backend import NativeBackend, reads_packed_weights, why_not_native
+from drafttree.models.native.packed_model import PackedModel
+from drafttree.models.native.packed_products import WrongProductError
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
@@ -71,12 +74,18 @@ KEPT = "_verified_by_drafttree"
 class OwnLogits:
     """A module's own logits of probes, each computed once, when a check first needs it.
 
-    Attributes:
+    Args:
         module: the untouched module.
+        packed: what is packed of it and multiplies for its linear layers, None where they multiply themselves.
+
+    Attributes:
+        module: as given.
     """
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, packed: PackedModel | None = None) -> None:
         self.module = module
+        self._packed = packed
+        self._by_token = decodes_otherwise(module)  # seen before anything is replaced for a check
 
     @cached_property
     def behind_prefix(self) -> Reference:
@@ -88,12 +97,13 @@ class OwnLogits:
         check_module(self.module)
         kind = type(self.module).__name__
         try:
-            ModuleBackend(self.module)  # refuses what no tree can be verified in
+            with self._multiplied():
+                ModuleBackend(self.module)  # refuses what no tree can be verified in
             reference = self._of(make_probes(self.module)[:1])
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
             raise ModelError(f"{kind} cannot compute its own logits ({reason}); load it anew") from error
-        if setting := _limits_products(self.module, reference[0][0].shifted(logits_width(self.module))):
+        if setting := self._limits_products(reference[0][0].shifted(logits_width(self.module))):
             dtype, threads = str(self.module.dtype).removeprefix("torch."), torch.get_num_threads()
             raise ModelError(
                 f"{kind} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
@@ -111,7 +121,16 @@ class OwnLogits:
     @cached_property
     def late(self) -> Reference:
         """Of trees behind rows at the end of the context; for modules that fused layers know."""
-        return self._of(make_late_probes(self.module))
+        with self._multiplied():
+            probes = make_late_probes(self.module)
+        return self._of(probes)
+
+    @cached_property
+    def for_native(self) -> tuple[Reference, float]:
+        """What passes in one call are compared with, and the gap that is allowed."""
+        with _told_of_training(self.module):
+            reference = [*self.behind_prefix, *self.late]
+        return reference, self.allowed(INT8_ROWS if quantization(self.module) == "int8" else 0.0)
 
     def allowed(self, unit: float = 0.0) -> float:
         """The largest gap that rounding explains between another way to compute the module and the module.
@@ -125,13 +144,41 @@ class OwnLogits:
         if why_not_fused(self.module):
             return 0.0
         ((probe, logits),) = self.behind_prefix
-        by_token = decodes_otherwise(self.module)  # without the hooks that round
         with unrounded_activations(), _extra_rounding(self.module, max(unit, torch.finfo(dtype).eps)):
-            return FUSED_NOISES * relative_gap(own_logits(self.module, probe, by_token), logits)
+            return FUSED_NOISES * relative_gap(self._logits(probe), logits)
 
     @unrounded_activations()
     def _of(self, probes: list[Probe]) -> Reference:
-        return [(probe, own_logits(self.module, probe)) for probe in probes]
+        return [(probe, self._logits(probe)) for probe in probes]
+
+    def _logits(self, probe: Probe) -> Tensor:
+        with self._multiplied():
+            return own_logits(self.module, probe, self._by_token)
+
+    def _limits_products(self, probe: Probe) -> str | None:
+        """The setting of OpenMP by which torch's own products are wrong, None if they are right.
+
+        Some leave out what the threads were to compute that torch does not get, and what their memory held before
+        remains. Which do depends on processor and dtype, so logits are compared with those of one thread.
+
+        Args:
+            probe: what has not been computed before, or what remains might be right.
+        """
+        threads = torch.get_num_threads()
+        if input_device(self.module).type != "cpu" or not (setting := limit_of_threads(threads)):
+            return None
+        with a_single_thread():
+            limited = self._logits(probe)
+        torch.set_num_threads(1)
+        try:
+            right = self._logits(probe)
+        finally:
+            torch.set_num_threads(threads)
+        is_right = relative_gap(limited, right) <= tolerance(self.module.dtype)
+        return None if is_right or not right.isfinite().all() else setting
+
+    def _multiplied(self) -> AbstractContextManager[None]:
+        return self._packed.multiplies_for(self.module) if self._packed else nullcontext()
 
 
 def select_backend(module: PreTrainedModel) -> Backend:
@@ -228,6 +275,7 @@ def _own_sums(module: PreTrainedModel) -> str | None:
     return None
 
 
+@stage("check")
 def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
     """The fastest backend that gives a module's own logits, but for recorded passes; it knows why it is no faster one.
 
@@ -266,14 +314,15 @@ def _trusted_native(own: OwnLogits) -> NativeBackend | str:
     module = own.module
     if reason := why_not_native(module):
         return reason
-    with _told_of_training(module):
-        reference = [*own.behind_prefix, *own.late]
-    # Before weights are packed, since the module takes them back to compute.
-    allowed = own.allowed(INT8_ROWS if quantization(module) == "int8" else 0.0)
+    # before weights are packed that the module itself reads, since it would take them back
+    computed = own.for_native if reads_packed_weights(module) else None
     try:
         native = NativeBackend(module)
+    except WrongProductError as error:
+        return str(error)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         return _other_layer(error)
+    reference, allowed = computed or OwnLogits(module, native.packed).for_native
     return native if (gap := _gap(native, reference)) <= allowed else _other_logits(gap)
 
 
@@ -350,30 +399,6 @@ def _told_of_training(module: PreTrainedModel) -> Iterator[None]:
             raise
         kind = type(module).__name__
         raise ModelError(f"{kind} cannot be verified in a tree: it is in training mode; call its eval()") from error
-
-
-def _limits_products(module: PreTrainedModel, probe: Probe) -> str | None:
-    """The setting of OpenMP by which torch's own products of a module are wrong, None if they are right.
-
-    Some leave out what the threads were to compute that torch does not get, and what their memory held before remains.
-    Which do depends on processor and dtype, so logits are compared with those of one thread.
-
-    Args:
-        module: the module.
-        probe: what has not been computed before, or what remains might be right.
-    """
-    threads = torch.get_num_threads()
-    if input_device(module).type != "cpu" or not (setting := limit_of_threads(threads)):
-        return None
-    with a_single_thread():
-        limited = own_logits(module, probe)
-    torch.set_num_threads(1)
-    try:
-        right = own_logits(module, probe)
-    finally:
-        torch.set_num_threads(threads)
-    is_right = relative_gap(limited, right) <= tolerance(module.dtype)
-    return None if is_right or not right.isfinite().all() else setting
 
 
 def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> str | None:

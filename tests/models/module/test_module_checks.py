@@ -191,7 +191,10 @@ REFUSED = {
         "Qwen2ForTokenClassification has no language-model head; load it with AutoModelForCausalLM",
     ),
     "dynamic": (dynamically_quantised, "dynamically quantised layers, which round all tokens of a pass together"),
-    "two dtypes": (of_two_dtypes, "LlamaForCausalLM cannot compute its own logits (expected m1 and m2"),
+    "two dtypes": (
+        of_two_dtypes,
+        "LlamaForCausalLM cannot compute its own logits (rows of torch.float32 are",
+    ),
 }
 
 

@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import operator
 import pickle
 import threading
 import weakref
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -18,7 +20,7 @@ from drafttree.drafters.heads import own_bytes
 from drafttree.engine.drafting.prices import _digest
 from drafttree.models import TargetModel, append, select_backend
 from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
-from drafttree.models.module.released import MOST, Released, look, shapes
+from drafttree.models.module.released import MOST, ReleasedWeight, shapes
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny
 from testing.fused_families import CONFIGS
@@ -50,7 +52,9 @@ def linear(module: nn.Module) -> list[Any]:
 
 def released(module: nn.Module) -> list[Any]:
     """The linear layers that do without their weight at present."""
-    return [part for part in linear(module) if any(isinstance(each, Released) for each in look(part).values())]
+    return [
+        part for part in linear(module) if any(isinstance(each, ReleasedWeight) for each in part._parameters.values())
+    ]
 
 
 @torch.inference_mode()
@@ -94,15 +98,16 @@ def test_weights_exist_once_and_come_back_as_they_were(name, dtype, quantize):
     "read",
     [
         lambda module: module.state_dict(),
-        lambda module: [*module.parameters()],
-        lambda module: dict(module.named_parameters()),
-        lambda module: [part.weight for part in linear(module)],
-        lambda module: [dict(part._parameters) for part in linear(module)],
-        lambda module: [{**part._parameters} for part in linear(module)],
-        lambda module: [part._parameters["weight"] for part in linear(module)],
-        lambda module: [part._parameters.copy() for part in linear(module)],
+        lambda module: [each.data for each in module.parameters()],
+        lambda module: [each.data_ptr() for each in module.parameters()],
+        lambda module: [each.stride() for each in module.parameters()],
+        lambda module: [each.detach().numpy() for each in module.parameters()],
+        lambda module: [repr(each) for each in module.parameters()],
+        lambda module: torch._foreach_norm([*module.parameters()]),
+        lambda module: [torch.stack(tensors=[each, each]) for each in module.parameters()],
+        lambda module: safetensors.torch.save(module.state_dict()),
         copy.deepcopy,
-        lambda module: [copy.copy(part).weight for part in linear(module)],
+        lambda module: [copy.copy(part.weight) for part in linear(module)],
         pickle.dumps,
         lambda module: module.to(torch.float32),
         lambda module: module(torch.tensor([TOKENS])),
@@ -110,7 +115,7 @@ def test_weights_exist_once_and_come_back_as_they_were(name, dtype, quantize):
         lambda module: torch.nn.utils.parameters_to_vector(module.parameters()),
         lambda module: torch.func.functional_call(module, dict(module.named_parameters()), torch.tensor([TOKENS])),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_whoever_reads_weights_gets_ordinary_ones_and_the_text_stays(read):
     model = build()
@@ -118,7 +123,8 @@ def test_whoever_reads_weights_gets_ordinary_ones_and_the_text_stays(read):
     model.release()
     read(model.module)
     assert not released(model.module)
-    assert all(type(part._parameters) is dict and type(part.weight) is nn.Parameter for part in linear(model.module))
+    assert all(type(part.weight) is nn.Parameter for part in linear(model.module))
+    assert not any("release" in vars(each) for each in model.module.parameters())
     assert torch.equal(logits(model), before)
     assert isinstance(model.backend, NativeBackend)
 
@@ -128,7 +134,17 @@ def test_who_only_looks_gives_nothing_back():
     count = len(released(model.module))
     expected = [(name, list(each.shape), str(each.dtype)) for name, each in make().state_dict().items()]
     assert shapes(model.module) == expected
-    for look_at in (repr, _digest, lambda model: own_bytes(model.module, model.module), logits):
+    held = [*model.module.parameters()]
+    looks = [
+        *(repr, _digest, lambda model: own_bytes(model.module, model.module), logits),
+        lambda model: sum(each.nbytes for each in model.module.parameters()),
+        lambda model: [(name, each.shape, each.dtype, each.device) for name, each in model.module.named_parameters()],
+        lambda model: (model.module.num_parameters(only_trainable=True), model.module.get_memory_footprint()),
+        lambda model: (model.module.dtype, model.module.device),
+        lambda model: {each: len(each) for each in model.module.parameters()},
+        lambda model: held,
+    ]
+    for look_at in looks:
         look_at(model)
         assert len(released(model.module)) == count
     assert own_bytes(model.module, model.module) == 0
@@ -136,14 +152,17 @@ def test_who_only_looks_gives_nothing_back():
 
 def test_memory_goes_and_what_was_read_is_released_again():
     module = make()
-    weight = weakref.ref(linear(module)[0].weight)
     model = TargetModel(module, select_backend)
-    assert weight() is None
+    assert [kept_bytes(part.weight) for part in linear(module)] == [4] * len(linear(module))
     module.state_dict()
-    given = weakref.ref(linear(module)[0].weight)
+    assert all(kept_bytes(part.weight) == part.weight.nbytes for part in linear(module))
     logits(model)
-    assert given() is None
-    assert released(module)
+    assert [kept_bytes(part.weight) for part in linear(module)] == [4] * len(linear(module))
+
+
+def kept_bytes(weight: nn.Parameter) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.untyped_storage().nbytes()
 
 
 def test_weights_exist_once_after_an_edit_too():
@@ -194,11 +213,22 @@ def test_what_somebody_holds_is_not_released(hold, when):
     held = hold(module.model.layers[1].mlp.up_proj.weight) if when == "before" else None
     model = TargetModel(module, select_backend)
     if when == "after":
+        module.state_dict()
         held = hold(module.model.layers[1].mlp.up_proj.weight)
     logits(model)
     assert module.model.layers[1].mlp.up_proj not in released(module)
     assert len(released(module)) == len(linear(module)) - 1
     del held
+
+
+def test_what_somebody_holds_that_was_released_is_the_weight_still():
+    model = build()
+    held = [*model.module.parameters()]
+    before = logits(model)
+    double(held[-1])
+    assert not torch.equal(logits(model), before)
+    assert_as_module(model)
+    assert all(map(operator.is_, held, model.module.parameters()))
 
 
 def test_a_shallow_copy_edits_the_model_that_writes():
@@ -285,6 +315,7 @@ def test_edits_are_of_the_model_that_writes(edit, texts):
 def test_an_edit_while_a_text_begins_is_not_lost(monkeypatch):
     model = build()
     before, layer, equal = logits(model), model.module.lm_head, torch.equal
+    model.module.state_dict()
     weight, edit = weakref.ref(layer.weight), threading.Thread(target=lambda: double(layer.weight))
 
     def equal_and_edited(*given: torch.Tensor) -> bool:
@@ -400,13 +431,13 @@ def test_stacked_weights_of_experts_exist_once_and_come_back():
     before = make("qwen3_moe").state_dict()
     model = build("qwen3_moe")
     assert model.packed_nbytes == 0
-    assert all(isinstance(each, Released) for each in look(experts_of(model)).values())
+    assert all(isinstance(each, ReleasedWeight) for each in experts_of(model).parameters())
     after = model.module.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     del after
     gc.collect()
     model.new_cache(1)
-    assert all(isinstance(each, Released) for each in look(experts_of(model)).values())
+    assert all(isinstance(each, ReleasedWeight) for each in experts_of(model).parameters())
 
 
 @pytest.mark.parametrize("edited", ["gate_up_proj", "down_proj", "router", "top_k", "norm_topk_prob"])

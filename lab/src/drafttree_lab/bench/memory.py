@@ -4,9 +4,6 @@ A process's high-water mark never falls, so that of one which has run several me
 """
 
 import gc
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -17,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from drafttree import measure
-from drafttree.core.errors import ConfigError, DraftTreeError, ModelError
 from drafttree.core.lazy import torch
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Device, Dtype, Target, VerifierName
@@ -26,15 +22,13 @@ from drafttree.interfaces.console import make_console, progress
 from drafttree.loading import find_verifier
 from drafttree.measure.method import NO_DRAFTER, Method, parse_methods
 from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
+from drafttree_lab.own_process import answer, run_module
 
 METHODS = "embedded-draft;lookup;mixed:embedded-draft"
 COLUMNS = {"method": "", **dict.fromkeys(("loaded", "peak", "added", "GPU loaded", "GPU peak", "GPU added"), ".1f")}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 """What Linux resets the peak of the resident memory by (proc(5))."""
-REFUSED = "refused"
-"""The key under which a process tells why it could not do its work."""
-
 Use = dict[str, int]
 """Bytes: `loaded`, resident once the models are loaded, and `peak`, at most while decoding (where the system is not
 Linux, loading included); `device_loaded` and `device_peak`, those of the GPU, 0 where none is in use; and `tokens`."""
@@ -97,15 +91,7 @@ def measure_memory(spec: str, task: Mapping[str, Any]) -> Use:
         ConfigError: it is refused: its names, its drafter or the options.
         ModelError: the process has died, as of too little memory.
     """
-    given = json.dumps({**task, "method": spec})
-    done = subprocess.run([sys.executable, "-m", __name__], input=given, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing; perhaps memory ran out"])[-1]
-        raise ModelError(f"the process of {spec!r} has ended with code {done.returncode}: {last}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    if REFUSED in found:
-        raise ConfigError(f"{spec}: {found[REFUSED]}")
-    return found
+    return run_module(__name__, {**task, "method": spec}, spec)
 
 
 def decode(task: Mapping[str, Any]) -> Use:
@@ -154,14 +140,5 @@ def _on_device(function: Callable[[], int | None]) -> int:
     return (function() or 0) if torch.cuda.is_available() and torch.cuda.is_initialized() else 0
 
 
-def main() -> None:
-    """Do the task of standard input."""
-    try:
-        found = decode(json.load(sys.stdin))
-    except DraftTreeError as error:
-        found = {REFUSED: str(error)}
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    answer(decode)

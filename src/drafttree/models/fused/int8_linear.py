@@ -28,6 +28,8 @@ MIDDLE = 128
 """What stands for 0 in the bytes of activations."""
 LARGEST = 256 * INT8_MAX
 """An activation of sixteen bits, which is 256 times its upper byte and its lower one, both from -128 to 127."""
+ROWS_AT_ONCE = 256
+"""Rows of a weight that are quantised at once: in float32 they should not leave a processor's cache."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
 """Rows that torch's product of integers on CUDA takes at least, and what its sizes are multiples of."""
@@ -69,10 +71,16 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.training = layer.training
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        weight = layer.weight.detach().float()
-        scale = weight.abs().amax(1) / INT8_MAX
-        rounded = (weight / torch.where(scale == 0, 1.0, scale)[:, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
-        self.quantized = nn.Parameter(rounded.to(torch.int8), requires_grad=False)
+        weight = layer.weight.detach()
+        quantized = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
+        scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
+        parts = (each.split(ROWS_AT_ONCE) for each in (weight, quantized, scale))
+        for rows, integers, units in zip(*parts, strict=True):
+            numbers = rows.float()
+            units.copy_(numbers.abs().amax(1) / INT8_MAX)
+            numbers = numbers / torch.where(units == 0, 1.0, units)[:, None]
+            integers.copy_(numbers.round_().clamp_(-INT8_MAX, INT8_MAX))
+        self.quantized = nn.Parameter(quantized, requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
 

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
-from drafttree.models.module.released import Released, ReleasedParameters
+from drafttree.models.module.released import Release, ReleasedWeight, stand_in
 from drafttree.models.module.unseen_state import (
     CONTAINERS,
     LONGEST,
@@ -51,8 +51,6 @@ from drafttree.models.module.unseen_state import (
     unseen_state,
 )
 
-AS_GIVEN_BACK = {ReleasedParameters: dict, Released: nn.Parameter}
-"""Types that are compared as those of the layer with its weight."""
 SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Types of whole numbers that entries are compared as, by their size in bytes, so that NaN equals itself."""
 
@@ -60,8 +58,8 @@ SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Fingerprint:
     """The state of a module when the fingerprint was taken.
 
-    Weights that layers have released (`drafttree.models.module.released`) are not given back for it; those that were
-    given back are released again where that can be.
+    Weights that layers have released (`drafttree.models.module.released`) stay so; those that were given back are
+    released again where that can be.
 
     It is compared once a text and not in every round: see `docs/performance.md` for what that costs.
 
@@ -80,11 +78,11 @@ class Fingerprint:
         self._lists: list[Iterable] = []
         self._owners: list[object] = []
         self._foreign: dict[type, None] = {}
-        self._tensors: list[Tensor | Released] = []
+        self._tensors: list[Tensor | Release] = []
         self._walk()
         parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
         self._kinds: list[Any] = [*{type(part) for part in parts}]
-        self._released = [tensor.owner for tensor in self._tensors if isinstance(tensor, Released)]
+        self._released = [tensor for tensor in self._tensors if isinstance(tensor, Release)]
         tensors = [each for each in self._tensors if isinstance(each, Tensor)]
         self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
         self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
@@ -103,7 +101,8 @@ class Fingerprint:
         members = self._read_members()
         if self._read_state() != self._state or not all(map(torch.equal, self._read_entries(), self._entries)):
             return False
-        if len(members) == len(self._members) and all(map(operator.is_, members, self._members)):
+        same = len(members) == len(self._members) and all(map(operator.is_, members, self._members))
+        if same and all(each.is_released for each in self._released):
             return True
         now = Fingerprint(self._module)
         if not self._equals(now):
@@ -117,20 +116,15 @@ class Fingerprint:
         pending: list[Any] = [self._module]
         while pending:
             value = pending.pop()
-            facts.append(AS_GIVEN_BACK.get(type(value), type(value)))
+            facts.append(nn.Parameter if type(value) is ReleasedWeight else type(value))
             if type(value) in VALUES:
                 facts.append(value)
             elif id(value) in places:
                 facts.append(places[id(value)])
-            elif isinstance(value, Tensor | Released):
+            elif isinstance(value, Tensor):
                 places[id(value)] = len(places)
-                self._tensors += [value] if id(value) not in scratch else []
-            elif isinstance(value, ReleasedParameters):  # given back it is replaced
-                places[id(value)] = len(places)
-                own = value.look()
-                facts.append(len(own))
-                pending += own
-                pending += own.values()
+                own: Any = stand_in(value)
+                self._tensors += [own] if id(value) not in scratch else []
             elif isinstance(value, CONTAINERS) and len(value) <= LONGEST:
                 places[id(value)] = len(places)
                 facts.append(len(value))
@@ -168,14 +162,12 @@ class Fingerprint:
 
     def _read_members(self) -> list[object]:
         """All that the module holds, classes, hooks and the `forward` functions of classes included."""
-        beside_weights = (owner.parameters for owner in self._released)
-        # of a layer that has released its weight again, the other parameters may be others than before
-        dicts = [*filter(None, self._dicts), *beside_weights]
+        dicts = [*filter(None, self._dicts)]
         classes = map(type, self._owners)
         own = (vars(kind).values() for kind in self._foreign)
-        return list(
-            chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *own, (kind.forward for kind in self._kinds))
-        )
+        forwards = (kind.forward for kind in self._kinds)
+        members = chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *own, forwards)
+        return list(map(stand_in, members))
 
     def _read_state(self) -> tuple[list[int], list[int]]:
         """Addresses and versions of all tensors."""
@@ -194,13 +186,13 @@ def _working_buffers(part: nn.Module) -> list[Tensor]:
     return [each for name, each in named if each is not None and name.endswith("inv_freq") and "original" not in name]
 
 
-def _is_same(old: Tensor | Released, new: Tensor | Released) -> bool:
+def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:
     """Whether a tensor is the one that it was; one that is no parameter may have been replaced by an equal one."""
     if old is new:
         return True
-    if isinstance(old, Released):
-        return old.is_unchanged(new)
-    if isinstance(new, Released):
+    if isinstance(old, Release):
+        return old.is_of(new)
+    if isinstance(new, Release):
         return False
     if isinstance(old, nn.Parameter) or not (is_plain(old) and is_plain(new)):
         return False

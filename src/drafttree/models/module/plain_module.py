@@ -9,7 +9,7 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from drafttree.models.module.fingerprint import is_plain
-from drafttree.models.module.released import Released, look
+from drafttree.models.module.released import ReleasedWeight
 from drafttree.models.module.unseen_state import global_hooks, is_patched, own_hooks
 
 CLASSES = (
@@ -52,8 +52,8 @@ def _peculiarity(name: str, layer: nn.Module) -> str | None:
         return f"{name} has a forward hook"
     if layer.training and _reads_mode(cls):
         return f"{name} is in training mode; call its eval()"
-    for tensor in chain(look(layer).values(), layer._buffers.values()):
-        if not (tensor is None or isinstance(tensor, Released) or is_plain(tensor)):
+    for tensor in chain(layer._parameters.values(), layer._buffers.values()):
+        if not (tensor is None or isinstance(tensor, ReleasedWeight) or is_plain(tensor)):
             return f"{name} has a weight of the type {type(tensor).__name__}"
     return None
 

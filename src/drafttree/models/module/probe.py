@@ -21,7 +21,7 @@ from drafttree.models.module.plain_module import is_plain_module
 from drafttree.models.segment import Output, Segment, forward_in_groups
 from drafttree.models.windows import span_of
 
-PREFIX = 20
+PREFIX = 12
 """Tokens before the first tree, read in two passes."""
 PARENTS = (-1, 0, 0, 1, 2, 4)
 LEAVES = (3, 5)

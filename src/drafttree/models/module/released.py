@@ -1,18 +1,22 @@
-"""Weights that exist once: what drafttree-native has packed is released by the layers until somebody reads it.
+"""Weights that exist once: what drafttree-native has packed is released by the layers until somebody uses it.
 
-A released layer's `_parameters` is a `ReleasedParameters`. Anything that reads the weight there (a pass of the module,
-an adapter, a state dict, `parameters()`, `deepcopy`, `to`, an optimiser) gets it back first, unpacked, and the layer is
-an ordinary one again. What only looks uses `look` and `weights`.
+A released weight is the parameter that the layer always had, without its values. Its name, shape, dtype and size can
+be looked at. Whatever reads or edits the values (a pass of the module, an adapter, a state dict, `.data`, `deepcopy`,
+`to`, an optimiser) gets them back first, unpacked, and the weight is an ordinary parameter again.
 
-A weight is released only where nobody else holds it or its memory: they could edit it, and the edit would be lost.
+A weight is released only where nobody else holds it or its memory: whoever does may edit it without a call of torch,
+and the edit would be lost.
 """
 
+import copy
+import math
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,186 +24,156 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 MOST = 2
 """Times that a weight is given back before it stays: somebody uses it, and to unpack it again and again takes time."""
+LOOKED_AT = (
+    *("shape", "dtype", "device", "ndim", "nbytes", "itemsize", "layout", "requires_grad", "is_leaf", "grad"),
+    *("grad_fn", "is_meta", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_quantized", "is_sparse", "is_mkldnn"),
+    *("_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
+)
+"""Attributes of tensors that say nothing of their values, nor of where these are."""
+CALLS = (
+    *("size", "dim", "numel", "nelement", "element_size", "is_floating_point", "is_complex", "is_inference"),
+    *("__len__", "__hash__"),
+)
+"""Methods of that kind."""
+LOOKS = {getattr(Tensor, name).__get__ for name in LOOKED_AT} | {getattr(Tensor, name) for name in CALLS}
 _giving = threading.RLock()
 
 
-class Released:
-    """Stands for a released weight where it is only looked at, as long as its owner lives.
+class ReleasedWeight(nn.Parameter):
+    """A weight that its layer does without at present; it becomes an ordinary parameter when its values are used."""
 
-    Attributes:
-        shape: its shape.
-        dtype: its dtype.
-        nbytes: its bytes.
-    """
-
-    def __init__(self, owner: "ReleasedParameters", name: str, weight: Tensor) -> None:
-        self._owner, self._name = weakref.ref(owner), name  # no circle, so that weights go when they are packed anew
-        self.shape, self.dtype, self.nbytes = weight.shape, weight.dtype, weight.nbytes
-
-    @property
-    def owner(self) -> "ReleasedParameters":
-        """What gives it back."""
-        owner = self._owner()
-        assert owner is not None, "whoever keeps a Released keeps its owner"
-        return owner
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    def is_unchanged(self, weight: object) -> bool:
-        """Whether a weight is the one that was given back, with the values it had."""
-        if not isinstance(weight, Tensor) or weight is not self.owner.given(self._name):
-            return False
-        alike = weight.device.type == "cpu" and (weight.dtype, weight.shape) == (self.dtype, self.shape)
-        return alike and torch.equal(self.owner.unpack[self._name](), weight)
-
-
-class _Traits(NamedTuple):
-    """What a parameter has beside its values."""
-
-    requires_grad: bool
-    attributes: dict[str, Any]
-    input_major: bool
+    release: "Release"
 
     @classmethod
-    def of(cls, weight: Tensor) -> "_Traits":
-        input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
-        return cls(weight.requires_grad, dict(vars(weight)), input_major)
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        for weight in _released_in([args, [*kwargs.values()]]):
+            _give_back(weight)
+        return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(_give_back(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _give_back(self).__reduce_ex__(protocol)
 
 
-class ReleasedParameters(dict[str, Any]):
-    """The parameters of a layer of which some are released; in place of a module's `_parameters`.
+class Release:
+    """Stands for a weight as it was released, and lets it have its values again.
 
     Args:
-        layer: the layer, which has the weights still.
-        unpack: by name, makes a weight anew, of the same shape and values.
-
-    Attributes:
-        unpack: as given.
-        weights: by name, what stands for a weight.
+        layer: the layer that has the weight.
+        name: of the weight there.
+        unpack: makes the values anew, of the same shape and dtype.
     """
 
-    def __init__(self, layer: nn.Module, unpack: Mapping[str, Callable[[], Tensor]]) -> None:
-        self.unpack, self._layer = dict(unpack), weakref.ref(layer)
-        own = vars(layer)["_parameters"]
-        self.weights = {name: Released(self, name, own[name]) for name in unpack}
-        self._given: dict[str, weakref.ref[Any]] = {}
+    def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor]) -> None:
+        weight: Any = layer._parameters[name]
+        self._layer, self._name, self._unpack = weakref.ref(layer), name, unpack
+        self._weight = weakref.ref(weight)  # no circle, so that weights go when they are packed anew
+        self._input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
+        self._is_inference = weight.is_inference()  # made in inference mode, which no edit ends
         self._times = 0
-        self._plain: dict[str, Any] | None = None
-        """What the layer has instead since the weight was given back; whoever has this object reads and edits that."""
-        self._take(layer)
-
-    def given(self, name: str) -> Tensor | None:
-        """The weight that the layer has instead, None if it was never given back or is gone."""
-        return self._given[name]() if name in self._given else None
+        self._hide(weight)
+        self._empty(weight)
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """What the layer has, in order, with those of `weights` that are released; not to be changed."""
-        plain = self._plain
-        return self._looked if plain is None else plain
+    def is_released(self) -> bool:
+        """Whether the weight is still, or again, without its values."""
+        return type(self._weight()) is ReleasedWeight
 
-    def look(self) -> dict[str, Any]:
-        """A copy of `parameters`."""
-        with _giving:
-            return dict(self.parameters)
+    def is_of(self, weight: object) -> bool:
+        """Whether a weight is the one that was released, with the values that it had."""
+        return weight is self._weight() and (self.is_released or self._is_unchanged())
 
-    def give_back(self) -> dict[str, Any]:
-        """Let the layer have its weights again; its parameters."""
+    def give_back(self) -> None:
+        """Let the weight have its values again."""
         with _giving:
-            if self._plain is not None:
-                return self._plain
-            # ordinary parameters, in whatever mode they are read
-            with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-                weights = {name: self._unpacked(name) for name in self.unpack}
-            self._given, self._times = {name: weakref.ref(own) for name, own in weights.items()}, self._times + 1
-            plain = self._plain = self._looked | weights
-            layer = self._layer()
-            if layer is not None and vars(layer)["_parameters"] is self:
-                vars(layer)["_parameters"] = plain
-            return plain
+            weight = self._weight()
+            if weight is None or type(weight) is not ReleasedWeight:  # somebody else was faster
+                return
+            with _as_it_was_made(self._is_inference):
+                values = self._unpack()
+                weight.data = values.t().contiguous().t() if self._input_major else values
+            self._show(weight)
+            self._times += 1
 
     def take_back(self) -> None:
-        """Release the weights again if they are unchanged, nobody else holds them, and they are not read all the time.
-
-        All of them or none: whoever reads one often reads the layer.
-        """
+        """Release the weight again if it is unchanged, nobody else holds it, and it is not used all the time."""
         with _giving:
-            layer, plain = self._layer(), self._plain
-            if plain is None or layer is None or self._times >= MOST:
+            weight, layer = self._weight(), self._layer()
+            if weight is None or layer is None or self.is_released or self._times >= MOST:
                 return
-            if vars(layer)["_parameters"] is not plain or not all(self._is_given(plain, name) for name in self.unpack):
+            if layer._parameters.get(self._name) is not weight:
                 return
-            del plain
-            self._take(layer)  # first: whoever reads or edits a weight from now on waits
-            kept = nn.Module()
-            vars(kept)["_parameters"], self._plain = self._plain, None
-            if not all(can_release(kept, name) and self._is_unchanged(name) for name in self.unpack):
-                self._plain = vars(layer)["_parameters"] = vars(kept)["_parameters"]
+            self._hide(weight)  # first: whoever uses it from now on waits
+            del weight
+            with torch._C.DisableTorchFunctionSubclass():
+                is_alone = _is_alone(layer, self._name) and self._is_unchanged()
+            weight = layer._parameters[self._name]
+            if is_alone:
+                self._empty(weight)
+            else:
+                self._show(weight)
 
-    def _take(self, layer: nn.Module) -> None:
-        own = vars(layer)["_parameters"]
-        self._traits = {name: _Traits.of(own[name]) for name in self.unpack}
-        self._looked = own | self.weights
-        vars(layer)["_parameters"] = self
+    def _is_unchanged(self) -> bool:
+        weight = self._weight()
+        if weight is None or weight.device.type != "cpu":
+            return False
+        values = self._unpack()
+        return (weight.dtype, weight.shape) == (values.dtype, values.shape) and torch.equal(values, weight)
 
-    def _unpacked(self, name: str) -> nn.Parameter:
-        unpacked, traits = self.unpack[name](), self._traits[name]
-        unpacked = unpacked.t().contiguous().t() if traits.input_major else unpacked
-        weight = nn.Parameter(unpacked, traits.requires_grad)
-        vars(weight).update(traits.attributes)
-        return weight
+    def _hide(self, weight: Any) -> None:
+        weight.release, weight.__class__ = self, ReleasedWeight
 
-    def _is_given(self, plain: dict[str, Any], name: str) -> bool:
-        """Whether a layer has the weight still that it was given back."""
-        given = self.given(name)
-        return given is not None and plain.get(name) is given
+    def _show(self, weight: Any) -> None:
+        weight.__class__ = nn.Parameter
+        del weight.release
 
-    def _is_unchanged(self, name: str) -> bool:
-        return self.weights[name].is_unchanged(self.given(name))
-
-    def __contains__(self, name: object) -> bool:  # asked before every attribute of a module
-        return name in self.look()
-
-    def __getitem__(self, name: str) -> Any:
-        return (self.give_back() if name in self.unpack else self.look())[name]
-
-    def __reduce_ex__(self, _: Any) -> tuple[type[dict], tuple[dict[str, Any]]]:
-        return dict, (self.give_back(),)
+    def _empty(self, weight: Any) -> None:
+        nothing = math.nan if weight.dtype.is_floating_point else 0  # read past torch's functions it would be noticed
+        with _as_it_was_made(self._is_inference):
+            weight.data = torch.full((1,), nothing, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
-def _giving_back(name: str) -> Callable[..., Any]:
-    method = getattr(dict, name)
-    return lambda self, *given, **named: method(self.give_back(), *given, **named)
+def _give_back(weight: Any) -> Any:
+    if release := vars(weight).get("release"):  # else another thread was faster
+        release.give_back()
+    return weight
 
 
-for _name in (
-    *("__iter__", "__len__", "__reversed__", "__setitem__", "__delitem__", "__eq__", "__ne__", "__repr__"),
-    *("__or__", "__ror__", "__ior__", "keys", "values", "items", "get", "pop", "popitem", "setdefault"),
-    *("update", "clear", "copy"),
-):
-    setattr(ReleasedParameters, _name, _giving_back(_name))
+def _released_in(values: Iterable[Any]) -> Iterator[ReleasedWeight]:
+    """The released weights in arguments of a function of torch."""
+    for value in values:
+        if type(value) is ReleasedWeight:
+            yield value
+        elif isinstance(value, list | tuple | dict):
+            yield from _released_in(value.values() if isinstance(value, dict) else value)
 
 
-def look(part: nn.Module) -> dict[str, Any]:
-    """The parameters of a module itself, with a `Released` for one that it has released."""
-    own = vars(part)["_parameters"]
-    return own.look() if isinstance(own, ReleasedParameters) else own
+@contextmanager
+def _as_it_was_made(is_inference: bool) -> Iterator[None]:
+    """Values are such as a weight had that was made in inference mode or was not, whatever mode they are used in."""
+    with ExitStack() as modes:
+        for mode in (torch.inference_mode(is_inference), torch.no_grad(), _disable_current_modes()):
+            modes.enter_context(mode)
+        modes.enter_context(torch._C.DisableTorchFunctionSubclass())
+        yield
 
 
-def weights(module: nn.Module) -> Iterator[Any]:
-    """What `parameters()` gives, with a `Released` for each that is released."""
-    seen = set[int]()
-    for part in module.modules():
-        for each in look(part).values():
-            if each is not None and id(each) not in seen:
-                seen.add(id(each))
-                yield each
+def stand_in(value: object) -> object:
+    """The `Release` of a released weight, which then is not held by whoever keeps it; another object itself."""
+    return vars(value).get("release", value) if type(value) is ReleasedWeight else value
 
 
-def place(weight: Any) -> int:
-    """What tells the memory of a weight of `weights` from that of others."""
-    return id(weight) if isinstance(weight, Released) else weight.data_ptr()
+def place(weight: Tensor) -> int:
+    """What tells the memory of a weight from that of others, whether it is released or not."""
+    return id(weight) if isinstance(weight, ReleasedWeight) else weight.data_ptr()
 
 
 def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
@@ -207,32 +181,35 @@ def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
     found = []
     for prefix, part in module.named_modules(remove_duplicate=False):
         kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
-        own = ((name, each) for name, each in (look(part) | kept).items() if each is not None)
+        own = ((name, each) for name, each in (part._parameters | kept).items() if each is not None)
         found += [(f"{prefix}.{name}".lstrip("."), list(each.shape), str(each.dtype)) for name, each in own]
     return found
 
 
 def can_release(layer: nn.Module, name: str) -> bool:
     """Whether a layer may release a parameter: an ordinary one that nobody else holds."""
-    weight = vars(layer)["_parameters"][name]
-    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or not weight.is_leaf or weight.is_shared():
+    return type(layer._parameters[name]) is nn.Parameter and _is_alone(layer, name)
+
+
+def _is_alone(layer: nn.Module, name: str) -> bool:
+    weight: Any = layer._parameters[name]
+    if weight.device.type != "cpu" or not weight.is_leaf or weight.is_shared():
         return False
     if weight.grad is not None or weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return False
     del weight
-    return _holders(layer, name) == _alone()
+    return _holders(layer, name) == _holders_of_one()
 
 
-def _holders(layer: nn.Module, name: str) -> tuple[int, int, int, int]:
-    """How often are referred to: a layer's parameters, one of them, its memory as an object, and its memory as such."""
-    own = vars(layer)["_parameters"]
-    weight = own[name]
+def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:
+    """How often are referred to: a layer's parameter, its memory as an object, and its memory as such."""
+    weight: Any = layer._parameters[name]
     memory = weight.untyped_storage()
     users = torch._C._storage_Use_Count(memory._cdata)
-    return sys.getrefcount(own), sys.getrefcount(weight), sys.getrefcount(memory), users
+    return sys.getrefcount(weight), sys.getrefcount(memory), users
 
 
 @lru_cache(maxsize=1)
-def _alone() -> tuple[int, int, int, int]:
+def _holders_of_one() -> tuple[int, int, int]:
     """What is counted of a parameter that nobody holds but its layer."""
     return _holders(nn.Linear(1, 1, device="cpu"), "weight")

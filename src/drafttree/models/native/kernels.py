@@ -15,7 +15,7 @@ from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 6
+CALLS = 7
 """The version of what is called of drafttree-native."""
 MOST_CANDIDATES = 64
 """Tokens of a row for which keeping them sorted is faster than sorting the row."""

@@ -17,7 +17,7 @@ from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.fused.fused_backend import why_not_fused
 from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.mtp_embedding import MtpEmbedding
-from drafttree.models.module.released import Released, can_release, look
+from drafttree.models.module.released import ReleasedWeight, can_release
 from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
 from drafttree.models.native.native_layers import Stacked, weight_place
 from drafttree.models.native.packed_model import PackedModel, packed_models
@@ -34,7 +34,7 @@ def why_not_native(module: PreTrainedModel) -> str | None:
     products = _products(module)
     for part in products:
         owner, name = weight_place(part)
-        if not isinstance(part, nn.Linear | Int8Linear | Stacked) or name not in look(owner):
+        if not isinstance(part, nn.Linear | Int8Linear | Stacked) or name not in owner._parameters:
             return f"{type(part).__name__} is no linear layer that can be packed"
     if reason := why_not_packed(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
         return reason
@@ -45,15 +45,24 @@ def why_not_native(module: PreTrainedModel) -> str | None:
     return f"a packed copy of its weights needs {copied / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
 
 
+def reads_packed_weights(module: PreTrainedModel) -> bool:
+    """Whether a module multiplies by packed weights in other places than linear layers: those of experts, say."""
+    return any(isinstance(part, Stacked) for part in _products(module))
+
+
 class NativeBackend:
     """Runs passes in one call. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
         module: a model of which `why_not_native` says nothing.
 
+    Attributes:
+        packed: its packed weights.
+
     Raises:
         AttributeError: a layer is not as those of its family.
         ValueError: sizes of layers do not fit together.
+        WrongProductError: a packed product is not its layer's.
     """
 
     exact_text = True
@@ -75,13 +84,14 @@ class NativeBackend:
             packed_models.pop(module, None)  # two copies at once would take too much memory
             packed = packed_models[module] = PackedModel(module)
         packed.take_back()
+        self.packed = packed
         self._model, self._layout = packed.model, packed.layout
         self._layers = len(decoder.layers)
 
     @property
     def packed_nbytes(self) -> int:
         weights = map(_weight, _products(self._module))
-        return sum(weight.nbytes for weight in weights if not isinstance(weight, Released))
+        return sum(weight.nbytes for weight in weights if not isinstance(weight, ReleasedWeight))
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self._layout, capacity)
@@ -113,7 +123,7 @@ def _products(module: PreTrainedModel) -> list[Any]:
     parts = [*decoder.layers.modules()]
     linear = [part for part in parts if hasattr(part, "in_features")]
     inputs = getattr(decoder, "per_layer_model_projection", None)
-    stacked = [Stacked.of(part, name) for part in parts for name, each in look(part).items() if _is_stacked(each)]
+    stacked = [Stacked.of(part, name) for part in parts for name, each in part._parameters.items() if _is_stacked(each)]
     return [*linear, *stacked, *([] if inputs is None else [inputs]), module.get_output_embeddings()]
 
 
@@ -122,10 +132,9 @@ def _is_stacked(weight: Any) -> bool:
 
 
 def _weight(layer: Any) -> Any:
-    owner, name = weight_place(layer)
-    return look(owner)[name]
+    return getattr(*weight_place(layer))
 
 
 def _is_released_by(layer: Any) -> bool:
     """Whether a layer has released its weight, or could."""
-    return isinstance(_weight(layer), Released) or can_release(*weight_place(layer))
+    return isinstance(_weight(layer), ReleasedWeight) or can_release(*weight_place(layer))

@@ -15,7 +15,6 @@ from drafttree.models.fused.fused_layers import (
     projected_of,
 )
 from drafttree.models.fused.int8_linear import Int8Linear
-from drafttree.models.module.released import look
 
 ACTIVATIONS = {
     **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
@@ -44,7 +43,7 @@ class Stacked(NamedTuple):
 
     @classmethod
     def of(cls, owner: Any, name: str) -> "Stacked":
-        return cls(owner, name, look(owner)[name].shape[:-1].numel())
+        return cls(owner, name, getattr(owner, name).shape[:-1].numel())
 
 
 class Place(NamedTuple):
@@ -101,7 +100,7 @@ class Products:
 
     @property
     def tensors(self) -> list[Any]:
-        """What is packed of linear layers, with a `Released` for a weight that is released, and None for no bias."""
+        """What is packed of linear layers, None for no bias."""
         once = dict.fromkeys(layer for layers in self.layers.values() for layer in layers)
         return [tensor for layer in once for tensor in tensors_of(layer)]
 
@@ -276,7 +275,7 @@ def _add_mlp(products: Products, mlp: Any) -> None:
 
 def _add_experts(products: Products, experts: Any, router: Any) -> None:
     """Add the products of a mixture of experts, whose weights are stacked: gates and up projections in one."""
-    count, _, inner = look(experts)["down_proj"].shape
+    count, _, inner = experts.down_proj.shape
     gate_up, down = Stacked.of(experts, "gate_up_proj"), Stacked.of(experts, "down_proj")
     hidden = down.out_features // count
     products.add("router", [router])
@@ -304,8 +303,7 @@ def weight_of(layer: Any) -> Arrays:
 def tensors_of(layer: Any) -> list[Any]:
     """What is packed of a linear layer, as of `Products.tensors`."""
     scale = layer.scale if isinstance(layer, Int8Linear) else None
-    owner, name = weight_place(layer)
-    return [look(owner)[name], layer.bias, scale]
+    return [getattr(*weight_place(layer)), layer.bias, scale]
 
 
 def weight_place(layer: Any) -> tuple[Any, str]:

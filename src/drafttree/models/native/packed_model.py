@@ -1,7 +1,7 @@
 """Models of drafttree-native, whose packed weights stand in for those of a module."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from drafttree.core.stages import stage
 from drafttree.models.cache.kv_cache import Slot
 from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_cap, logits_divisor
 from drafttree.models.fused.fused_layers import key_owners, layout_of
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.long_rope import long_frequencies_of, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
-from drafttree.models.module.released import Released, ReleasedParameters, can_release, look
+from drafttree.models.module.released import Release, ReleasedWeight, can_release, stand_in
 from drafttree.models.native import kernels
 from drafttree.models.native.native_layers import (
     LayerInputs,
@@ -31,6 +32,7 @@ from drafttree.models.native.native_layers import (
     weight_of,
     weight_place,
 )
+from drafttree.models.native.packed_products import check_products, packed_products
 
 LAYERS = {"gemma4_text": NativeGemma4Layer, "gpt_neox": NativeNeoXLayer}
 """The layers of families that are unlike Llama."""
@@ -178,8 +180,15 @@ class PackingPlan:
         return *self._mtp_norms, weight_of(self.mtp.eh_proj), self.mtp.states_first, False
 
     @property
+    def products(self) -> list[tuple[int, Products]]:
+        """All products by the layer that they are of in drafttree-native, -1 for those of no layer."""
+        inputs = [(-1, _alone("layer_inputs", self.layer_inputs.projection))] if self.layer_inputs else []
+        layers = [(index, layer.products) for index, layer in enumerate(self.layers)]
+        return [*inputs, *layers, (-1, _alone("head", self.head))]
+
+    @property
     def tensors(self) -> list[Any]:
-        """The tensors of the embedding and of linear layers, with a `Released` for each that is released."""
+        """The tensors of the embedding and of linear layers."""
         projection = tensors_of(self.mtp.eh_proj) if self.mtp else []
         own = self.layer_inputs
         inputs = [own.embedding.weight, *tensors_of(own.projection)] if own else []
@@ -214,8 +223,10 @@ class PackedModel:
     Raises:
         AttributeError: as of `PackingPlan`.
         ValueError: sizes of layers do not fit together.
+        WrongProductError: a packed product is not its layer's.
     """
 
+    @stage("pack")
     def __init__(self, module: PreTrainedModel) -> None:
         plan = PackingPlan(module)
         self.model = new_model(plan.embedding, plan.entry, plan.multiplier)
@@ -223,16 +234,16 @@ class PackedModel:
             self.model.add_rotary(*rotary)
         if plan.layer_inputs:
             add_layer_inputs(self.model, plan.layer_inputs)
-            self._release_whole("layer_inputs", plan.layer_inputs.projection)
+            self._release(-1, _alone("layer_inputs", plan.layer_inputs.projection))
         for index, layer in enumerate(plan.layers):
             add_layer(self.model, layer, plan.rotaries, plan.layout.slots[plan.owners[index]])
             self._release(index, layer.products)
         self.layout = plan.layout
         if add_head(self.model, plan.norm, plan.head, plan.divisor, plan.cap):
-            self._release_whole("head", plan.head)
+            self._release(-1, _alone("head", plan.head))
         self._settings, self._stamps = plan.settings, [*map(_stamp, plan.tensors)]
         self._head = [*map(_stamp, tensors_of(plan.head))]
-        self._owners = [stamp.owner for stamp in [*self._stamps, *self._head] if isinstance(stamp, Released)]
+        self._releases = [stamp for stamp in [*self._stamps, *self._head] if isinstance(stamp, Release)]
 
     def has_head(self, layer: Any) -> bool:
         """Whether a linear layer is the output projection that is packed."""
@@ -247,30 +258,32 @@ class PackedModel:
         plan = PackingPlan(module)
         return _are_stamped(self._stamps, plan.tensors) and plan.settings == self._settings
 
+    def multiplies_for(self, module: PreTrainedModel) -> AbstractContextManager[None]:
+        """Let the linear layers of the module that is packed multiply by what is packed of them."""
+        return packed_products(self.model, PackingPlan(module).products)
+
     def take_back(self) -> None:
         """Let layers release again what they were given back, where that can be."""
-        for owner in self._owners:
-            owner.take_back()
-
-    def _release_whole(self, name: str, layer: Any) -> None:
-        """Let a linear layer that is a product by itself, and of no decoder layer, release its weight."""
-        products = Products()
-        products.add(name, [layer])
-        self._release(-1, products)
+        for release in self._releases:
+            release.take_back()
 
     def _release(self, index: int, products: Products) -> None:
-        """Let the layers that were packed release their weights."""
-        released = defaultdict[Any, dict[str, Callable[[], Tensor]]](dict)
-        for layer, found in products.places.items():
+        """Let the layers that were packed release their weights, whose products are their own."""
+        check_products(self.model, index, products)
+        for layer, places in products.places.items():
             owner, name = weight_place(layer)
-            weight = look(owner)[name]
-            unpack = partial(_unpack, self.model, index, found, weight.shape, weight.dtype)
-            del weight
             if can_release(owner, name):
-                released[owner][name] = unpack
-        for owner, unpacks in released.items():
-            ReleasedParameters(owner, unpacks)
+                weight = getattr(owner, name)
+                unpack = partial(_unpack, self.model, index, places, weight.shape, weight.dtype)
+                Release(owner, name, unpack)
         kernels.native.trim_heap()
+
+
+def _alone(name: str, layer: Any) -> Products:
+    """A linear layer that is a product by itself, and of no decoder layer."""
+    products = Products()
+    products.add(name, [layer])
+    return products
 
 
 packed_models = WeakKeyDictionary[PreTrainedModel, PackedModel]()
@@ -278,7 +291,9 @@ packed_models = WeakKeyDictionary[PreTrainedModel, PackedModel]()
 
 
 def _stamp(tensor: Any) -> Any:
-    """What tells a tensor from others and from what it is after an edit; a released one stands for itself."""
+    """What tells a tensor from others and from what it is after an edit."""
+    if isinstance(tensor, ReleasedWeight):
+        return stand_in(tensor)
     if not isinstance(tensor, Tensor):
         return tensor
     return tensor.data_ptr(), version(tensor), tensor.shape, _as_values(samples(tensor))
@@ -289,8 +304,8 @@ def _are_stamped(stamps: Sequence[Any], tensors: Sequence[Any]) -> bool:
 
 
 def _is_stamped(stamp: Any, tensor: Any) -> bool:
-    if isinstance(stamp, Released):
-        return stamp is tensor or stamp.is_unchanged(tensor)
+    if isinstance(stamp, Release):
+        return stamp.is_of(tensor)
     return stamp == _stamp(tensor)
 
 

@@ -1,0 +1,151 @@
+"""The seconds and the memory that loading takes, each model in a process of its own, to the first token of a text.
+
+Memory is told in two ways. Anonymous memory is what the process alone holds and the system cannot give to others; that
+of the imports is taken off. Resident memory has the pages of mapped files too, which the system takes back when it
+needs them.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.stages import counted_stages
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Drafter, Dtype
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree_lab.bench.memory import resident
+from drafttree_lab.own_process import answer, run_module
+
+BEGUN = time.perf_counter()
+"""When this process began to import."""
+STAGES = ("weights", "quantise", "pack", "check", "tokenizer", "other")
+SECONDS = {"model": "", "precision": "", **dict.fromkeys(("imports", *STAGES, "loaded", "first token"), ".1f")}
+MEMORY = {"model": "", **dict.fromkeys(("imports", "weights", "steady", "peak", "resident peak"), ".0f")}
+MEMORY |= {"peak / weights": ".2f"}
+PROMPT = "The first thing that happened was"
+INTERVAL = 0.002
+"""Seconds between two looks at the anonymous memory."""
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    results: ResultOptions,
+    models: Annotated[list[str], typer.Argument(help="Folders, GGUF files, hub names or embedded names.")],
+    dtype: Dtype = "auto",
+    quantize: Annotated[
+        list[str] | None, typer.Option(help='How weights are quantised: "none", "int8". May be repeated.')
+    ] = None,
+    drafter: Drafter = "none",
+) -> None:
+    """Measure what loading takes, in seconds and in memory."""
+    kinds = quantize or ["none"]
+    tasks = {
+        f"{Path(model).name} {kind if kind != 'none' else dtype}": {
+            "target": model,
+            "dtype": dtype,
+            "quantize": None if kind == "none" else kind,
+            "drafter": drafter,
+        }
+        for model in models
+        for kind in kinds
+    }
+    store = results.open_store(context, [])
+    with progress(len(tasks)) as advance:
+        ways = {name: lambda _, task=task: measure_loading(task) for name, task in tasks.items()}
+        cells = measure.race(ways, [("all", None)], dict[str, Any], store=store, progress=advance)
+    rows = [{"model": cell.way, **cell.result} for cell in cells]
+
+    def show() -> None:
+        console = make_console()
+        console.print(measure.to_table("seconds", map(_in_seconds, rows), SECONDS))
+        console.print(measure.to_table("MB, but for those of the imports", map(_in_mb, rows), MEMORY))
+
+    results.finish(store, {"rows": rows}, show)
+
+
+def _in_seconds(row: Mapping[str, Any]) -> dict[str, Any]:
+    stages = {name: row["stages"].get(name, 0.0) for name in STAGES}
+    own = {name: row[name] for name in ("imports", "loaded")}
+    return {"model": row["model"], "precision": row["precision"], **own, **stages, "first token": row["first_token"]}
+
+
+def _in_mb(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("imports", "weights", "steady", "peak", "resident peak")
+    own = {name: row[f"{name.replace(' ', '_')}_bytes"] / 1e6 for name in kept}
+    return {"model": row["model"], **own, "peak / weights": row["peak_bytes"] / row["weights_bytes"]}
+
+
+def measure_loading(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure one model in a fresh process.
+
+    Args:
+        task: `target`, `dtype`, `quantize` and `drafter` as for `drafttree.load`.
+
+    Returns:
+        `imports`, `loaded` and `first_token` in seconds, `stages` of loading, `precision`, and bytes: `imports_bytes`,
+        `steady_bytes` and `peak_bytes` of anonymous memory, the last two beyond the first, `resident_peak_bytes`, and
+        `weights_bytes` that stay.
+
+    Raises:
+        ConfigError: the model is refused.
+        ModelError: the process has died, as of too little memory.
+    """
+    return run_module(__name__, task, task["target"])
+
+
+def load_and_write(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Load a model and write a token, minding the seconds and the memory of this process."""
+    from drafttree.loading.load import load
+
+    imports, before = time.perf_counter() - BEGUN, resident("RssAnon")
+    with watched_peak() as peak:
+        started = time.perf_counter()
+        with counted_stages() as stages:
+            decoder = load(**task)
+        loaded = time.perf_counter() - started
+        next(iter(decoder.stream(PROMPT, max_new_tokens=1)))
+        first_token = time.perf_counter() - started
+    target: Any = decoder.target
+    return {
+        "imports": imports,
+        "loaded": loaded,
+        "first_token": first_token,
+        "stages": stages.seconds,
+        "precision": target.precision,
+        "runs_on": target.runs_on,
+        "weights_bytes": target.nbytes + target.packed_nbytes,
+        "imports_bytes": before,
+        "steady_bytes": resident("RssAnon") - before,
+        "peak_bytes": peak[0] - before,
+        "resident_peak_bytes": resident("VmHWM"),
+    }
+
+
+@contextmanager
+def watched_peak() -> Iterator[list[int]]:
+    """The most anonymous memory that the process has meanwhile, as often as it looks; Linux keeps no peak of it."""
+    peak, ends = [resident("RssAnon")], threading.Event()
+
+    def watch() -> None:
+        while not ends.wait(INTERVAL):
+            peak[0] = max(peak[0], resident("RssAnon"))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        ends.set()
+        watcher.join()
+
+
+if __name__ == "__main__":
+    answer(load_and_write)

@@ -1,0 +1,91 @@
+"""Where the seconds of loading go."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
+
+logger = logging.getLogger("drafttree")
+OTHER = "other"
+"""What is of no stage."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Stages:
+    """Seconds by stage. A stage within another counts by itself, and the other goes on behind it.
+
+    Attributes:
+        seconds: by name, in the order in which they began.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._running = [OTHER]
+        self._since = time.perf_counter()
+
+    def begin(self, name: str) -> None:
+        """Begin a stage."""
+        self._count()
+        self._running.append(name)
+
+    def end(self) -> None:
+        """End the stage that began last."""
+        self._count()
+        self._running.pop()
+
+    def _count(self) -> None:
+        now = time.perf_counter()
+        name = self._running[-1]
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
+_current: ContextVar[Stages | None] = ContextVar("stages", default=None)
+
+
+@contextmanager
+def counted_stages() -> Iterator[Stages]:
+    """Count the seconds of all stages meanwhile; where they are counted already, by those who do."""
+    if outer := _current.get():
+        yield outer
+        return
+    stages = Stages()
+    token = _current.set(stages)
+    try:
+        yield stages
+    finally:
+        stages.end()
+        _current.reset(token)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """A stage of loading, which is counted where somebody counts."""
+    stages = _current.get()
+    if stages is None:
+        yield
+        return
+    stages.begin(name)
+    try:
+        yield
+    finally:
+        stages.end()
+
+
+def tells_stages(load: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that loads log where its seconds went."""
+
+    @functools.wraps(load)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        with counted_stages() as stages:
+            loaded = load(*args, **kwargs)
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.seconds.items() if seconds >= 0.05)
+        logger.info("loaded in %.1f s: %s", sum(stages.seconds.values()), parts)
+        return loaded
+
+    return told

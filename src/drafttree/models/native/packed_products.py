@@ -1,0 +1,98 @@
+"""Products of packed weights by themselves, in place of those that a module's linear layers compute.
+
+That a packed product is its layer's is seen before the layer releases its weight. What a module computes around its
+products is then compared with passes in one call at the speed of packed products, without the gap between two ways to
+sum one product.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.core.errors import ModelError
+from drafttree.models.fused.int8_linear import INT8_MAX, Int8Linear
+from drafttree.models.module.recurrent import replaced_forward
+from drafttree.models.native.native_layers import Place, Products, Stacked
+
+UNITS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-13}
+"""The largest gap between two products of a row, in parts of the largest output: what one of bfloat16 is rounded by,
+and how far sums of float32 differ."""
+CHUNK = 128
+"""Inputs of a row that drafttree-native rounds to eight bits together, by the largest of them."""
+
+
+class WrongProductError(ModelError):
+    """A packed product that is not its layer's."""
+
+
+@contextmanager
+def packed_products(model: Any, products: Iterable[tuple[int, Products]]) -> Iterator[None]:
+    """Let linear layers multiply by what is packed of them; their weights are not read meanwhile.
+
+    Args:
+        model: of drafttree-native.
+        products: by layer there, -1 for those of no layer.
+    """
+    with ExitStack() as undo:
+        for index, own in products:
+            for layer, places in own.places.items():
+                if not isinstance(layer, Stacked):
+                    undo.enter_context(replaced_forward(layer, partial(_multiply, model, index, places, layer)))
+        yield
+
+
+@torch.no_grad()
+def check_products(model: Any, index: int, products: Products) -> None:
+    """Compare packed products with those of the linear layers that they are made of, on a row.
+
+    Args:
+        model: of drafttree-native.
+        index: the layer of the products there, -1 for those of no layer.
+        products: the products, whose layers have their weights still.
+
+    Raises:
+        WrongProductError: one is another.
+    """
+    for layer, places in products.places.items():
+        if isinstance(layer, Stacked):
+            continue
+        row, own = _own_product(layer)
+        product = _multiply(model, index, places, layer, row)
+        gap = float((product - own).abs().max() / own.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
+        if not gap <= UNITS[row.dtype] and own.isfinite().all():
+            sizes = f"{layer.in_features} inputs and {layer.out_features} outputs"
+            raise WrongProductError(f"the packed product of a layer of {sizes} differs by {gap:.3g} from its own")
+
+
+def _own_product(layer: Any) -> tuple[Tensor, Tensor]:
+    """A row, and what a linear layer computes of it.
+
+    For weights of eight bits the row has whole numbers, and the largest in each chunk: rounding does not change it.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    if not isinstance(layer, Int8Linear):
+        row = torch.randn((1, layer.in_features), generator=generator, dtype=torch.float32, device="cpu")
+        row = row.to(layer.weight.dtype)
+        return row, nn.functional.linear(row, layer.weight, layer.bias)
+    row = torch.randint(-INT8_MAX, INT8_MAX, (1, layer.in_features), generator=generator, device="cpu").float()
+    row[:, ::CHUNK] = INT8_MAX
+    product = nn.functional.linear(row, layer.quantized.float()) * layer.scale
+    return row, product if layer.bias is None else product + layer.bias
+
+
+def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Tensor) -> Tensor:
+    if not isinstance(layer, Int8Linear) and x.dtype != layer.weight.dtype:
+        raise RuntimeError(f"rows of {x.dtype} are multiplied with a weight of {layer.weight.dtype}")
+    rows = x.flatten(0, -2).float().contiguous()
+    outputs = torch.empty((len(rows), layer.out_features), dtype=x.dtype, device="cpu")
+    for place in places:
+        count = layer.out_features if place.outputs is None else len(place.outputs)
+        product = torch.empty((len(rows), count), dtype=torch.float32, device="cpu")
+        threads, addresses = torch.get_num_threads(), (rows.data_ptr(), len(rows), product.data_ptr())
+        model.multiply(threads, index, place.product, place.first, count, *addresses)
+        outputs[:, slice(None) if place.outputs is None else place.outputs] = product.to(x.dtype)
+    return outputs.unflatten(0, x.shape[:-1])
