@@ -111,7 +111,7 @@ def killed(process, path, count):
 
 
 def test_a_replay_that_was_killed_twice_ends_with_the_counts_of_one_that_was_not(tmp_path, start):
-    command = [*DRAFTTREE, "replay", "talon/1", "--limit", 2, "--max-new-tokens", 48, "--counts-only", "--out"]
+    command = [*DRAFTTREE, "replay", "talon/1", "--limit", 1, "--max-new-tokens", 16, "--counts-only", "--out"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for count in (3, 11):
         killed(start(*command, cut), cut / RUNS, count)
