@@ -106,17 +106,31 @@ std::vector<Text> texts_of(const std::vector<std::vector<int64_t>>& given) {
 Embedding embedding_of(const Array& table, float scale) {
   if (table.ndim() != 2 || format_of(table) == Format::int8)
     throw std::invalid_argument("embeddings are no matrix of float32 or bfloat16");
-  return {(const char*)table.data(), format_of(table), (int64_t)table.shape(0), (int64_t)table.shape(1), scale};
+  const int64_t vocabulary = table.shape(0), width = table.shape(1);
+  return {(const char*)table.data(), nullptr, format_of(table), vocabulary, width, scale};
 }
 
 struct Held : Model {
   int threads;
-  Array embeddings, layer_embeddings;  // read where they lie
+  std::optional<Array> embeddings;  // read where they lie, as those of layers
+  Array layer_embeddings;
 
-  Held(int threads, const Array& embeddings, float scale, const std::string& cached)
-      : threads(threads), embeddings(embeddings) {
-    embedding = embedding_of(embeddings, scale), hidden = embedding.width;
-    this->cached = cache_format(cached);
+  Held(int threads, const nb::object& table, int64_t width, float scale, const std::string& cached)
+      : threads(threads) {
+    this->cached = embedding.format = cache_format(cached);
+    embedding.width = width, embedding.scale = scale;
+    if (!table.is_none()) {
+      embeddings = nb::cast<Array>(table);
+      embedding = embedding_of(*embeddings, scale);
+    }
+    hidden = embedding.width;
+  }
+
+  // Reads embeddings out of an output projection.
+  void take_embedding(std::shared_ptr<const Panels> panels) {
+    if (panels == nullptr || panels->inputs != hidden)
+      throw std::invalid_argument("the sizes of the embeddings do not fit those of the model");
+    embedding.vocabulary = panels->outputs, embedding.panels = std::move(panels);
   }
 
   const Panels& product(int64_t layer, const std::string& name) const {
@@ -243,6 +257,7 @@ struct Held : Model {
   void add_head(const nb::object& norm, std::shared_ptr<const Panels> weight, float divisor, float cap) {
     if (!norm.is_none()) this->norm = norm_of(nb::cast<nb::tuple>(norm));
     head = std::move(weight), logits_divisor = divisor, logits_cap = cap;
+    if (!embedding.table && !embedding.panels) take_embedding(head);
     const int64_t count = layers.size();
     if (head->inputs != hidden || !fits(this->norm, hidden) ||
         (layer_inputs && layer_inputs->embedding.width != count * layer_inputs->width()))
@@ -272,8 +287,12 @@ NB_MODULE(NATIVE_VARIANT, module) {
       },
       "threads"_a, "logits"_a, "rows"_a, "stride"_a, "columns"_a, "allowed"_a, "count"_a, "logprobs"_a, "tokens"_a);
   nb::class_<Held>(module, "Model")
-      .def(nb::init<int, const Array&, float, const std::string&>(), "threads"_a, "embeddings"_a, "embedding_scale"_a,
-           "cached"_a)
+      // embeddings: None for those of another model that are shared, or else of the head
+      .def(nb::init<int, const nb::object&, int64_t, float, const std::string&>(), "threads"_a, "embeddings"_a.none(),
+           "width"_a, "embedding_scale"_a, "cached"_a)
+      .def(
+          "share_embedding",
+          [](Held& model, const Held& other) { model.take_embedding(other.embedding.panels); }, "other"_a)
       .def(
           "add_rotary",
           [](Held& model, const Vector& frequencies, float scaling) {
@@ -296,7 +315,7 @@ NB_MODULE(NATIVE_VARIANT, module) {
       .def(
           "share_head",
           [](Held& model, const nb::object& norm, const Held& other, float divisor, float cap) {
-            model.add_head(norm, other.head, divisor, cap);
+            model.add_head(norm, other.head, divisor, cap), model.borrows_head = true;
           },
           "norm"_a.none(), "other"_a, "divisor"_a, "cap"_a)
       // so many outputs of a product, as its weight had them, from the first on; layer -1 has the head

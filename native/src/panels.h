@@ -40,6 +40,12 @@ constexpr bool uses_amx(Format format) { return HAS_AMX && format != Format::flo
 inline int64_t inputs_of_word(Format format) {
   return format == Format::float32 ? 1 : format == Format::bfloat16 ? 2 : 4;
 }
+// Bytes of a row that one word of a weight is multiplied with. Where no instruction takes a word as it is, rows have
+// what the instructions that there are take: of two bfloat16 two float32, of four bytes two pairs of 16 bits, the even
+// ones and the odd ones. To make these of a word in every product would take as long as the product.
+constexpr int64_t row_word(Format format) {
+  return (format == Format::bfloat16 && !HAS_BFLOAT16) || (format == Format::int8 && !HAS_BYTES) ? 8 : 4;
+}
 inline int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 struct Panels {
@@ -71,6 +77,19 @@ struct Panels {
             made.pack_panel(panel, outputs, (uint32_t*)(data + panel * made.panel_bytes()));
         });
     return made;
+  }
+
+  // The numbers of an output, those of an int8 weight times what 1 stands for.
+  void read(int64_t output, float* to) const {
+    const int64_t per = inputs_of_word(format);
+    const uint32_t* words = (const uint32_t*)panel(output / PANEL) + output % PANEL;
+    const float unit = scales.as<float>()[output];
+    for (int64_t input = 0; input < inputs; input++) {
+      const uint32_t word = words[input / per * PANEL];
+      if (format == Format::float32) memcpy(to + input, &word, 4);
+      else if (format == Format::bfloat16) to[input] = widened(uint16_t(word >> input % 2 * 16));
+      else to[input] = unit * (int32_t(word >> input % 4 * 8 & 255) - 128);
+    }
   }
 
   // Some outputs as their weight had them, `[count][inputs]`, on so many threads.
@@ -135,6 +154,13 @@ struct Rows {
   int64_t count = 0, stride = 0, chunks = 0;  // stride: in bytes; chunks: of an int8 row
   Buffer data, units, starts;
   typedef int8_t Bytes __attribute__((vector_size(WIDTH / 4)));
+  typedef int16_t Shorts __attribute__((vector_size(WIDTH / 2)));
+
+  // Of each four, the first and the third before the others.
+  template <int... lane>
+  static Shorts evens_first(Shorts a, std::integer_sequence<int, lane...>) {
+    return __builtin_shufflevector(a, a, (lane % 4 == 1 ? lane + 1 : lane % 4 == 2 ? lane - 1 : lane)...);
+  }
 
   void reserve(int64_t rows, int64_t inputs) {
     count = rows;
@@ -155,13 +181,18 @@ struct Rows {
 
   void take(int64_t index, Format format, int64_t inputs, const float* from) {
     char* to = data.as<char>() + index * stride;
-    memset(to + inputs * 4 / inputs_of_word(format), 0, stride - inputs * 4 / inputs_of_word(format));
+    const int64_t filled = inputs * row_word(format) / inputs_of_word(format);
+    memset(to + filled, 0, stride - filled);
     if (format == Format::float32) {
       memcpy(to, from, inputs * 4);
     } else if (format == Format::bfloat16) {
       for (int64_t input = 0; input < inputs; input += LANES) {
         const Halves halves = rounded(load_some(from + input, inputs - input));
-        memcpy(to + input * 2, &halves, sizeof halves);
+        if constexpr (row_word(Format::bfloat16) == 4) {
+          memcpy(to + input * 2, &halves, sizeof halves);
+        } else {
+          store(to + input * 4, __builtin_convertvector(halves, Ints) << 16);
+        }
       }
     } else {
       float* unit = units.as<float>() + index * chunks;
@@ -178,8 +209,14 @@ struct Rows {
         Ints all{};
         for (int64_t input = first; input < end; input += LANES) {
           const Ints whole = nearest(load_some(from + input, end - input) * inverse);
-          const Bytes bytes = __builtin_convertvector(whole, Bytes);
-          memcpy(to + input, &bytes, sizeof bytes);
+          if constexpr (row_word(Format::int8) == 4) {
+            const Bytes bytes = __builtin_convertvector(whole, Bytes);
+            memcpy(to + input, &bytes, sizeof bytes);
+          } else {
+            const Shorts shorts = __builtin_convertvector(whole, Shorts);
+            const Shorts split = evens_first(shorts, std::make_integer_sequence<int, LANES>());
+            memcpy(to + input * 2, &split, sizeof split);
+          }
           all += whole;
         }
         *start = -128 * sum(all);

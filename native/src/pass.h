@@ -89,13 +89,22 @@ struct Rotary {
   }
 };
 
-// A table of embeddings `[vocabulary][width]`, read where it lies in the module.
+// A table of embeddings `[vocabulary][width]`: read where it lies in the module, or out of an output projection of the
+// same weight.
 struct Embedding {
   const char* table = nullptr;
-  Format format = Format::float32;
+  std::shared_ptr<const Panels> panels;  // in place of a table
+  Format format = Format::float32;       // that the module has them in; int8 weights are embeddings of another one
   int64_t vocabulary = 0, width = 0;
   float scale = 1;
 
+  void read(int64_t token, float* to) const {
+    if (panels) panels->read(token, to);
+    for (int64_t i = 0; i < width; i++) {
+      if (!panels) to[i] = at(token, i);
+      else to[i] = scale * (format == Format::float32 ? to[i] : widened(rounded(to[i])));
+    }
+  }
   float at(int64_t token, int64_t i) const {
     const int64_t place = token * width + i;
     if (format == Format::float32) return scale * ((const float*)table)[place];
@@ -202,11 +211,12 @@ class Model {
   std::vector<Rotary> rotaries;
   Norm norm;
   std::shared_ptr<const Panels> head;  // of a draft head often the target's
-  std::unique_ptr<Entry> entry;        // of a draft head
+  bool borrows_head = false;
+  std::unique_ptr<Entry> entry;  // of a draft head
   std::unique_ptr<LayerInputs> layer_inputs;
 
   size_t bytes() const {
-    size_t all = (head.use_count() == 1 ? head->bytes() : 0) + (entry ? entry->projection.bytes() : 0);
+    size_t all = (borrows_head ? 0 : head->bytes()) + (entry ? entry->projection.bytes() : 0);
     if (layer_inputs) all += layer_inputs->projection.bytes();
     for (const Layer& each : layers) {
       for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down, &each.router, &each.input_gate,
@@ -253,13 +263,17 @@ class Model {
 
  private:
   // Nodes that attend together at most: their scores stay in the second cache.
-  static constexpr int64_t PIECE = 16;
+  static constexpr int64_t PIECE = 32;
+  // Items of attention for each thread from which on they are shared out whole.
+  static constexpr int64_t MANY = 4;
 
   int64_t nodes_ = 0, heads_stride_ = 0, hidden_stride_ = 0, inner_stride_ = 0, angles_stride_ = 0, inputs_stride_ = 0;
   std::vector<Piece> pieces_;
   std::vector<int32_t> own_, starts_;
   std::vector<int64_t> text_of_, node_of_;  // of the nodes of all texts
+  std::vector<int64_t> text_first_;         // the first node of each text
   Buffer x_, angles_, pairs_, qkv_, attended_, gate_, up_, scratch_, inputs_;
+  Buffer parts_;  // of the splits of attention, where threads share them out
   Rows rows_, mlp_rows_;
   // of mixtures of experts: a slot for each expert of each node, in the order of experts
   Rows slot_rows_, slot_inner_rows_;
@@ -277,9 +291,10 @@ class Model {
     const int64_t vocabulary =
         layer_inputs ? std::min(embedding.vocabulary, layer_inputs->embedding.vocabulary) : embedding.vocabulary;
     nodes_ = 0;
-    own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear();
+    own_.clear(), starts_.clear(), pieces_.clear(), text_of_.clear(), node_of_.clear(), text_first_.clear();
     for (size_t t = 0; t < texts.size(); t++) {
       const Text& text = texts[t];
+      text_first_.push_back(text_of_.size());
       for (int64_t node = 0; node < text.nodes; node++) {
         text_of_.push_back(t), node_of_.push_back(node);
         if (text.tokens[node] < 0 || text.tokens[node] >= vocabulary)
@@ -321,6 +336,13 @@ class Model {
       pairs_.reserve<float>(nodes_ * rounded_up(2 * hidden, PANEL));
     }
     rows_.reserve(nodes_, widest), mlp_rows_.reserve(nodes_, hidden);
+    for (const Layer& each : layers) {
+      const AttentionShape shape{each.width, each.groups, each.window};
+      int64_t splits = 0;
+      if ((int64_t)pieces_.size() * each.key_heads < MANY * threads)
+        for (const Piece& piece : pieces_) splits += each.key_heads * Splits(shape, piece).count();
+      parts_.reserve<float>(splits * PIECE * each.groups * Parts::stride(each.width));
+    }
     if ((int)workers_.size() < threads) workers_.resize(threads);
     for (Worker& worker : workers_)
       worker.row.reserve<float>(hidden_stride_), worker.head.reserve<float>(heads_stride_);
@@ -418,7 +440,7 @@ class Model {
   }
 
   void embed(int64_t token, float* to) const {
-    for (int64_t i = 0; i < hidden; i++) to[i] = embedding.at(token, i);
+    embedding.read(token, to);
   }
 
   // Tokens beside states, and what the residual stream begins with.
@@ -512,9 +534,7 @@ class Model {
     for (int64_t row = thread; row < nodes_; row += threads)
       place(l, texts[text_of_[row]], row, qkv + row * heads_stride_);
     team.barrier();
-    for (int64_t item = thread; item < (int64_t)pieces_.size() * l.key_heads; item += threads)
-      attend(l, texts, pieces_[item / l.key_heads], item % l.key_heads, workers_[thread].attention);
-    team.barrier();
+    attend(team, thread, l, texts);
     ready(team, thread, rows_, Norm(), l.out.format, l.out.inputs, attended, heads_stride_);
     team.barrier();
     const Panels& begin = !l.up.count ? l.router : l.gate.count ? l.gate : l.up;
@@ -705,17 +725,72 @@ class Model {
     return {rows.data + slot * rows.slot_bytes + head * rows.head_bytes, cached, l.width};
   }
 
-  void attend(const Layer& l, const std::vector<Text>& texts, const Piece& piece, int64_t head, Attention& attention) {
-    const Text& text = texts[piece.text];
-    int64_t first = piece.first;
-    for (int64_t t = 0; t < piece.text; t++) first += texts[t].nodes;
-    const auto at = [&](float* of, int64_t node, int64_t group) {
-      return of + (first + node) * heads_stride_ + (head * l.groups + group) * l.width;
+  // Threads share out pieces and heads, and where these are few the splits of each, whose parts are joined then.
+  void attend(Team& team, int thread, const Layer& l, const std::vector<Text>& texts) {
+    const AttentionShape shape{l.width, l.groups, l.window};
+    Attention& attention = workers_[thread].attention;
+    const int64_t items = pieces_.size() * l.key_heads, threads = team.size();
+    const auto keys = [&](const Piece& piece, int64_t head) {
+      return std::make_pair(rows_of(l, l.key_slot, texts[piece.text], head),
+                            rows_of(l, l.value_slot, texts[piece.text], head));
     };
-    attention.attend(
-        {l.width, l.groups, l.window}, piece, rows_of(l, l.key_slot, text, head), rows_of(l, l.value_slot, text, head),
-        [&](int64_t node, int64_t group) { return at(qkv_.as<float>(), node, group); },
-        [&](int64_t node, int64_t group) { return at(attended_.as<float>(), node, group); });
+    const auto take = [&](const Piece& piece, int64_t head) {
+      attention.take(shape, piece, [&](int64_t node, int64_t group) {
+        return head_of(qkv_.as<float>(), l, piece, node, head * l.groups + group);
+      });
+    };
+    const auto give = [&](const Piece& piece, int64_t head, const Parts& parts) {
+      for (int64_t i = 0; i < piece.nodes * l.groups; i++) {
+        float* to = head_of(attended_.as<float>(), l, piece, i / l.groups, head * l.groups + i % l.groups);
+        const float inverse = 1 / parts.sum(i);
+        for (int64_t c = 0; c < l.width; c++) to[c] = parts.values(i)[c] * inverse;
+      }
+    };
+    if (items % threads == 0 || items >= MANY * threads) {
+      for (int64_t item = thread; item < items; item += threads) {
+        const Piece& piece = pieces_[item / l.key_heads];
+        const int64_t head = item % l.key_heads;
+        const auto [key_rows, value_rows] = keys(piece, head);
+        take(piece, head);
+        give(piece, head, attention.attend(shape, piece, key_rows, value_rows));
+      }
+      team.barrier();
+      return;
+    }
+    // the splits of items, behind each other, and their parts
+    const int64_t columns = rounded_up(l.width, PANEL), room = PIECE * l.groups * Parts::stride(l.width);
+    int64_t split = 0;
+    for (int64_t item = 0; item < items; item++) {
+      const Piece& piece = pieces_[item / l.key_heads];
+      const int64_t head = item % l.key_heads;
+      const auto [key_rows, value_rows] = keys(piece, head);
+      const Splits splits(shape, piece);
+      bool taken = false;
+      for (int64_t own = splits.first; own < splits.end; own++, split++) {
+        if (split % threads != thread) continue;
+        if (!taken) take(piece, head), taken = true;
+        attention.attend(shape, piece, key_rows, value_rows, own, Parts{parts_.as<float>() + split * room, columns});
+      }
+    }
+    team.barrier();
+    split = 0;
+    for (int64_t item = 0; item < items; item++) {
+      const Piece& piece = pieces_[item / l.key_heads];
+      const int64_t count = Splits(shape, piece).count();
+      if (item % threads == thread) {
+        const Parts all{parts_.as<float>() + split * room, columns};
+        for (int64_t next = 1; next < count; next++)
+          all.join(Parts{parts_.as<float>() + (split + next) * room, columns}, piece.nodes * l.groups);
+        give(piece, item % l.key_heads, all);
+      }
+      split += count;
+    }
+    team.barrier();
+  }
+
+  // A head of a node of a piece, in rows of all heads of the pass.
+  float* head_of(float* rows, const Layer& l, const Piece& piece, int64_t node, int64_t head) const {
+    return rows + (text_first_[piece.text] + piece.first + node) * heads_stride_ + head * l.width;
   }
 };
 

@@ -8,8 +8,11 @@
 
 namespace drafttree {
 
-// Rows of a tile. With 32 registers, 6 rows by 4 vectors leave room for the weights; with 16, fewer vectors at once.
-constexpr int64_t block_of(Format format) { return uses_amx(format) ? Amx::ROWS : 6; }
+// Rows of a tile. With 32 registers, 6 rows by 4 vectors leave room for the weights; with 16, fewer vectors at once. A
+// sum has to wait for both products of a word where it takes two: then 4 rows by 2 vectors are faster.
+constexpr int64_t block_of(Format format) {
+  return uses_amx(format) ? Amx::ROWS : WIDTH < 64 && row_word(format) == 8 ? 4 : 6;
+}
 // Rows whose sums of a panel are kept at once: 16 KB; with matrix instructions 64 KB, since 64 rows take less time than
 // their weights take from memory.
 constexpr int64_t group_of(Format format) { return uses_amx(format) ? 256 : 64; }
@@ -25,39 +28,39 @@ struct Blocks {
   }
 };
 
-// One word of weights times one word of a row, added to the sum in each lane.
+// One word of weights times one word of a row, added to the sum in each lane. `row` points to the row's word.
 template <Format format>
 struct Word;
 
 template <>
 struct Word<Format::float32> {
   typedef Floats Sum;
-  INLINE Sum add(Sum sum, Ints weights, int32_t row) { return fused((Floats)weights, (Floats)splat(row), sum); }
+  INLINE Sum add(Sum sum, Ints weights, const char* row) {
+    return fused((Floats)weights, (Floats)broadcast(row), sum);
+  }
 };
 template <>
 struct Word<Format::bfloat16> {
   typedef Floats Sum;
-  INLINE Sum add(Sum sum, Ints weights, int32_t row) {
+  INLINE Sum add(Sum sum, Ints weights, const char* row) {
 #if defined(__AVX512BF16__)
-    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)splat(row));
+    return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)broadcast(row));
 #else
-    sum = fused((Floats)(weights << 16), (Floats)splat((int32_t)((uint32_t)row << 16)), sum);
-    return fused((Floats)(weights & (int32_t)0xffff0000), (Floats)splat(row & (int32_t)0xffff0000), sum);
+    sum = fused((Floats)(weights << 16), (Floats)broadcast(row), sum);
+    return fused((Floats)(weights & (int32_t)0xffff0000), (Floats)broadcast(row + 4), sum);
 #endif
   }
 };
 template <>
 struct Word<Format::int8> {
   typedef Ints Sum;
-  INLINE Sum add(Sum sum, Ints weights, int32_t row) {
+  INLINE Sum add(Sum sum, Ints weights, const char* row) {
 #if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)splat(row));
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)broadcast(row));
 #else
     // pairs of 16 bits: of bytes at once, two products could be more than 16 bits hold
     const Ints even = weights & 0x00ff00ff, odd = (Ints)((Unsigned)weights >> 8) & 0x00ff00ff;
-    const int32_t a = (int8_t)row, b = (int8_t)(row >> 8), c = (int8_t)(row >> 16), d = (int8_t)(row >> 24);
-    return sum + pairs(even, splat((a & 0xffff) | (int32_t)((uint32_t)c << 16))) +
-           pairs(odd, splat((b & 0xffff) | (int32_t)((uint32_t)d << 16)));
+    return sum + pairs(even, broadcast(row)) + pairs(odd, broadcast(row + 4));
 #endif
   }
 
@@ -115,19 +118,16 @@ static __attribute__((noinline)) void tile(const Tile& at) {
   }
   const char *weights = at.weights, *rows = at.rows, *ahead = at.ahead;
   const int64_t apart = at.apart, stride = at.stride;
-  for (int64_t word = 0; word < at.words; word++, weights += apart, ahead += apart, rows += 4) {
+  for (int64_t word = 0; word < at.words; word++, weights += apart, ahead += apart, rows += row_word(format)) {
     Ints weight[VECTORS];
     UNROLL
     for (int v = 0; v < VECTORS; v++) weight[v] = load<Ints>(weights + v * WIDTH);
     UNROLL
     for (int line = 0; line < CALLED; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
     UNROLL
-    for (int row = 0; row < ROWS; row++) {
-      int32_t own;
-      memcpy(&own, rows + row * stride, 4);
-      UNROLL
-      for (int v = 0; v < VECTORS; v++) sum[row][v] = Word<format>::add(sum[row][v], weight[v], own);
-    }
+    for (int row = 0; row < ROWS; row++) UNROLL
+    for (int v = 0; v < VECTORS; v++)
+      sum[row][v] = Word<format>::add(sum[row][v], weight[v], rows + row * stride);
   }
   UNROLL
   for (int row = 0; row < ROWS; row++) UNROLL
@@ -138,8 +138,8 @@ static __attribute__((noinline)) void tile(const Tile& at) {
 template <Format format, int ROWS, int CALLED>
 static void panel_tile(Tile at) {
   constexpr bool many = WIDTH == 64;  // registers: 32, else 16
-  constexpr bool splits = format == Format::bfloat16 && !HAS_BFLOAT16;
-  constexpr int VECTORS = many ? (splits ? 2 : 4) : (format == Format::float32 && ROWS > 1) || ROWS <= 3 ? 2 : 1;
+  constexpr bool splits = row_word(format) == 8;
+  constexpr int VECTORS = many ? (splits ? 2 : 4) : (format == Format::float32 && ROWS > 1) || ROWS <= 4 ? 2 : 1;
   tile<format, ROWS, VECTORS, CALLED>(at);
   for (int v = VECTORS; v < PANEL * 4 / WIDTH; v += VECTORS) {
     at.weights += VECTORS * WIDTH, at.sums += VECTORS * LANES;
@@ -269,11 +269,10 @@ static void multiply(const Panels& weight, const RowsView& rows, Share share, De
           const int64_t from = LINES * std::min(block, shares) / shares,
                         until = LINES * std::min(block + 1, shares) / shares;
           const int64_t own = row * rows.chunks + word / chunk;
-          block_tile<format>(
-              end - start, until - from,
-              {weights, PANEL * 4, rows.row(row) + word * 4, rows.stride, std::min(chunk, weight.words - word),
-               ahead + from * 64, sums + start * PANEL, word == 0, rows.starts + own,
-               rows.units + own, rows.chunks});
+          block_tile<format>(end - start, until - from,
+                             {weights, PANEL * 4, rows.row(row) + word * row_word(format), rows.stride,
+                              std::min(chunk, weight.words - word), ahead + from * 64, sums + start * PANEL, word == 0,
+                              rows.starts + own, rows.units + own, rows.chunks});
         }
       }
       for (int64_t row = 0; row < count; row++) {

@@ -31,6 +31,12 @@ constexpr bool HAS_BFLOAT16 = true;
 constexpr bool HAS_BFLOAT16 = false;
 #endif
 
+#if defined(__AVX512VNNI__)
+constexpr bool HAS_BYTES = true;
+#else
+constexpr bool HAS_BYTES = false;
+#endif
+
 typedef float Floats __attribute__((vector_size(WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH)));
 
@@ -55,6 +61,11 @@ INLINE Floats load_some(const float* from, int64_t count) {
 
 INLINE Floats splat(float number) { return Floats{} + number; }
 INLINE Ints splat(int32_t number) { return Ints{} + number; }
+INLINE Ints broadcast(const char* from) {
+  int32_t word;
+  memcpy(&word, from, 4);
+  return splat(word);
+}
 
 // a * b + c, rounded once where there is an instruction for it
 INLINE Floats fused(Floats a, Floats b, Floats c) {

@@ -9,8 +9,10 @@ from transformers import GPT2Config, StableLmConfig
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
+from drafttree.loading import target_options
 from drafttree.loading.inspect import inspect
 from drafttree.measure.reference import find_difference, transformers_generate, transformers_model
+from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native.native_backend import NativeBackend
 from helpers.refusals import told
@@ -77,6 +79,38 @@ def test_a_drafter_alone_may_be_quantised(folder):
     assert decoder.drafter.nbytes < decoder.target.nbytes
     plain = drafttree.load(folder, "none", dtype="float32")
     assert decoder.generate(PROMPT, **OPTIONS).tokens == plain.generate(PROMPT, **OPTIONS).tokens
+
+
+def test_a_large_drafter_is_quantised_by_default(folder, monkeypatch):
+    small = drafttree.load(folder, folder, dtype="float32").drafter
+    monkeypatch.setattr(target_options, "MANY_BYTES", 1)
+    found, asked, left, named = (
+        drafttree.load(folder, folder, "chain", dtype="float32", **options).drafter
+        for options in ({}, {"quantize_drafter": "int8"}, {"quantize_drafter": "none"}, {"quantize_drafter": None})
+    )
+    assert found.nbytes == asked.nbytes < small.nbytes
+    assert left.nbytes == named.nbytes == small.nbytes
+    assert isinstance(found.model.module.get_output_embeddings(), Int8Linear)
+
+
+def test_with_drafter_quantises_by_default_too(folder, monkeypatch):
+    monkeypatch.setattr(target_options, "MANY_BYTES", 1)
+    decoder = drafttree.load(folder, "lookup", dtype="float32").with_drafter(folder)
+    assert decoder.drafter.model.quantization == "int8"
+    assert decoder.target.quantization is None
+
+
+def test_a_loaded_drafter_keeps_its_weights(folder, monkeypatch):
+    monkeypatch.setattr(target_options, "MANY_BYTES", 1)
+    decoder = drafttree.load(folder, tiny.build("llama"), dtype="float32")
+    assert decoder.drafter.model.quantization is None
+
+
+def test_a_drafter_that_native_does_not_run_keeps_its_weights(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(target_options, "MANY_BYTES", 1)
+    tiny.build("gpt2").save_pretrained(tmp_path)
+    decoder = drafttree.load(folder, tmp_path, dtype="float32")
+    assert decoder.drafter.model.quantization is None
 
 
 @pytest.mark.few(1)

@@ -22,7 +22,7 @@ from drafttree.models import (
 )
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.fused.int8_linear import quantize_int8
+from drafttree.models.fused.int8_model import quantize_int8
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from helpers.replays import Operations, Replays, unrecorded
 from helpers.varlen import packed

@@ -17,11 +17,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.drafters.base import HiddenStates, Session, ShownBySize
-from drafttree.drafters.heads import embedding, last_layer, own_bytes, projection, zero_hidden
+from drafttree.drafters.heads import embedding, last_layer, own_bytes, zero_hidden
 from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import TreeCache
 from drafttree.models.attention.tree_attention import AttentionPart
 from drafttree.models.attention.tree_config import attending_to_trees, configured_parts
+from drafttree.models.module.module_checks import logits_width
 from drafttree.models.segment import join, split
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import EVERYTHING, Span
@@ -221,7 +222,7 @@ def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
         raise ModelError("an assistant reads whole keys and values, and its target's are sharded; load that whole")
     sizes = {
         "hidden size": (assistant.config.backbone_hidden_size, theirs.hidden_size),
-        "vocabulary": (ours.vocab_size, len(projection(target).weight)),
+        "vocabulary": (ours.vocab_size, logits_width(target)),
     }
     own = {kind: ours.layer_types.index(kind) for kind in dict.fromkeys(ours.layer_types)}
     read, shared = _row_shapes(ours, own), _row_shapes(theirs, stored)

@@ -19,6 +19,9 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
+from drafttree.models.fused.int8_embedding import Int8Embedding
+from drafttree.models.fused.int8_linear import Int8Linear
+from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import as_cache
 from drafttree.models.module.released import place
 
@@ -228,7 +231,7 @@ class HeadsDrafter(ShownBySize):
     layout = CacheLayout({})
 
     def __init__(self, heads: MedusaHeads | HydraHeads, target: PreTrainedModel) -> None:
-        self.vocab_size = len(projection(target).weight)
+        self.vocab_size = logits_width(target)
         self.levels = heads.count
         self.hidden_layers: tuple[int, ...] = (last_layer(target),)
         self.nbytes = own_bytes(heads, target)
@@ -331,7 +334,7 @@ class HydraDrafter(HeadsDrafter):
 
 
 def projection(target: PreTrainedModel) -> nn.Linear:
-    """Return the target's output projection (`lm_head`), whose weight is `[vocab, hidden]`."""
+    """Return the target's output projection (`lm_head`)."""
     return target.get_output_embeddings()  # pyright: ignore[reportReturnType]
 
 
@@ -356,8 +359,24 @@ def logits_scaling(target: PreTrainedModel) -> tuple[float, float | None]:
 
 
 def embedding(target: PreTrainedModel) -> nn.Embedding:
-    """Return the target's token embedding, whose weight is `[vocab, hidden]`."""
+    """Return the target's token embedding."""
     return target.get_input_embeddings()  # pyright: ignore[reportReturnType]
+
+
+def projection_weight(target: PreTrainedModel) -> Tensor:
+    """Return the weight `[vocab, hidden]` of the target's output projection, in the target's dtype."""
+    return _in_dtype(projection(target), target)
+
+
+def embedding_weight(target: PreTrainedModel) -> Tensor:
+    """Return the weight `[vocab, hidden]` of the target's token embedding, in the target's dtype."""
+    return _in_dtype(embedding(target), target)
+
+
+def _in_dtype(part: Any, target: PreTrainedModel) -> Tensor:
+    if isinstance(part, Int8Linear | Int8Embedding):
+        return (part.quantized * part.scale[:, None]).to(target.dtype)
+    return part.weight.detach()
 
 
 def last_layer(target: PreTrainedModel) -> int:

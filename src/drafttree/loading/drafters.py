@@ -56,6 +56,7 @@ from drafttree.loading.pretrained import (
     unwrap,
 )
 from drafttree.loading.specs import split_spec
+from drafttree.loading.target_options import BY_DEFAULT
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
 from drafttree.models import Model, TargetModel, select_backend
 
@@ -136,7 +137,7 @@ def find_or_choose(
     named: FoundModel,
     target: TargetModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    quantize: str | None = None,
+    quantize: str | None = BY_DEFAULT,
     files: ModelFiles | None = None,
     held: MutableMapping[str, Drafter] | None = None,
 ) -> Drafter | None:
@@ -166,7 +167,7 @@ def find_drafter(
     source: DrafterSource | None,
     target: TargetModel,
     tokenizer: PreTrainedTokenizerBase | None,
-    quantize: str | None = None,
+    quantize: str | None = BY_DEFAULT,
     files: ModelFiles | None = None,
     held: MutableMapping[str, Drafter] | None = None,
 ) -> Drafter | None:
@@ -176,7 +177,7 @@ def find_drafter(
         source: what `drafttree.load` takes as drafter, "auto" excepted.
         target: the model to draft for.
         tokenizer: the target's.
-        quantize: how a language model that drafts is quantised, None if it is not.
+        quantize: how a language model that drafts is quantised, None if it is not, `BY_DEFAULT` where that is fastest.
         files: what `check_drafter_exists` has found of the source, None to find it here.
         held: language models that draft for this target already, by their path; one that is loaded is added.
 
@@ -198,7 +199,7 @@ def find_drafter(
             return head
         if held and not loaded and origin.path in held:
             return held[origin.path]
-        model = origin if loaded else read_model(origin, target.dtype, target.device, quantize)
+        model = origin if loaded else read_model(origin, target.dtype, target.device, quantize, drafts=True)
         _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(origin))
         drafting = TargetModel(model, select_backend)

@@ -22,7 +22,15 @@ from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
-from drafttree.loading.target_options import SINKS, check_quantization, check_sharding, choose_backend
+from drafttree.loading.target_options import (
+    BY_DEFAULT,
+    KINDS,
+    NONE,
+    SINKS,
+    check_quantization,
+    check_sharding,
+    choose_backend,
+)
 from drafttree.loading.tuned import TunedPolicy, find_policy
 from drafttree.models import TargetModel
 
@@ -43,7 +51,7 @@ def load(
     lossy_window: int | None = None,
     sinks: int = SINKS,
     quantize: str | None = None,
-    quantize_drafter: str | None = None,
+    quantize_drafter: str | None = BY_DEFAULT,
     max_model_len: int | None = None,
     tensor_parallel_size: int = 1,
 ) -> Decoder:
@@ -86,8 +94,10 @@ def load(
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
             less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`).
-        quantize_drafter: "int8" does the same to a drafter that is a language model, and to those of
-            `Decoder.with_drafter`. The text stays the target's.
+        quantize_drafter: "int8" does the same to a drafter that is a language model, its head included, and to those of
+            `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded by name
+            where drafttree-native runs it on a CPU and its weights are 50 MB or more; "none" or None leaves it as it
+            is.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
@@ -126,7 +136,8 @@ def load(
     on, kind = find_placement(target, dtype, device, quantize)
     refuse_autocast(on)
     check_quantization("quantize", quantize, on, target)
-    check_quantization("quantize_drafter", quantize_drafter, on, drafter)
+    check_quantization("quantize_drafter", quantize_drafter, on, drafter, (BY_DEFAULT, NONE))
+    quantize_drafter = None if quantize_drafter == NONE else quantize_drafter
     drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)
     origin = target if isinstance(target, PreTrainedModel) else ModelFiles.of_model(target)
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
@@ -139,7 +150,7 @@ def load(
         if tuned:
             tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
         drafting = find_or_choose(drafter, origin, wrapped, tokenizer, quantize_drafter, drafter_files, parts.held)
-        if quantize_drafter:
+        if quantize_drafter in KINDS:
             check_quantized(drafting, drafter, quantize_drafter)
         if tuned and drafting:
             tuned.check_drafter(model_digest(drafting))

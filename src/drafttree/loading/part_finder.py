@@ -9,6 +9,7 @@ from drafttree.loading.drafters import check_drafter_exists, find_or_choose, mak
 from drafttree.loading.placement import is_auto
 from drafttree.loading.pretrained import ModelSource
 from drafttree.loading.specs import find_verifier, make_policy
+from drafttree.loading.target_options import BY_DEFAULT
 from drafttree.models import Model, TargetModel
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
@@ -18,13 +19,13 @@ class NamedParts:
     """Finds policies, drafters and verifiers as `drafttree.load` does; its errors are raised.
 
     Args:
-        quantize_drafter: how language models that draft are quantised, None if they are not.
+        quantize_drafter: how language models that draft are quantised; as of `find_drafter`.
 
     Attributes:
         held: the language models that draft for the decoder's target, by their path, as long as somebody uses them.
     """
 
-    def __init__(self, quantize_drafter: str | None = None) -> None:
+    def __init__(self, quantize_drafter: str | None = BY_DEFAULT) -> None:
         self._quantize = quantize_drafter
         self.held = WeakValueDictionary[str, Drafter]()
 

@@ -38,7 +38,15 @@ from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
-from drafttree.loading.target_options import apply_quantization, check_shares, check_unquantized, sharding_options
+from drafttree.loading.target_options import (
+    BY_DEFAULT,
+    KINDS,
+    apply_quantization,
+    check_shares,
+    check_unquantized,
+    choose_quantization,
+    sharding_options,
+)
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
@@ -124,8 +132,18 @@ def read_model(
     device: torch.device,
     quantize: str | None = None,
     tensor_parallel_size: int = 1,
+    *,
+    drafts: bool = False,
 ) -> PreTrainedModel:
     """What `load_model` loads, and assistants too, whose class is among those of language models.
+
+    Args:
+        files: the files of the model.
+        dtype: the dtype.
+        device: where it runs.
+        quantize: one of `KINDS`, or `BY_DEFAULT` for what `choose_quantization` says.
+        tensor_parallel_size: processes it is sharded over.
+        drafts: whether it drafts, so that its head may be quantised too.
 
     Raises:
         ModelError: as `load_model`.
@@ -135,7 +153,7 @@ def read_model(
     settings = _settings_of(files)
     try:
         check_layer_counts(settings)
-        if quantize:
+        if quantize in KINDS:
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
         if tensor_parallel_size == 1:
@@ -169,9 +187,9 @@ def read_model(
     _check_weights(source, info)
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
-    if quantize:
+    if kind := choose_quantization(model) if quantize == BY_DEFAULT else quantize:
         with stage("quantise"):
-            apply_quantization(model, quantize, source)
+            apply_quantization(model, kind, source, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
         _copy_what_stays(model)
     if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:

@@ -5,7 +5,7 @@ Sharding is the tensor parallelism of transformers, under torchrun.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from drafttree.core.errors import ConfigError, ModelError, unknown
 from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
 from drafttree.models.base import Backend
-from drafttree.models.fused.int8_linear import quantization_method, quantize_int8
+from drafttree.models.fused.int8_linear import int8_scales, quantization, quantization_method
+from drafttree.models.fused.int8_model import quantize_int8
 from drafttree.models.native import kernels
+from drafttree.models.native.native_backend import why_not_native
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
 """First tokens that stay visible in a window where it is not said how many (Xiao et al. 2023)."""
 KINDS = {"int8": quantize_int8}
 """Quantisations by name."""
+BY_DEFAULT, NONE = "auto", "none"
+"""What else may be asked for a drafter: what is fastest, or its weights as they are."""
+MANY_BYTES = 50_000_000
+"""Bytes of a drafter's weights from which on it is quantised by default: fewer stay in a processor's caches, and a pass
+is mostly the price of calling it."""
 OPTION = "tensor_parallel_size"
 
 
@@ -46,7 +53,9 @@ def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Ca
     return partial(select_windowed, window=LossyWindow(lossy_window, sinks))
 
 
-def check_quantization(option: str, kind: Any, device: torch.device, source: object = None) -> None:
+def check_quantization(
+    option: str, kind: Any, device: torch.device, source: object = None, others: Sequence[str] = ()
+) -> None:
     """Refuse a quantisation there is none of or nothing to run it, or one of a model that is loaded already.
 
     Args:
@@ -54,14 +63,15 @@ def check_quantization(option: str, kind: Any, device: torch.device, source: obj
         kind: its value; None asks for nothing.
         device: where the model is to run.
         source: name, folder or object of the model, for messages.
+        others: what the option may be beside a kind.
 
     Raises:
         ConfigError: the message names the option and its value.
     """
-    if kind is None:
+    if kind is None or (isinstance(kind, str) and kind in others):
         return
     if not isinstance(kind, str) or kind not in KINDS:
-        raise unknown(option, kind, KINDS)
+        raise unknown(option, kind, [*KINDS, *others])
     if isinstance(source, PreTrainedModel):
         raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
     if device.type == "cpu" and kernels.native is None:
@@ -83,19 +93,35 @@ def check_unquantized(source: object, config: Mapping[str, Any]) -> None:
         raise ModelError(f"{str(source)!r} is quantised already ({method}); leave out quantize")
 
 
-def apply_quantization(module: PreTrainedModel, kind: str, source: object) -> None:
+def choose_quantization(module: PreTrainedModel) -> str | None:
+    """The quantisation of a language model that drafts, where none is asked for; its drafts change no text.
+
+    int8 where drafttree-native runs it on a CPU, which reads half the bytes then, and where these are many.
+    """
+    if module.device.type != "cpu" or quantization(module) or why_not_native(module):
+        return None
+    return "int8" if sum(each.nbytes for each in module.parameters()) >= MANY_BYTES else None
+
+
+def apply_quantization(module: PreTrainedModel, kind: str, source: object, *, head: bool) -> None:
     """Quantise a model that was just loaded.
+
+    Args:
+        module: the model.
+        kind: one of `KINDS`.
+        source: name, folder or object of the model, for the log.
+        head: whether its head is quantised too, which of a drafter costs no text.
 
     Raises:
         ModelError: it cannot be quantised.
     """
     before = _megabytes(module)
-    KINDS[kind](module)
+    KINDS[kind](module, head=head)
     logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), before)
 
 
 def _megabytes(module: PreTrainedModel) -> float:
-    return sum(parameter.nbytes for parameter in module.parameters()) / 1e6
+    return sum(each.nbytes for each in [*module.parameters(), *int8_scales(module)]) / 1e6
 
 
 def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ from drafttree.drafters.base import Drafter, HiddenStates, Session
 from drafttree.engine.decoder import Decoder
 from drafttree.loading import choose_drafter, find_device, find_drafter, find_dtype, load_model, load_tokenizer
 from drafttree.loading.load import load
-from drafttree.loading.target_options import apply_quantization, check_quantization
+from drafttree.loading.target_options import BY_DEFAULT, NONE, apply_quantization, check_quantization
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.shapes import Shape, find_shape
 from drafttree.models import TargetModel, select_backend
@@ -73,7 +73,7 @@ def load_inflated(
     dtype: str,
     device: str,
     quantize: str | None = None,
-    quantize_drafter: str | None = None,
+    quantize_drafter: str | None = BY_DEFAULT,
 ) -> Decoder:
     """Load a decoder with an inflated target; arguments and errors as for `drafttree.load` and `find_shape`.
 
@@ -81,19 +81,19 @@ def load_inflated(
     """
     sizes, place = find_shape(shape), find_device(device)
     check_quantization("quantize", quantize, place)
-    check_quantization("quantize_drafter", quantize_drafter, place)
+    check_quantization("quantize_drafter", quantize_drafter, place, others=(BY_DEFAULT, NONE))
     kind = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, place)
     small = load_model(target, kind, place)
     large, tokenizer = inflate(small, sizes), load_tokenizer(target)
     if quantize:
-        apply_quantization(large, quantize, shape)
+        apply_quantization(large, quantize, shape, head=False)
     decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
     return decoder.with_drafter(_find(name, TargetModel(small, select_backend), decoder, quantize_drafter))
 
 
 def drafters_for_inflated(
-    decoder: Decoder, target: str, names: Iterable[str], quantize: str | None = None
+    decoder: Decoder, target: str, names: Iterable[str], quantize: str | None = BY_DEFAULT
 ) -> dict[str, Drafter]:
     """The drafters of a small target, by name, for the decoder of the target that was inflated from it.
 
@@ -112,9 +112,9 @@ def drafters_for_inflated(
     return {name: drafter for name, drafter in found.items() if drafter}
 
 
-def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None = None) -> Drafter | None:
+def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None) -> Drafter | None:
     """A drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
-    found = find_drafter(name, small, decoder.tokenizer, quantize)
+    found = find_drafter(name, small, decoder.tokenizer, None if quantize == NONE else quantize)
     return _narrowed(found, small.module, transformers_model(decoder).module) if found else None
 
 

@@ -11,7 +11,7 @@ from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.fused.int8_linear import quantization
+from drafttree.models.fused.int8_linear import int8_scales, quantization
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
@@ -162,7 +162,7 @@ class TargetModel:
         self.unseen = self._selected.unseen
         if self.unseen:
             logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
-        self.nbytes = sum(each.nbytes for each in module.parameters())
+        self.nbytes = sum(each.nbytes for each in [*module.parameters(), *int8_scales(module)])
         self._log_backend()
 
     def _log_backend(self) -> None:

@@ -15,9 +15,9 @@ from drafttree.models.fused.int8_linear import (
     LARGEST,
     Int8Linear,
     quantization,
-    quantize_int8,
     rounded_product,
 )
+from drafttree.models.fused.int8_model import quantize_int8
 from helpers.refusals import told
 from testing import tiny
 
@@ -121,15 +121,16 @@ def test_fused_layers_are_trusted_in_bfloat16(name):
     assert isinstance(select_backend(module), FusedBackend)
 
 
-def test_memory_is_a_quarter_and_the_head_stays():
+@pytest.mark.parametrize("head", [False, True])
+def test_memory_is_a_quarter(head):
     module = tiny.build("llama")
     linear = [part for part in module.modules() if type(part) is nn.Linear]
     assert linear[-1] is module.get_output_embeddings()
-    before = sum(each.weight.nbytes for each in linear[:-1])
+    linear = linear if head else linear[:-1]
+    before = sum(each.weight.nbytes for each in linear)
     rest = sum(each.nbytes for each in module.parameters()) - before
-    scales = 4 * sum(each.out_features for each in linear[:-1])
-    quantize_int8(module)
-    assert type(module.get_output_embeddings()) is nn.Linear
+    scales = 4 * sum(each.out_features for each in linear)
+    quantize_int8(module, head=head)
     model = TargetModel(module, select_backend)
     assert model.nbytes == rest + before // 4 + scales
     assert repr(model).startswith(f"TargetModel(LlamaForCausalLM, {model.nbytes / 1e6:.1f} MB")

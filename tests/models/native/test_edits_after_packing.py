@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import drafttree
 from drafttree.models import TargetModel, append, select_backend
-from drafttree.models.fused.int8_linear import quantize_int8
+from drafttree.models.fused.int8_model import quantize_int8
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny
 from testing.fused_families import CONFIGS

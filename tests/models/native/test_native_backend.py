@@ -28,7 +28,8 @@ import drafttree
 from drafttree.core.openmp import openmp_libraries
 from drafttree.models import Segment, TargetModel, append, prefill, select_backend, select_exact_text
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.fused.int8_linear import Int8Linear, quantize_int8
+from drafttree.models.fused.int8_linear import Int8Linear
+from drafttree.models.fused.int8_model import quantize_int8
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native import kernels, native_backend, native_layers
 from drafttree.models.native.native_backend import NativeBackend

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import drafttree.models.native.native_layers as native_layers
-from drafttree.models import TargetModel, select_backend
-from drafttree.models.fused.int8_linear import quantize_int8
+from drafttree.models import TargetModel, append, select_backend
+from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models.module.released import ReleasedWeight
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.native.packed_model import PackedModel
 from testing import tiny
@@ -23,7 +24,7 @@ every_kind = pytest.mark.parametrize(("dtype", "quantize"), KINDS, ids=str)
 def make(name: str, dtype: torch.dtype, quantize: str | None) -> Any:
     module: Any = tiny.from_config(CONFIGS[name]()).to(dtype)
     if quantize:
-        quantize_int8(module)
+        quantize_int8(module, head=True)
     return module
 
 
@@ -85,3 +86,23 @@ def test_a_row_that_is_no_number_is_not_hidden():
         products = layer(torch.tensor([[torch.nan] * 32, [1.0] * 32]))
     assert products[0].isnan().all()
     assert products[1].isfinite().all()
+
+
+@every_kind
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+@torch.inference_mode()
+def test_a_tied_head_and_its_embedding_are_one_copy(name, dtype, quantize):
+    module, tokens = make(name, dtype, quantize), tiny.random_tokens(9, 1)
+    own = make(name, dtype, quantize)(torch.tensor([tokens])).logits[:, -1:].float()
+    model = TargetModel(module, select_backend)
+    assert isinstance(model.backend, NativeBackend)
+    assert model.packed_nbytes == 0
+    head = module.get_output_embeddings()
+    assert isinstance(head.quantized if quantize else head.weight, ReleasedWeight)
+    found = append(model, model.new_cache(9), tokens).logits
+    allowed = 1e-4 if dtype == torch.float32 else 0.1
+    assert float((found - own).abs().max()) <= allowed * float(own.abs().max())
+    with torch.no_grad():
+        if not quantize:
+            module.get_input_embeddings().weight[tokens[-1]].neg_()
+            assert not torch.equal(append(model, model.new_cache(9), tokens).logits, found)

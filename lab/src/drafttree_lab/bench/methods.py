@@ -82,7 +82,7 @@ def bench(
     ] = None,
     verifier: VerifierName = "auto",
     draft_temperature: DraftTemperature = None,
-    quantize_drafter: QuantizeDrafter = None,
+    quantize_drafter: QuantizeDrafter = "auto",
     exact_text: Annotated[bool, typer.Option("--exact-text", help="Also run every method with exact_text.")] = False,
     peers: Annotated[str | None, typer.Option(help=f"Programs to compare with: {', '.join(PEERS)}.")] = None,
     passes: Annotated[

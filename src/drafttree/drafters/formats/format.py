@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.base import Drafter
-from drafttree.drafters.heads import embedding, last_layer, projection
+from drafttree.drafters.heads import embedding_weight, last_layer, projection_weight
 from drafttree.models import lay_out_for_cpu
+from drafttree.models.module.module_checks import logits_width
 from drafttree.models.tensor_parallel import whole
 
 ADVICE = "use another head made for the target, a smaller language model, or lookup"
@@ -75,7 +76,7 @@ class Checkpoint(Generic[Heads]):
                 that they use of it.
         """
         depth, width = last_layer(target), target.config.get_text_config().hidden_size
-        sizes = dict(zip(SIZES, (width, len(projection(target).weight), depth), strict=True))
+        sizes = dict(zip(SIZES, (width, logits_width(target), depth), strict=True))
         for name, size in self.made_for.items():
             if size != sizes[name]:
                 raise ModelError(
@@ -112,9 +113,9 @@ class Checkpoint(Generic[Heads]):
         heads: Any = self.heads
         tensors, borrowed, ids = dict(self.tensors), self.borrowed(), self.target_ids
         if EMBEDDING in borrowed:
-            tensors[EMBEDDING] = whole(embedding(target).weight.detach())[: len(borrowed[EMBEDDING])]
+            tensors[EMBEDDING] = whole(embedding_weight(target))[: len(borrowed[EMBEDDING])]
         if HEAD in borrowed:
-            weight = whole(projection(target).weight.detach())
+            weight = whole(projection_weight(target))
             tensors[HEAD] = weight if ids is None else weight[ids.to(weight.device)]
         fill(heads, tensors, target)
         if ids is not None:

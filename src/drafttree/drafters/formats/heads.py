@@ -36,7 +36,7 @@ from drafttree.drafters.heads import (
     HydraHeads,
     MedusaDrafter,
     MedusaHeads,
-    embedding,
+    embedding_weight,
     last_layer,
     layer_config,
     own_bytes,
@@ -185,7 +185,7 @@ def _described(heads: MedusaHeads | HydraHeads) -> dict[str, object]:
 def _hydra(found: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
     """An embedding that is equal to the target's is the target's."""
     heads = found.filled(target)
-    if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding(target).weight)):
+    if heads.input_embed_fn and torch.equal(heads.input_embed_fn.weight, whole(embedding_weight(target))):
         heads.input_embed_fn = None
     return HydraDrafter(heads, target)
 

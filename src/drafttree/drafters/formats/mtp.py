@@ -259,7 +259,7 @@ def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_
     if last is None:
         last = target.get_parameter(names_in(target)[1]).detach()
     module, norm = decoder_layer(block, last, index, target)
-    width = projection(target).weight.shape[1]
+    width = projection(target).in_features
     with torch.device("meta"):
         eh_proj = nn.Linear(2 * width, width, bias=False)
     read = nn.ModuleDict({"enorm": deepcopy(norm), "hnorm": deepcopy(norm), "eh_proj": eh_proj})

@@ -51,7 +51,7 @@ def certify(
     device: Device = "auto",
     exact_text: ExactText = False,
     quantize: Quantize = None,
-    quantize_drafter: QuantizeDrafter = None,
+    quantize_drafter: QuantizeDrafter = "auto",
     ignore_eos: IgnoreEos = False,
     exact: Annotated[
         bool, typer.Option("--exact", help="Prove exactness by enumeration instead. Needs no prompts.")

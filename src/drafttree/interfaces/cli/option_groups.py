@@ -92,7 +92,7 @@ class DecoderOptions:
     ] = None
     sinks: Annotated[int, typer.Option(min=0, help="Number of first tokens that stay visible with --lossy-window.")] = 4
     quantize: Quantize = None
-    quantize_drafter: QuantizeDrafter = None
+    quantize_drafter: QuantizeDrafter = "auto"
 
     def check(self) -> None:
         """Refuse names of policies and verifiers that are none, before a model is loaded."""

@@ -84,7 +84,11 @@ Inflate = Annotated[
     str | None, typer.Option("--inflate", help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")
 ]
 QuantizeDrafter = Annotated[
-    str | None, typer.Option(help='"int8" does the same to a drafter that is a language model.')
+    str,
+    typer.Option(
+        help='"int8" does the same to a drafter that is a language model, "none" leaves it as it is. "auto" is "int8" '
+        "for large ones on a CPU. Does not change the output."
+    ),
 ]
 TensorParallelSize = Annotated[
     int, typer.Option(min=1, help="Number of torchrun processes over which the target is sharded.")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -77,7 +78,7 @@ class FusedBackend:
         is_llama = config.model_type in LLAMAS
         self.device = module.device
         self._embed: Any = module.get_input_embeddings()
-        self.empty: Tensor = self._embed.weight.new_empty(0)
+        self.empty = torch.empty(0, dtype=module.dtype, device=module.device)
         layer = LAYERS.get(config.model_type, LlamaLayer)
         self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
         self._owners = key_owners(decoder.layers)

@@ -70,11 +70,12 @@ class Release:
         layer: the layer that has the weight.
         name: of the weight there.
         unpack: makes the values anew, of the same shape and dtype.
+        holders: modules that have the weight.
     """
 
-    def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor]) -> None:
+    def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor], holders: int = 1) -> None:
         weight: Any = layer._parameters[name]
-        self._layer, self._name, self._unpack = weakref.ref(layer), name, unpack
+        self._layer, self._name, self._unpack, self._holders = weakref.ref(layer), name, unpack, holders
         self._weight = weakref.ref(weight)  # no circle, so that weights go when they are packed anew
         self._input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
         self._is_inference = weight.is_inference()  # made in inference mode, which no edit ends
@@ -114,7 +115,7 @@ class Release:
             self._hide(weight)  # first: whoever uses it from now on waits
             del weight
             with torch._C.DisableTorchFunctionSubclass():
-                is_alone = _is_alone(layer, self._name) and self._is_unchanged()
+                is_alone = _is_alone(layer, self._name, self._holders) and self._is_unchanged()
             weight = layer._parameters[self._name]
             if is_alone:
                 self._empty(weight)
@@ -186,19 +187,21 @@ def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
     return found
 
 
-def can_release(layer: nn.Module, name: str) -> bool:
-    """Whether a layer may release a parameter: an ordinary one that nobody else holds."""
-    return type(layer._parameters[name]) is nn.Parameter and _is_alone(layer, name)
+def can_release(layer: nn.Module, name: str, holders: int = 1) -> bool:
+    """Whether a layer may release a parameter: an ordinary one that nobody holds but so many modules."""
+    return type(layer._parameters[name]) is nn.Parameter and _is_alone(layer, name, holders)
 
 
-def _is_alone(layer: nn.Module, name: str) -> bool:
+def _is_alone(layer: nn.Module, name: str, holders: int) -> bool:
     weight: Any = layer._parameters[name]
     if weight.device.type != "cpu" or not weight.is_leaf or weight.is_shared():
         return False
     if weight.grad is not None or weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return False
     del weight
-    return _holders(layer, name) == _holders_of_one()
+    weight_holders, *of_memory = _holders(layer, name)
+    alone, *memory_alone = _holders_of_one()
+    return weight_holders == alone + holders - 1 and of_memory == memory_alone
 
 
 def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:

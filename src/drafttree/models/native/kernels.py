@@ -15,7 +15,7 @@ from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 7
+CALLS = 8
 """The version of what is called of drafttree-native."""
 MOST_CANDIDATES = 64
 """Tokens of a row for which keeping them sorted is faster than sorting the row."""
@@ -70,7 +70,7 @@ def _rows_agree(dtype: torch.dtype) -> bool:
     kind: Any = {"dtype": torch.float32, "device": "cpu"}
     embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **kind) / 10
     cached = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    model = native.Model(torch.get_num_threads(), embedding, 1.0, FORMATS[cached])
+    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cached])
     norm = torch.ones(width, **kind), None, 1e-6, False
     model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
     sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}

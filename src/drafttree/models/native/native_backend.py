@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -20,7 +21,7 @@ from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import ReleasedWeight, can_release
 from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
 from drafttree.models.native.native_layers import Stacked, weight_place
-from drafttree.models.native.packed_model import PackedModel, packed_models
+from drafttree.models.native.packed_model import PackedModel, packed_models, table_of
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 LEFT_FREE = 0.1
@@ -39,7 +40,8 @@ def why_not_native(module: PreTrainedModel) -> str | None:
     if reason := why_not_packed(module.dtype, module.device, any(isinstance(part, Int8Linear) for part in products)):
         return reason
     memory = machine_memory()
-    copied = sum(_weight(part).nbytes for part in products if not _is_released_by(part))
+    holders = {id(module.get_output_embeddings()): 1 + _is_tied(module)}
+    copied = sum(_weight(part).nbytes for part in products if not _is_released_by(part, holders.get(id(part), 1)))
     if not copied or module in packed_models or memory is None or memory.free - copied > LEFT_FREE * memory.total:
         return None
     return f"a packed copy of its weights needs {copied / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
@@ -73,7 +75,7 @@ class NativeBackend:
     def __init__(self, module: PreTrainedModel) -> None:
         self.device = module.device
         self._embedding: Any = module.get_input_embeddings()
-        self._empty: Tensor = self._embedding.weight.new_empty(0)
+        self._empty = torch.empty(0, dtype=module.dtype, device="cpu")
         self._module = module
         decoder: Any = module.get_decoder()
         head: Any = module.get_output_embeddings()
@@ -135,6 +137,12 @@ def _weight(layer: Any) -> Any:
     return getattr(*weight_place(layer))
 
 
-def _is_released_by(layer: Any) -> bool:
-    """Whether a layer has released its weight, or could."""
-    return isinstance(_weight(layer), ReleasedWeight) or can_release(*weight_place(layer))
+def _is_tied(module: PreTrainedModel) -> bool:
+    """Whether the head has the weight of the embedding."""
+    embedding = module.get_input_embeddings()
+    return not isinstance(embedding, MtpEmbedding) and table_of(embedding) is _weight(module.get_output_embeddings())
+
+
+def _is_released_by(layer: Any, holders: int) -> bool:
+    """Whether a layer has released its weight, which so many modules have, or could."""
+    return isinstance(_weight(layer), ReleasedWeight) or can_release(*weight_place(layer), holders)

@@ -1,6 +1,6 @@
 """Models of drafttree-native, whose packed weights stand in for those of a module."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from drafttree.core.stages import stage
 from drafttree.models.cache.kv_cache import Slot
 from drafttree.models.fused.fused_backend import LLAMAS, embedding_multiplier, logits_cap, logits_divisor
 from drafttree.models.fused.fused_layers import key_owners, layout_of
+from drafttree.models.fused.int8_embedding import Int8Embedding, dtype_of, scale_of
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.long_rope import long_frequencies_of, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
@@ -40,17 +41,25 @@ LONG = "long"
 """Stands among the types of rotary embeddings for the long frequencies of LongRoPE."""
 
 
-def new_model(embedding: nn.Embedding, entry: tuple | None = None, multiplier: float | None = None) -> Any:
+def new_model(
+    embedding: Any, entry: tuple | None = None, multiplier: float | None = None, *, of_head: bool = False
+) -> Any:
     """A model of drafttree-native without layers.
 
     Args:
-        embedding: of the tokens, read where it lies.
+        embedding: of the tokens, read where it lies, or out of the head of a packed model that has its weight.
         entry: what a draft head begins with, None if it is none: norms of tokens and of states, the projection of both,
             whether states come first, and whether the residual stream begins with the normed state.
         multiplier: of embeddings, None for the embedding's own.
+        of_head: whether the head that the model gets has the embedding's weight.
     """
-    weight, scale = embedding.weight.detach(), embedding_scale(embedding, multiplier)
-    model = kernels.native.Model(torch.get_num_threads(), weight, scale, kernels.FORMATS[weight.dtype])
+    table, owner = None, None if of_head else _owner(lambda packed: packed.has_embedding(embedding))
+    if not of_head and owner is None:
+        table = embedding.weight.detach()
+    width, scale, dtype = embedding.embedding_dim, embedding_scale(embedding, multiplier), dtype_of(embedding)
+    model = kernels.native.Model(torch.get_num_threads(), table, width, scale, kernels.FORMATS[dtype])
+    if owner:
+        model.share_embedding(owner)
     if entry:
         model.add_entry(*entry)
     return model
@@ -60,8 +69,17 @@ def embedding_scale(embedding: nn.Embedding, multiplier: float | None = None) ->
     """What embeddings are multiplied with, as of `new_model`."""
     if multiplier is not None:
         return multiplier
-    # Gemma rounds its factor to the dtype of the weights, and so does its module
-    return torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(embedding.weight.dtype).item()
+    return scale_of(embedding)
+
+
+def table_of(embedding: Any) -> Tensor:
+    """The weight of an embedding."""
+    return embedding.quantized if isinstance(embedding, Int8Embedding) else embedding.weight
+
+
+def _owner(has: Callable[["PackedModel"], bool]) -> Any:
+    """The model of drafttree-native of a packed model that has something, None where none has."""
+    return next((packed.model for packed in [*packed_models.values()] if has(packed)), None)
 
 
 def rotaries_of(layers: Sequence[NativeLayer], rotary: Any) -> dict[str | None, tuple[Tensor, float]]:
@@ -122,7 +140,7 @@ def add_head(model: Any, norm: tuple | None, head: Any, divisor: float = 1.0, ca
         divisor: of logits.
         cap: what no logit goes beyond, None for none.
     """
-    owner = next((packed.model for packed in [*packed_models.values()] if packed.has_head(head)), None)
+    owner = _owner(lambda packed: packed.has_head(head))
     if owner:
         model.share_head(norm, owner, divisor, cap or 0.0)
     else:
@@ -173,6 +191,11 @@ class PackingPlan:
         self.layout = layout_of(shapes, self.owners)
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head has the embedding's weight."""
+        return table_of(self.embedding) is getattr(*weight_place(self.head))
+
+    @property
     def entry(self) -> tuple | None:
         """What an MTP layer begins with; see `new_model`."""
         if self.mtp is None:
@@ -193,7 +216,7 @@ class PackingPlan:
         own = self.layer_inputs
         inputs = [own.embedding.weight, *tensors_of(own.projection)] if own else []
         layers = (tensor for layer in self.layers for tensor in layer.products.tensors)
-        return [self.embedding.weight, *projection, *inputs, *layers, *tensors_of(self.head)]
+        return [table_of(self.embedding), *projection, *inputs, *layers, *tensors_of(self.head)]
 
     @property
     def settings(self) -> object:
@@ -229,7 +252,7 @@ class PackedModel:
     @stage("pack")
     def __init__(self, module: PreTrainedModel) -> None:
         plan = PackingPlan(module)
-        self.model = new_model(plan.embedding, plan.entry, plan.multiplier)
+        self.model = new_model(plan.embedding, plan.entry, plan.multiplier, of_head=plan.is_tied)
         for rotary in plan.rotaries.values():
             self.model.add_rotary(*rotary)
         if plan.layer_inputs:
@@ -240,14 +263,19 @@ class PackedModel:
             self._release(index, layer.products)
         self.layout = plan.layout
         if add_head(self.model, plan.norm, plan.head, plan.divisor, plan.cap):
-            self._release(-1, _alone("head", plan.head))
+            self._release(-1, _alone("head", plan.head), holders=1 + plan.is_tied)
         self._settings, self._stamps = plan.settings, [*map(_stamp, plan.tensors)]
         self._head = [*map(_stamp, tensors_of(plan.head))]
+        self._embedding = [_stamp(table_of(plan.embedding))] if plan.is_tied else None
         self._releases = [stamp for stamp in [*self._stamps, *self._head] if isinstance(stamp, Release)]
 
     def has_head(self, layer: Any) -> bool:
         """Whether a linear layer is the output projection that is packed."""
         return _are_stamped(self._head, tensors_of(layer))
+
+    def has_embedding(self, embedding: Any) -> bool:
+        """Whether an embedding's weight is the output projection's that is packed."""
+        return self._embedding is not None and _are_stamped(self._embedding, [table_of(embedding)])
 
     def holds(self, module: PreTrainedModel) -> bool:
         """Whether what is packed is what would be packed of a module now.
@@ -259,23 +287,30 @@ class PackedModel:
         return _are_stamped(self._stamps, plan.tensors) and plan.settings == self._settings
 
     def multiplies_for(self, module: PreTrainedModel) -> AbstractContextManager[None]:
-        """Let the linear layers of the module that is packed multiply by what is packed of them."""
-        return packed_products(self.model, PackingPlan(module).products)
+        """Let the layers of the module that is packed multiply by what is packed of them, and look up rows there."""
+        plan = PackingPlan(module)
+        return packed_products(self.model, plan.products, plan.embedding if plan.is_tied else None)
 
     def take_back(self) -> None:
         """Let layers release again what they were given back, where that can be."""
         for release in self._releases:
             release.take_back()
 
-    def _release(self, index: int, products: Products) -> None:
-        """Let the layers that were packed release their weights, whose products are their own."""
+    def _release(self, index: int, products: Products, holders: int = 1) -> None:
+        """Let the layers that were packed release their weights, whose products are their own.
+
+        Args:
+            index: of the layer.
+            products: what was packed of it.
+            holders: modules that have each weight.
+        """
         check_products(self.model, index, products)
         for layer, places in products.places.items():
             owner, name = weight_place(layer)
-            if can_release(owner, name):
+            if can_release(owner, name, holders):
                 weight = getattr(owner, name)
                 unpack = partial(_unpack, self.model, index, places, weight.shape, weight.dtype)
-                Release(owner, name, unpack)
+                Release(owner, name, unpack, holders)
         kernels.native.trim_heap()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from drafttree.core.errors import ModelError
+from drafttree.models.fused.int8_embedding import Int8Embedding, only_looks_up, scale_of
 from drafttree.models.fused.int8_linear import INT8_MAX, Int8Linear
 from drafttree.models.module.recurrent import replaced_forward
 from drafttree.models.native.native_layers import Place, Products, Stacked
@@ -30,14 +31,17 @@ class WrongProductError(ModelError):
 
 
 @contextmanager
-def packed_products(model: Any, products: Iterable[tuple[int, Products]]) -> Iterator[None]:
+def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedding: Any) -> Iterator[None]:
     """Let linear layers multiply by what is packed of them; their weights are not read meanwhile.
 
     Args:
         model: of drafttree-native.
         products: by layer there, -1 for those of no layer.
+        embedding: one that has the head's weight and looks up its rows, None without.
     """
     with ExitStack() as undo:
+        if embedding is not None and only_looks_up(embedding):
+            undo.enter_context(replaced_forward(embedding, partial(_look_up, model, embedding)))
         for index, own in products:
             for layer, places in own.places.items():
                 if not isinstance(layer, Stacked):
@@ -96,3 +100,15 @@ def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Te
         model.multiply(threads, index, place.product, place.first, count, *addresses)
         outputs[:, slice(None) if place.outputs is None else place.outputs] = product.to(x.dtype)
     return outputs.unflatten(0, x.shape[:-1])
+
+
+def _look_up(model: Any, embedding: Any, tokens: Tensor) -> Tensor:
+    is_int8 = isinstance(embedding, Int8Embedding)
+    table = embedding.quantized if is_int8 else embedding.weight
+    rows = torch.empty((tokens.numel(), embedding.embedding_dim), dtype=table.dtype, device="cpu")
+    for row, token in zip(rows, tokens.flatten().tolist(), strict=True):
+        model.unpack(-1, "head", token, 1, row.data_ptr())
+    if is_int8:
+        rows = (rows * embedding.scale[tokens.flatten()][:, None]).to(embedding.dtype)
+    scale = scale_of(embedding)
+    return (rows if scale == 1 else rows * scale).unflatten(0, tokens.shape)

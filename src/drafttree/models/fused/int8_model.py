@@ -1,0 +1,57 @@
+"""Models whose linear layers are replaced by those with weights of eight bits."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.models.fused.int8_embedding import Int8Embedding, only_looks_up
+from drafttree.models.fused.int8_linear import Int8Linear, quantization, why_not_multiplied
+
+
+@torch.no_grad()
+def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
+    """Replace all linear layers of a model but its head by `Int8Linear`.
+
+    Args:
+        module: the model.
+        head: whether its head is replaced too, where that can be, and an embedding that has the head's weight.
+
+    Raises:
+        ModelError: the model is quantised already, it has no linear layers but its head, or its device has no product
+            for them.
+    """
+    kind = type(module).__name__
+    if method := quantization(module):
+        raise ModelError(f"{kind} is quantised already ({method}); leave out quantize")
+    parts = [(part, name, child) for part in module.modules() for name, child in part.named_children()]
+    own_head = module.get_output_embeddings()
+    layers = [(part, name, child) for part, name, child in parts if type(child) is nn.Linear and child is not own_head]
+    if not layers:
+        raise ModelError(f"{kind} has no linear layers to quantise but its head; leave out quantize")
+    for _, name, layer in layers:
+        if reason := why_not_multiplied(layer):
+            raise ModelError(f"{name} of {kind} {reason}; leave out quantize")
+    layer = parts = own_head = None
+    while layers:  # which hold weights that go one by one
+        part, name, child = layers.pop()
+        setattr(part, name, Int8Linear(child))
+    if head:
+        _quantize_head(module)
+
+
+def _quantize_head(module: PreTrainedModel) -> None:
+    """Replace the head, and the embedding if it has the head's weight, unless one of them cannot be."""
+    head: Any = module.get_output_embeddings()
+    embedding: Any = module.get_input_embeddings()
+    if type(head) is not nn.Linear or why_not_multiplied(head):
+        return
+    is_tied = embedding.weight is head.weight
+    if is_tied and not only_looks_up(embedding):
+        return
+    quantized = Int8Linear(head)
+    module.set_output_embeddings(quantized)
+    if is_tied:
+        module.set_input_embeddings(Int8Embedding(quantized, embedding))
