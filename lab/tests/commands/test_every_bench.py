@@ -8,7 +8,7 @@ import pytest
 
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
-from drafttree_lab.bench import memory, micro, serve
+from drafttree_lab.bench import loading, memory, micro, serve
 from drafttree_lab.commands import bench
 from testing.command_line import run
 from testing.held_server import held_server
@@ -24,7 +24,9 @@ BENCHES = {
     "batch": [*ONCE, "--batches", "1,2", "--budgets", "2"],
     "methods": [*ONCE, *CHAIN, "--drafters", "lookup", "--passes", "1,2"],
     "micro": [*MICRO, "--verifiers", "coupled", *CHAIN],
+    "loading": ["embedded-draft"],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
+    "perplexity": ["embedded-draft", "--text", __file__, "--tokens", 40, "--length", 20, "--dtype", "float32"],
     "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
 }
 
@@ -35,6 +37,11 @@ def small(monkeypatch):
     monkeypatch.setattr(Decoder, "costs", lambda self, **_: TOY_COSTS)
     use = {"loaded": 10_000_000, "peak": 30_000_000, "device_loaded": 0, "device_peak": 0, "tokens": 4}
     monkeypatch.setattr(memory, "measure_memory", lambda *_: use)
+    stages = {"weights": 1.0, "check": 2.0}
+    seconds = {"imports": 3.0, "loaded": 3.0, "first_token": 3.5, "stages": stages, "precision": "float32"}
+    sizes = dict.fromkeys(("imports", "weights", "steady", "peak", "resident_peak"), 10_000_000)
+    taken = seconds | {f"{name}_bytes": size for name, size in sizes.items()}
+    monkeypatch.setattr(loading, "measure_loading", lambda *_: taken)
     monkeypatch.setattr(micro, "WARM_UP", 1)
     with held_server() as held:
         monkeypatch.setattr(serve, "_served", lambda arguments: nullcontext(held.address))

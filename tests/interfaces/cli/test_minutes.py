@@ -18,9 +18,11 @@ UNFINISHED = {
     "certify": [*GIVEN, *SHORT],
     "bench acceptance": GIVEN,
     "bench batch": ["--batches", "1", *SHORT[2:4]],
+    "bench loading": ["embedded-draft"],
     "bench memory": [*GIVEN, *SHORT[2:]],
     "bench methods": [*GIVEN, *SHORT, "--repeats", 1],
     "bench micro": ["--vocab", "30"],
+    "bench perplexity": ["embedded-draft", "--text", "{prompts}", "--tokens", 8, "--length", 4],
     "replay run": ["talon/1", "--limit", 1, "--counts-only", "--no-agreement", "--out", "{out}"],
     "replay map": ["--limit", 1, "--out", "{out}"],
 }

@@ -1,0 +1,149 @@
+"""What rounding weights to eight bits costs: the perplexity of a text, and the best tokens that stay.
+
+The text is cut into parts of equal length, each of which is read by itself. Differences from the weights as they are
+loaded are of the same tokens, so their standard error, over the means of parts, is far below that of a perplexity.
+"""
+
+import gzip
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import InputError
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Dtype
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+
+if TYPE_CHECKING:
+    from drafttree.models import TargetModel
+
+BASE, BODY, WHOLE = "as loaded", "int8, head as loaded", "int8"
+COLUMNS = {"weights": "", "tokens": ",", "perplexity": ".3f", "change": "", "best tokens unchanged": ".2%"}
+AT_ONCE = 64
+"""Tokens of a pass: the logits of all of them are wanted, of vocabularies of 150,000 and more."""
+
+Scores = dict[str, list[Any]]
+"""Of each token of a part but the first, its log-probability (`logprobs`) and the best token there (`best`)."""
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    results: ResultOptions,
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file, hub name or embedded name.")],
+    text: Annotated[Path, typer.Option(help="The text, plain or as .gz.", exists=True, dir_okay=False)],
+    tokens: Annotated[int, typer.Option(min=2, help="Number of tokens, from the beginning of the text.")] = 70_000,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a part.")] = 512,
+    dtype: Dtype = "auto",
+) -> None:
+    """Measure what rounding weights to eight bits costs in perplexity."""
+    from drafttree.loading.pretrained import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    parts = read_parts(text, tokenizer, tokens, length)
+    store = results.open_store(context, parts)
+    ways = {name: Way(name, model, dtype) for name in (BASE, BODY, WHOLE)}
+    with progress(len(ways) * len(parts)) as advance:
+        cells = measure.race(ways, [("all", part) for part in parts], Scores, store=store, progress=advance)
+    by_way = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
+    rows = [compare(name, by_way[name], by_way[BASE]) for name in ways]
+    results.finish(
+        store, {"rows": rows}, lambda: make_console().print(measure.to_table("", map(_shown, rows), COLUMNS))
+    )
+
+
+def read_parts(path: Path, tokenizer: Any, tokens: int, length: int) -> list[list[int]]:
+    """The parts of a text, each with what the tokenizer puts before one.
+
+    Raises:
+        InputError: the text is too short for one part.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        ids = tokenizer(file.read(tokens * 16), add_special_tokens=False, verbose=False)["input_ids"][:tokens]
+    first = tokenizer("")["input_ids"]
+    whole = len(ids) // length
+    if not whole:
+        raise InputError(f"{path} has {len(ids)} tokens, and a part has {length}; give a longer text or --length")
+    return [[*first, *ids[part * length : (part + 1) * length]] for part in range(whole)]
+
+
+class Way:
+    """Scores parts with a model whose weights are quantised in one way; it is loaded for the first."""
+
+    def __init__(self, name: str, model: str, dtype: str) -> None:
+        self._name, self._model, self._dtype = name, model, dtype
+        self._target: TargetModel | None = None
+
+    def __call__(self, part: list[int]) -> Scores:
+        if self._target is None:
+            self._target = self._load()
+        return score(self._target, part)
+
+    def _load(self) -> "TargetModel":
+        from drafttree.loading.placement import find_placement
+        from drafttree.loading.pretrained import load_model
+        from drafttree.models import TargetModel, select_backend
+        from drafttree.models.fused.int8_model import quantize_int8
+
+        device, dtype = find_placement(self._model, self._dtype, "auto")
+        module = load_model(self._model, dtype, device)
+        if self._name != BASE:
+            quantize_int8(module, head=self._name == WHOLE)
+        return TargetModel(module, select_backend)
+
+
+def score(target: "TargetModel", part: Sequence[int]) -> Scores:
+    """Read a part and score its tokens."""
+    from drafttree.models.segment import Segment
+
+    cache, found = target.new_cache(len(part)), Scores(logprobs=[], best=[])
+    for first in range(0, len(part) - 1, AT_ONCE):
+        ids = list(part[first : first + AT_ONCE])
+        segment = Segment.of_text(cache, ids, target.device)._replace(wanted=slice(None))
+        logits = target.forward([segment])[0].logits[0].float()
+        cache.commit(range(len(ids)))
+        following = torch.tensor(part[first + 1 : first + 1 + AT_ONCE], device=logits.device)
+        own = logits[: len(following)]
+        picked = own.gather(1, following[:, None])[:, 0] - own.logsumexp(1)
+        found["logprobs"] += picked.tolist()
+        found["best"] += own.argmax(1).tolist()
+    return found
+
+
+def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[str, Any]:
+    """A row: the perplexity, by how much it differs from that of the base, and its standard error."""
+    logprobs = [each for part in own for each in part["logprobs"]]
+    differences = [
+        statistics.fmean(before - after for after, before in zip(part["logprobs"], first["logprobs"], strict=True))
+        for part, first in zip(own, base, strict=True)
+    ]
+    same = [
+        after == before
+        for part, first in zip(own, base, strict=True)
+        for after, before in zip(part["best"], first["best"], strict=True)
+    ]
+    mean = statistics.fmean(differences)
+    error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
+    return {
+        "weights": name,
+        "tokens": len(logprobs),
+        "perplexity": math.exp(-statistics.fmean(logprobs)),
+        "change_percent": 100 * math.expm1(mean),
+        "error_percent": None if error is None else 100 * error,
+        "best_tokens_unchanged": statistics.fmean(same),
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    error = "" if row["error_percent"] is None else f" +- {row['error_percent']:.3f}"
+    change = "" if row["weights"] == BASE else f"{row['change_percent']:+.3f}{error} %"
+    shown = {name: row[name] for name in ("weights", "tokens", "perplexity")}
+    return {**shown, "change": change, "best tokens unchanged": row["best_tokens_unchanged"]}
