@@ -219,9 +219,8 @@ def _settings_of(files: ModelFiles) -> dict[str, Any]:
 def _copy_what_stays(model: PreTrainedModel) -> None:
     """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
     released = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
-    shared = {id(each) for part in model.modules() if isinstance(part, nn.Embedding) for each in part.parameters()}
     for parameter in model.parameters():
-        if id(parameter) not in released - shared:
+        if id(parameter) not in released:
             parameter.data = parameter.data.clone()
 
 
