@@ -44,6 +44,7 @@ inline int64_t inputs_of_word(Format format) {
 // what the instructions that there are take: of two bfloat16 two float32, of four bytes two pairs of 16 bits, the even
 // ones and the odd ones. To make these of a word in every product would take as long as the product.
 constexpr int64_t row_word(Format format) {
+  if (uses_amx(format)) return 4;
   return (format == Format::bfloat16 && !HAS_BFLOAT16) || (format == Format::int8 && !HAS_BYTES) ? 8 : 4;
 }
 inline int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
