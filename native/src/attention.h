@@ -76,7 +76,7 @@ struct Parts {
   int64_t columns;
 
   static int64_t stride(int64_t width) { return rounded_up(width, PANEL) + LANES; }
-  float* values(int64_t query) const { return data + query * (columns + LANES); }
+  float* values(int64_t query) const { return data + query * stride(columns); }
   float& most(int64_t query) const { return values(query)[columns]; }
   float& sum(int64_t query) const { return values(query)[columns + 1]; }
 
@@ -103,7 +103,6 @@ class Attention {
     for (int64_t i = 0; i < queries_count_; i++)
       memcpy(q + i * stride_, query(i / shape.groups, i % shape.groups), shape.width * 4);
   }
-  int64_t queries() const { return queries_count_; }
 
   // What the queries have of all splits.
   Parts attend(const AttentionShape& shape, const Piece& piece, const HeadRows& keys, const HeadRows& values) {
