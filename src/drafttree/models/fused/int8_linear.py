@@ -27,7 +27,7 @@ MIDDLE = 128
 LARGEST = 256 * INT8_MAX
 """An activation of sixteen bits, which is 256 times its upper byte and its lower one, both from -128 to 127."""
 ROWS_AT_ONCE = 256
-"""Rows of a weight that are quantised at once: in float32 they should not leave a processor's cache."""
+"""Rows of a weight that are in float32 at once, so that they do not leave a processor's cache."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
 """Rows that torch's product of integers on CUDA takes at least, and what its sizes are multiples of."""

@@ -21,7 +21,7 @@ from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.module.released import ReleasedWeight, can_release
 from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
 from drafttree.models.native.native_layers import Stacked, weight_place
-from drafttree.models.native.packed_model import PackedModel, packed_models, table_of
+from drafttree.models.native.packed_model import PackedModel, are_tied, packed_models
 from drafttree.models.segment import Output, Segment, split, split_layers
 
 LEFT_FREE = 0.1
@@ -140,7 +140,7 @@ def _weight(layer: Any) -> Any:
 def _is_tied(module: PreTrainedModel) -> bool:
     """Whether the head has the weight of the embedding."""
     embedding = module.get_input_embeddings()
-    return not isinstance(embedding, MtpEmbedding) and table_of(embedding) is _weight(module.get_output_embeddings())
+    return not isinstance(embedding, MtpEmbedding) and are_tied(embedding, module.get_output_embeddings())
 
 
 def _is_released_by(layer: Any, holders: int) -> bool:

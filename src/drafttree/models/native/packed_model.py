@@ -18,7 +18,7 @@ from drafttree.models.fused.int8_embedding import Int8Embedding, dtype_of, scale
 from drafttree.models.module.fingerprint import samples, version
 from drafttree.models.module.long_rope import long_frequencies_of, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
-from drafttree.models.module.released import Release, ReleasedWeight, can_release, stand_in
+from drafttree.models.module.released import Release, can_release, stand_in
 from drafttree.models.native import kernels
 from drafttree.models.native.native_layers import (
     LayerInputs,
@@ -53,9 +53,8 @@ def new_model(
         multiplier: of embeddings, None for the embedding's own.
         of_head: whether the head that the model gets has the embedding's weight.
     """
-    table, owner = None, None if of_head else _owner(lambda packed: packed.has_embedding(embedding))
-    if not of_head and owner is None:
-        table = embedding.weight.detach()
+    owner = None if of_head else _owner(lambda packed: packed.has_embedding(embedding))
+    table = None if of_head or owner else embedding.weight.detach()
     width, scale, dtype = embedding.embedding_dim, embedding_scale(embedding, multiplier), dtype_of(embedding)
     model = kernels.native.Model(torch.get_num_threads(), table, width, scale, kernels.FORMATS[dtype])
     if owner:
@@ -75,6 +74,11 @@ def embedding_scale(embedding: nn.Embedding, multiplier: float | None = None) ->
 def table_of(embedding: Any) -> Tensor:
     """The weight of an embedding."""
     return embedding.quantized if isinstance(embedding, Int8Embedding) else embedding.weight
+
+
+def are_tied(embedding: Any, head: Any) -> bool:
+    """Whether an embedding and an output projection have one weight."""
+    return table_of(embedding) is getattr(*weight_place(head))
 
 
 def _owner(has: Callable[["PackedModel"], bool]) -> Any:
@@ -193,7 +197,7 @@ class PackingPlan:
     @property
     def is_tied(self) -> bool:
         """Whether the head has the embedding's weight."""
-        return table_of(self.embedding) is getattr(*weight_place(self.head))
+        return are_tied(self.embedding, self.head)
 
     @property
     def entry(self) -> tuple | None:
@@ -327,8 +331,7 @@ packed_models = WeakKeyDictionary[PreTrainedModel, PackedModel]()
 
 def _stamp(tensor: Any) -> Any:
     """What tells a tensor from others and from what it is after an edit."""
-    if isinstance(tensor, ReleasedWeight):
-        return stand_in(tensor)
+    tensor = stand_in(tensor)
     if not isinstance(tensor, Tensor):
         return tensor
     return tensor.data_ptr(), version(tensor), tensor.shape, _as_values(samples(tensor))

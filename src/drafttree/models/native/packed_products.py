@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from drafttree.core.errors import ModelError
 from drafttree.models.fused.int8_embedding import Int8Embedding, only_looks_up, scale_of
-from drafttree.models.fused.int8_linear import INT8_MAX, Int8Linear
+from drafttree.models.fused.int8_linear import INT8_MAX, ROWS_AT_ONCE, Int8Linear
 from drafttree.models.module.recurrent import replaced_forward
 from drafttree.models.native.native_layers import Place, Products, Stacked
 
@@ -84,7 +84,9 @@ def _own_product(layer: Any) -> tuple[Tensor, Tensor]:
         return row, nn.functional.linear(row, layer.weight, layer.bias)
     row = torch.randint(-INT8_MAX, INT8_MAX, (1, layer.in_features), generator=generator, device="cpu").float()
     row[:, ::CHUNK] = INT8_MAX
-    product = nn.functional.linear(row, layer.quantized.float()) * layer.scale
+    # some outputs at a time: in float32 a whole head of eight bits would take four times its memory
+    parts = layer.quantized.split(ROWS_AT_ONCE)
+    product = torch.cat([nn.functional.linear(row, part.float()) for part in parts], 1) * layer.scale
     return row, product if layer.bias is None else product + layer.bias
 
 
