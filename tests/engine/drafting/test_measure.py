@@ -5,7 +5,7 @@ import pytest
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine import round_loop
-from drafttree.engine.drafting.measure import PASS_SECONDS, SIZES, is_current
+from drafttree.engine.drafting.measure import LONGEST_WAIT, is_current
 from drafttree.engine.drafting.prices import KeptCosts
 from drafttree.errors import ConfigError
 from drafttree.policies import Auto, Chain
@@ -66,13 +66,62 @@ def test_each_model_of_a_drafter_is_measured_apart(clock):
     assert_same(Decoder(TimedModel(TARGET, clock, KNOWN), both, Auto()).costs(), KNOWN)
 
 
-def test_a_slow_model_is_measured_at_the_first_sizes_only(clock):
-    slow = CostCurve(Costs((1, 4, 64), (PASS_SECONDS / 2, PASS_SECONDS, PASS_SECONDS)), KNOWN.draft, 0.0, 0.0)
-    found = timed(clock, slow).costs().target
-    assert found.sizes[:1] == (1,)
-    assert set(SIZES[:2]) <= set(found.sizes) < set(SIZES)
-    assert found.at(4) == pytest.approx(PASS_SECONDS)
-    assert clock.now < 30 * PASS_SECONDS
+SLOW = CostCurve(
+    target=Costs((1, 8, 64), (0.2, 0.3, 1.1)),
+    draft=(DraftCosts(0.05, Costs((1, 8), (0.05, 0.08))),),
+    overhead=0.0,
+    plain_overhead=0.0,
+)
+
+
+def slower(by: float) -> CostCurve:
+    """`SLOW`, slower by a factor."""
+    (draft,) = SLOW.draft
+    return CostCurve(
+        Costs(SLOW.target.sizes, tuple(by * cost for cost in SLOW.target.costs)),
+        (DraftCosts(by * draft.first, Costs((1, 8), tuple(by * cost for cost in draft.later.costs))),),
+        overhead=0.0,
+        plain_overhead=0.0,
+    )
+
+
+def with_bytes(clock: FakeClock, curve: CostCurve, share: float) -> Decoder:
+    """A decoder whose drafter has this share of its target's bytes."""
+    made = timed(clock, curve)
+    made.target.nbytes, made.drafter.nbytes = 1000, round(1000 * share)
+    return made
+
+
+@pytest.mark.parametrize("by", [0.01, 0.1, 0.5, 1.0, 2.0])
+def test_a_text_waits_no_longer_than_it_may(clock, by):
+    curve = slower(by)
+    costs = with_bytes(clock, curve, 0.25).costs()
+    assert clock.now <= LONGEST_WAIT
+    assert costs.target.at(1) == pytest.approx(curve.target.at(1))
+    assert costs.target.at(8) == pytest.approx(curve.target.at(8), rel=0.05)  # the slowest is guessed
+    assert costs.draft[0].first == pytest.approx(curve.draft[0].first, rel=0.01)
+
+
+def test_bytes_stand_for_rounds_that_there_is_no_time_for(clock, caplog):
+    caplog.set_level("INFO", "drafttree")
+    costs = with_bytes(clock, slower(2.0), 0.1).costs()
+    assert costs.draft[0].first == pytest.approx(0.1 * costs.target.at(1))
+    assert costs.draft[0].later.at(8) == pytest.approx(0.1 * costs.target.at(8))
+    assert [each.message for each in caplog.records if "estimated by their bytes" in each.message]
+
+
+def test_a_few_rounds_mend_what_bytes_say(clock):
+    """There is time for rounds of several levels and for no others."""
+    curve = slower(0.4)
+    costs = with_bytes(clock, curve, 0.5).costs()
+    assert costs.draft[0].first == pytest.approx(curve.draft[0].first, rel=0.01)
+
+
+def test_of_a_very_slow_model_one_pass_is_timed(clock):
+    costs = with_bytes(clock, slower(10.0), 0.25).costs()
+    assert clock.now == pytest.approx(2.0)
+    assert costs.target.at(1) == pytest.approx(2.0)
+    assert costs.target.at(16) > costs.target.at(1)
 
 
 @pytest.mark.parametrize("context", [6, 12, 40, 100])
@@ -133,3 +182,9 @@ def test_a_policy_that_weighs_nothing_measures_nothing(clock):
 def test_without_a_drafter_there_are_no_costs():
     with pytest.raises(ConfigError, match="without a drafter there are no costs to weigh; name a drafter"):
         _ = Decoder(ToyModel(TARGET), None, Auto()).costs()
+
+
+def test_costs_of_a_very_slow_model_are_kept_without_a_look(clock):
+    kept = KeptCosts(slower(10.0), 1.0)
+    assert is_current(kept, TimedModel(TARGET, clock, SLOW))
+    assert clock.now == 0.0

@@ -1,38 +1,43 @@
-"""Measures a `CostCurve`, by a second or two of passes and rounds, and mends it by the rounds of texts.
+"""Measures a `CostCurve`, by two seconds of passes and rounds at most, and mends it by the rounds of texts.
 
-Of repeated passes the fastest counts, since what else a machine does lengthens some and not others, and of repeated
+What there is no time for, since a pass of a large model takes long, is estimated by the bytes that a pass reads. Of
+repeated passes the fastest counts, since what else a machine does lengthens some and not others, and of repeated
 rounds the median, which is what rounds of a text take too.
 """
 
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter, sources_of
-from drafttree.engine.drafting.prices import CostFile, KeptCosts, Prices
+from drafttree.engine.drafting.prices import UNKNOWN, CostFile, KeptCosts, Prices
 from drafttree.engine.metrics import Round
 from drafttree.models import Model, Segment, prefill
 from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
-SIZES = (1, 4, 16, 64, 2, 8, 32)
+SIZES = (1, 8, 64, 4, 16, 2, 32)
 """Nodes of the passes, in the order in which they are measured as long as there is time."""
-CONTEXT = 64
-"""Tokens before the passes and rounds."""
+CONTEXT = 16
+"""Tokens before the passes and rounds; few, since large models read them slowly."""
 TOKENS = 64
 """Tokens of the rounds' text at most."""
 WIDE = 8
 """Nodes of the frontiers, at most, whose draft passes are measured beside those of a single node."""
+LONGEST_WAIT = 2.0
+"""Seconds that a text may wait for costs."""
 PASS_SECONDS, ROUND_SECONDS, REPEATS = 0.9, 0.25, 12
 """The time for all passes, for the rounds of each policy, and how often each is measured at most."""
+FEWEST_ROUNDS = 3
+"""Rounds of each policy at least; the first is not counted."""
 QUICK_REPEATS, QUICK_SECONDS = 4, 0.3
 """The same for the passes that tell whether costs of an earlier process still hold."""
 WRONG_BY = 0.15
@@ -41,8 +46,30 @@ FEWEST = 16
 """Rounds of texts that have to be seen before they change anything."""
 TRIAL_TEMPERATURE = 0.3
 """Of sampled rounds: low enough that lookup finds drafts in their text, high enough that trees grow wide."""
-PLAIN_ROUNDS, CHAIN_OF_1, CHAIN_OF_3 = Chain(depth=1), Auto(depth=1, children=1), Auto(depth=3, children=1)
-WIDE_LEVELS = Auto(depth=3, children=WIDE, budget=4 * WIDE)
+UNKNOWN_SHARE = 0.25
+"""What a draft pass costs in target passes where neither's bytes are known."""
+
+
+class Trial(NamedTuple):
+    """A kind of rounds that are measured.
+
+    Attributes:
+        policy: their policy.
+        nodes: of their trees, the root included, at most.
+        widths: of the frontiers that are drafted from, at most.
+    """
+
+    policy: TreePolicy
+    nodes: int
+    widths: tuple[int, ...]
+
+
+PLAIN = Trial(Chain(depth=1), 1, ())
+CHAIN_OF_1 = Trial(Auto(depth=1, children=1), 2, (1,))
+CHAIN_OF_3 = Trial(Auto(depth=3, children=1), 4, (1, 1, 1))
+WIDE_LEVELS = Trial(Auto(depth=3, children=WIDE, budget=4 * WIDE), 4 * WIDE, (1, WIDE, WIDE))
+TRIALS = (CHAIN_OF_3, PLAIN, CHAIN_OF_1, WIDE_LEVELS)
+"""In the order in which they are measured as long as there is time."""
 TRIAL_COSTS = CostCurve(
     target=Costs((1,), (1.0,)),
     draft=(DraftCosts(0.0, Costs.of({1: 1e-9, WIDE: 1e-9, WIDE + 1: 1e9})),),
@@ -74,7 +101,7 @@ class MeasuredCosts:
             kept = self._file.write(measure_costs(target, drafter, rounds))
         self._kept = kept
         self.first = self.curve = kept.costs
-        self._prices, self._seen = Prices(kept.costs), 0
+        self._prices, self._seen, self._told = Prices(kept.costs), 0, False
 
     def watch(self, rounds: Sequence[Round]) -> None:
         """Mend the curve by the rounds of a text that has ended; the file, where they show it to be quite wrong."""
@@ -85,8 +112,10 @@ class MeasuredCosts:
             return
         self.curve = self._prices.curve()
         if _differ(self._kept.costs, self.curve, watched):
-            logger.info("the measured costs were wrong by more than %.0f %%; they are corrected", 100 * WRONG_BY)
             self._kept = self._file.write(replace(self._kept, costs=self.curve))
+            if not self._told:
+                logger.info("the costs were wrong by more than %.0f %%; rounds of texts mend them", 100 * WRONG_BY)
+            self._told = True
 
 
 def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool:
@@ -103,57 +132,133 @@ def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool
 def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     """Measure the costs of a target and a drafter, by passes and rounds behind a short text.
 
+    It takes `LONGEST_WAIT` at most, unless a single pass takes longer. Rounds that there is no time for are left out,
+    and `estimate_costs` stands for them.
+
     Args:
         target: the target whose passes are timed.
         drafter: the drafter whose passes are timed, and those of its models apart if it has several.
         rounds: decodes a prompt with a drafter, or plainly, and a policy, a round at a time; the last
             argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
+    deadline = time.perf_counter() + LONGEST_WAIT
     contexts = [each for each in (target.context, drafter.context) if each is not None]
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
     context = max(min(CONTEXT, room // 4), 1)
     sizes = [size for size in SIZES if target.context is None or context + size <= target.context]
-    passes = time_passes(target, sizes, context, REPEATS, PASS_SECONDS, min)
+    alone = Costs.of(_time_or_guess_passes(target, sizes, context))
+    estimate = estimate_costs(target, drafter, alone)
     period = min(max(context // 4, 1), target.vocab_size)
     prompt = [token % period for token in range(context)]  # a text that repeats itself
-    run = partial(_run, rounds, prompt, min(TOKENS, room - context))
-    plain, kinds = run(None, PLAIN_ROUNDS), (CHAIN_OF_1, CHAIN_OF_3, WIDE_LEVELS)
-    whole = [run(drafter, policy) for policy in kinds]
-    _, levels, wide = whole
-    models = sources_of(drafter)
-    drafts = [whole] if len(models) == 1 else [[run(model, policy) for policy in kinds] for model in models]
-    # A pass that stands behind draft passes is dearer than one alone, as much as in the rounds nearest to it in size.
-    alone = Costs.of(passes)
-    dearer = {
-        median(each.nodes for each in kind): median(each.target_seconds / alone.at(each.nodes) for each in kind)
-        for kind in (plain, levels, wide)
-    }
+    trials = _Trials(rounds, prompt, min(TOKENS, room - context), estimate, deadline)
+    sources = sources_of(drafter)
+    mixed = len(sources) > 1
+    trials.runs_left = 1 + (len(TRIALS) - 1) * (len(sources) + mixed)
+    plain: list[Round] = []
+    whole: dict[Trial, list[Round]] = {}
+    by_source: list[dict[Trial, list[Round]]] = [{} for _ in sources]
+    for trial in TRIALS:
+        if trial is PLAIN:
+            plain = trials.run(None, trial, 0)
+            continue
+        for place in reversed(range(len(sources))):  # a model's passes are dear, those of lookup cost next to nothing
+            by_source[place][trial] = trials.run(sources[place], trial, place)
+        whole[trial] = trials.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
+    if trials.left_out:
+        logger.info(
+            "rounds that tell costs would have taken more than %.0f s; until rounds of texts tell them, those of draft "
+            "passes are estimated by their bytes",
+            LONGEST_WAIT,
+        )
+    kinds = [kind for kind in (plain, whole[CHAIN_OF_3], whole[WIDE_LEVELS]) if kind]
+    drafted = whole[CHAIN_OF_3] + whole[WIDE_LEVELS]
+    plain_overhead = median(each.outside_seconds for each in plain) if plain else 0.0
     curve = CostCurve(
-        target=Costs.of(
-            {size: cost * dearer[min(dearer, key=lambda nodes: abs(nodes - size))] for size, cost in passes.items()}
-        ),
-        draft=tuple(_draft_costs(*each) for each in drafts),
-        overhead=median(each.outside_seconds - each.growth_seconds for each in levels + wide),
-        plain_overhead=median(each.outside_seconds for each in plain),
+        target=_behind_drafts(alone, kinds),
+        draft=tuple(_draft_costs(*each) for each in zip(by_source, estimate.draft, strict=True)),
+        overhead=median(each.outside_seconds - each.growth_seconds for each in drafted) if drafted else plain_overhead,
+        plain_overhead=plain_overhead,
     )
     return KeptCosts(curve, alone.at(WIDE) / alone.at(1))
 
 
+def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
+    """What is to be expected of draft passes before any was timed: each takes as long as reading its weights.
+
+    Args:
+        target: the target.
+        drafter: the drafter.
+        passes: the costs of the target's passes.
+    """
+
+    def draft_costs(source: Drafter) -> DraftCosts:
+        share = source.nbytes / target.nbytes if target.nbytes else UNKNOWN_SHARE
+        return DraftCosts(share * passes.at(1), Costs.of({size: share * passes.at(size) for size in (1, WIDE)}))
+
+    return CostCurve(passes, tuple(map(draft_costs, sources_of(drafter))), overhead=0.0, plain_overhead=0.0)
+
+
 def is_current(kept: KeptCosts, target: Model) -> bool:
-    """Whether target passes still compare as when the costs were measured, by a few of one node and of several."""
+    """Whether target passes still compare as when the costs were measured, by a few of one node and of several.
+
+    Where even these few would take longer than a text may wait, the costs are taken as they are.
+    """
     context = max(min(CONTEXT, (target.context or 4 * CONTEXT) // 4), 1)
     if target.context is not None and context + WIDE > target.context:
+        return True
+    if sum(map(kept.costs.target.at, (context, 1, WIDE))) > LONGEST_WAIT:
         return True
     found = time_passes(target, (1, WIDE), context, QUICK_REPEATS, QUICK_SECONDS, min)
     return abs(found[WIDE] / found[1] / kept.alone - 1) <= WRONG_BY
 
 
-def _draft_costs(level: list[Round], levels: list[Round], wide: list[Round]) -> DraftCosts:
-    """What draft passes cost, growth included, by rounds of one level, of several, and of several wide ones."""
-    seconds = [each.drafting_seconds for each in level if each.widths]
+def _time_or_guess_passes(target: Model, sizes: Sequence[int], context: int) -> dict[int, float]:
+    """The seconds of target passes by their nodes; of a target that is too slow for more, by a single pass."""
+    one_pass = _time_first_pass(target)
+    usual = UNKNOWN.target
+    if one_pass * (1 + sum(map(usual.at, (context, *sizes[:2])))) > LONGEST_WAIT:
+        return {size: one_pass * usual.at(size) for size in sizes}
+    return time_passes(target, sizes, context, REPEATS, PASS_SECONDS, min)
+
+
+def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
+    """Costs of target passes in rounds: one that stands behind draft passes is dearer than one alone.
+
+    Args:
+        alone: the costs of passes alone.
+        kinds: rounds of several kinds; those nearest in size tell how much dearer a pass is.
+    """
+    dearer = {
+        median(each.nodes for each in kind): median(each.target_seconds / alone.at(each.nodes) for each in kind)
+        for kind in kinds
+    } or {1: 1.0}
+    return Costs.of(
+        {
+            size: cost * dearer[min(dearer, key=lambda nodes: abs(nodes - size))]
+            for size, cost in zip(alone.sizes, alone.costs, strict=True)
+        }
+    )
+
+
+def _draft_costs(rounds: Mapping[Trial, list[Round]], estimate: DraftCosts) -> DraftCosts:
+    """What draft passes cost, growth included, by rounds of one level, of several, and of several wide ones.
+
+    Where one of these kinds is missing, the rounds of the others tell by what the estimate is wrong.
+    """
+    if not all(rounds.values()):
+        factors = [
+            each.drafting_seconds / by_estimate
+            for kind in rounds.values()
+            for each in kind
+            if each.widths and (by_estimate := estimate.first + sum(map(estimate.later.at, each.widths[1:])))
+        ]
+        factor = median(factors) if factors else 1.0
+        later = {size: factor * cost for size, cost in zip(estimate.later.sizes, estimate.later.costs, strict=True)}
+        return DraftCosts(factor * estimate.first, Costs.of(later))
+    seconds = [each.drafting_seconds for each in rounds[CHAIN_OF_1] if each.widths]
     first = median(seconds) if seconds else 0.0
-    later = _each(levels, first, lambda width: 1)
-    node = _each(wide, first, lambda width: width - 1, later)
+    later = _each(rounds[CHAIN_OF_3], first, lambda width: 1)
+    node = _each(rounds[WIDE_LEVELS], first, lambda width: width - 1, later)
     return DraftCosts(first, Costs.of({1: later, WIDE: later + (WIDE - 1) * node}))
 
 
@@ -174,14 +279,46 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
     return max(median(found), 0.0) if found else 0.0
 
 
-def _run(rounds: Rounds, prompt: list[int], length: int, drafter: Drafter | None, policy: TreePolicy) -> list[Round]:
-    """Some rounds, without the first, in which drafters read what a prompt has left."""
-    end, done = time.perf_counter() + ROUND_SECONDS, []
-    for turn in islice(rounds(drafter, policy, prompt, length), REPEATS + 1):
-        done.append(turn)
-        if time.perf_counter() > end and len(done) > 2:
-            break
-    return done[1:] or done
+class _Trials:
+    """Rounds of a short text, as many as there is time for.
+
+    Args:
+        rounds: decodes the text.
+        prompt: what it begins with.
+        length: tokens behind it at most.
+        estimate: what rounds are expected to cost.
+        deadline: when all of them are to have ended.
+
+    Attributes:
+        runs_left: runs that are still to come, which share the time that is left.
+        left_out: runs that there was no time for.
+    """
+
+    def __init__(self, rounds: Rounds, prompt: list[int], length: int, estimate: CostCurve, deadline: float) -> None:
+        self._rounds, self._prompt, self._length = rounds, prompt, length
+        self._estimate, self._deadline = estimate, deadline
+        self.runs_left, self.left_out = 1, 0
+
+    def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[Round]:
+        """Rounds of one kind without the first, in which drafters read what the prompt has left; perhaps none."""
+        begun, estimate, read = time.perf_counter(), self._estimate, len(self._prompt)
+        time_left, self.runs_left = (self._deadline - begun) / self.runs_left, self.runs_left - 1
+        reading = estimate.target.at(read) + (estimate.draft_of(source).later.at(read) if drafter else 0.0)
+        if begun + reading + FEWEST_ROUNDS * estimate.round(trial.nodes, trial.widths, source) > self._deadline:
+            self.left_out += 1
+            return []
+        end, done = begun + min(ROUND_SECONDS, time_left), []
+        for turn in islice(self._rounds(drafter, trial.policy, self._prompt, self._length), REPEATS + 1):
+            done.append(turn)
+            if time.perf_counter() > end and len(done) >= FEWEST_ROUNDS:
+                break
+        return done[1:] or done
+
+
+def _time_first_pass(model: Model) -> float:
+    """Seconds of a pass over one node of an empty text."""
+    with torch.inference_mode():
+        return _time_pass(model, model.new_cache(1), 1, 0)
 
 
 @torch.inference_mode()
@@ -200,8 +337,8 @@ def time_passes(
         sizes: nodes of the passes.
         context: tokens before them.
         repeats: repeats of each size.
-        seconds: stop when so much time has passed, but measure the first two sizes at least; None for no limit. What
-            was run only once counts with that run.
+        seconds: leave out passes that are expected to end later than this, but measure the first two sizes at least;
+            None for no limit. What was run only once counts with that run.
         typical: chooses among the seconds of one size; their minimum is the same on a machine that does other work
             beside.
     """
@@ -211,8 +348,10 @@ def time_passes(
     end = time.perf_counter() + (seconds or float("inf"))
     for _ in range(1 + repeats):
         for size in sizes:
-            if time.perf_counter() > end and all(times[first] for first in sizes[:2]):
-                break
+            if all(times[first] for first in sizes[:2]):
+                known = Costs.of({size: min(spent) for size, spent in times.items() if spent})
+                if time.perf_counter() + known.at(size) > end:
+                    continue
             times[size].append(_time_pass(model, cache, size, context))
     return {size: typical(spent[1:] or spent) for size, spent in times.items() if spent}
 
