@@ -15,6 +15,7 @@ from drafttree.verifiers import Traversal
 from drafttree_lab.bench import methods
 from drafttree_lab.commands.bench import GONE
 from drafttree_lab.peers import programs
+from drafttree_lab.speed_rows import EXACT, TIMES, make_rows
 from testing import tiny
 from testing.command_line import complaint, run
 from testing.given_times import give_times
@@ -34,7 +35,7 @@ def test_a_benchmark_prints_no_ratio_of_disturbed_times(prompts, monkeypatch):
     )
     own = json.loads(run("bench", "methods", *options, "--json").stdout)["rows"][1]
     assert own["doubt"] == line.removeprefix("lookup|chain: ")
-    assert {own[name] for name in methods.TIMES} == {None}
+    assert {own[name] for name in TIMES} == {None}
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_the_price_of_exact_text(prompts):
     rows = json.loads(run("bench", "methods", *options).stdout)["rows"]
     names = ["plain", "embedded-draft|chain", "plain with exact_text", "embedded-draft|chain with exact_text"]
     assert [row["method"] for row in rows] == names
-    assert [row["same text"] for row in rows if row["method"].endswith(methods.EXACT)] == ["1/1", "1/1"]
+    assert [row["same text"] for row in rows if row["method"].endswith(EXACT)] == ["1/1", "1/1"]
     assert rows[2]["tokens/s"] > 0
 
 
@@ -151,7 +152,7 @@ def test_terms_are_medians_over_repeats_and_a_ratio_is_the_quotient_of_the_speed
             cells.append(
                 cell("x|chain", prompt, repeat, [drafted(3, 0.004 * repeat), drafted(3, 0.004 * repeat)], loop)
             )
-    rows = {(row["group"], row["method"]): row for row in methods.make_rows(cells, {"x|chain": "x|chain"})}
+    rows = {(row["group"], row["method"]): row for row in make_rows(cells, {"x|chain": "x|chain"})}
     assert {group for group, _ in rows} == {"all", "looping", "not looping"}
     own = rows["all", "x|chain"]
     law = [3.0, 2.0, 1.2, 0.1, 0.6, 0.1, 3.0 * 1.1 / (1.2 + 0.2 + 0.6)]

@@ -35,19 +35,15 @@ from drafttree.policies import Chain
 from drafttree.verifiers import Coupled
 from drafttree_lab.options import DrawOptions, PromptOptions, TargetOptions
 from drafttree_lab.peers.programs import LLAMA_CPP, PEERS, TRANSFORMERS, check_installed, open_program, versions
+from drafttree_lab.speed_rows import EXACT, PARTS, looping_prompts, make_rows
 
 if TYPE_CHECKING:
     from drafttree.engine.decoder import Decoder
     from drafttree.measure.driver import Cell, Way
 
 POLICIES = "auto;chain;dynatree;talon;eagle;opt-tree"
-EXACT = " with exact_text"
 COPIED = 256 << 20
 """Bytes of an array much larger than any cache."""
-PARTS = ("growth", "mask", "verify", "commit", "text")
-"""The parts of a round outside the two models' passes, by the names that `Round` has for their seconds."""
-TIMES = ("v", "c", "h", "h0", "R law", "R", "R decoding", "at h = 0", "over its chain")
-"""Figures that disturbed times do not tell."""
 LAW = {"method": "", "tau": ".2f", "delta": ".2f", "v": ".2f", "c": ".2f", "h": ".2f", "R law": ".2f", "R": ".2f"}
 LAW |= {"over its chain": ".2f", "tokens/s": ".1f", "of nodes": ".1%", "of levels": ".1%", "nodes": ".1f"}
 LAW |= {"same text": ">", "ties": ".0f", "gap": ".3f"}
@@ -149,126 +145,8 @@ def bench(
             if count and not store.interrupted:
                 row |= count_work(each, asked[0][1], **options)._asdict()
     report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
-    report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(_looping(cells))}
+    report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(looping_prompts(cells))}
     results.finish(store, measure.to_json(report), lambda: _show(report))
-
-
-def make_rows(
-    cells: Sequence["Cell"],
-    chains: Mapping[str, str] = {},
-    seeded: Callable[[str], bool] = lambda way: True,
-    find: Callable[["Cell", "Cell"], Any] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """A row for every group of prompts and way: terms of the law as medians over the repeats, speeds of all texts.
-
-    Args:
-        cells: what `race` gives.
-        chains: by way, the chain that it is compared with.
-        seeded: whether a way has to write plain decoding's text.
-        find: the first difference between plain decoding's text and another.
-    """
-    found = {(cell.way, cell.prompt, cell.repeat): cell for cell in cells}
-    names = dict.fromkeys(cell.group for cell in cells)
-    groups = {name: {cell.prompt for cell in cells if cell.group == name} for name in names}
-    if len(groups) == 1 and 0 < len(looping := _looping(cells)) < len(everything := next(iter(groups.values()))):
-        groups |= {"looping": looping, "not looping": everything - looping}
-    for group, numbers in groups.items():
-        for way in dict.fromkeys(cell.way for cell in cells):
-            own = [cell for cell in cells if cell.way == way and cell.prompt in numbers]
-
-            def beside(name: str, own: list["Cell"] = own) -> list["Cell"]:
-                return [found[name, cell.prompt, cell.repeat] for cell in own]
-
-            row: dict[str, Any] = {
-                "group": group,
-                "method": way,
-                "prompts": len(numbers),
-                "R": _ratio(own, beside(PLAIN)),
-                "tokens/s": measure.total_speed(_runs(own)),
-            }
-            row |= _figures(own, beside(PLAIN))
-            if way in chains and row.get("doubt") is None:
-                row["over its chain"] = _ratio(own, beside(chains[way]))
-            if seeded(way):
-                row |= _compare(own, beside(PLAIN + EXACT if way.endswith(EXACT) else PLAIN), find)
-            yield row
-
-
-def _figures(own: Sequence["Cell"], plain: Sequence["Cell"]) -> dict[str, Any]:
-    """What the rounds of a way tell, each figure its median over the repeats; nothing of another program."""
-    from drafttree.engine.metrics import Metrics
-
-    repeats = sorted({cell.repeat for cell in own})
-    if isinstance(own[0].result, measure.ReferenceRun):
-        return {}
-
-    def total(cells: Sequence["Cell"], *those: int) -> Metrics:
-        return Metrics.total(cell.result.metrics for cell in cells if cell.repeat in those)
-
-    runs = [(total(own, repeat), total(plain, repeat)) for repeat in repeats]
-    laws = [measure.SpeedupLaw.of(*pair) for pair in runs]
-    whole = total(own, *repeats)
-    terms = {name: statistics.median(getattr(law, name) for law in laws) for name in asdict(laws[0])}
-    law = measure.SpeedupLaw(**terms)
-    figures = {name: terms[name] for name in ("tau", "delta", "v", "c", "h", "h0")}
-    figures |= {"R law": law.predicted, "R decoding": law.decoding, "at h = 0": law.without_host}
-    told = {"of nodes": "acceptance_rate", "of levels": "level_acceptance", "nodes": "mean_nodes"}
-    figures |= {name: statistics.median(getattr(run, each) for run, _ in runs) for name, each in told.items()}
-    figures |= {"ms a draft pass": 1e3 * whole.draft_pass, "weights, MB": whole.draft_weight_bytes / 1e6}
-    figures |= {"cache, MB": whole.draft_cache_bytes / 1e6} | _parts(own, repeats)
-    if own[0].way != PLAIN and (doubt := measure.Speedup(whole, total(plain, *repeats)).doubt):
-        figures |= {**dict.fromkeys(TIMES), "doubt": doubt}
-    return figures
-
-
-def _parts(own: Sequence["Cell"], repeats: Sequence[int]) -> dict[str, float]:
-    """Mean microseconds of a round by part, in the repeat of median time outside the two models' passes.
-
-    The first round of a text, in which the drafter reads the prompt, is left out.
-    """
-    found = []
-    for repeat in repeats:
-        texts = (cell.result.metrics.rounds[1:] for cell in own if cell.repeat == repeat)
-        rounds = measure.columns(each for text in texts for each in text)
-        names = {name: f"{name}_seconds" for name in ("target", "draft", *PARTS)} | {"round": "seconds"}
-        mean = {name: float(1e6 * rounds[each].mean()) if len(rounds) else 0.0 for name, each in names.items()}
-        outside = mean["round"] - mean["target"] - mean["draft"]
-        found.append(mean | {"outside": outside, "other": outside - sum(mean[part] for part in PARTS)})
-    return sorted(found, key=lambda each: each["outside"])[len(found) // 2]
-
-
-def _runs(cells: Sequence["Cell"]) -> list[tuple[float, float]]:
-    """Tokens and seconds of every text, prompts included."""
-
-    def run(result: Any) -> tuple[float, float]:
-        metrics = getattr(result, "metrics", None)
-        return (metrics.tokens, metrics.seconds) if metrics else (len(result.tokens), result.seconds)
-
-    return [run(cell.result) for cell in cells]
-
-
-def _ratio(own: Sequence["Cell"], base: Sequence["Cell"]) -> "measure.Interval":
-    """The speed of one way over another's, with its interval over the texts."""
-    return measure.Interval.of_speeds_by_jackknife(_runs(own), _runs(base))
-
-
-def _compare(
-    own: Sequence["Cell"], plain: Sequence["Cell"], find: Callable[["Cell", "Cell"], Any] | None
-) -> dict[str, Any]:
-    """How many texts are plain decoding's, and how close the choice was at the first difference of the others."""
-    pairs = [*zip(plain, own, strict=True)]
-    others = [pair for pair in pairs if pair[0].result.tokens != pair[1].result.tokens]
-    row: dict[str, Any] = {"same text": f"{len(pairs) - len(others)}/{len(pairs)}"}
-    if others and find:
-        differences = [find(*pair) for pair in others]
-        row |= {"ties": sum(each.explained for each in differences), "gap": max(each.gap for each in differences)}
-    return row
-
-
-def _looping(cells: Sequence["Cell"]) -> set[int]:
-    """The prompts behind which plain decoding's text ends in a loop."""
-    first = (cell for cell in cells if cell.way == PLAIN and cell.repeat == 0)
-    return {cell.prompt for cell in first if measure.loops(cell.result.tokens)}
 
 
 def chains(methods: Sequence[Method]) -> dict[str, str]:
