@@ -14,7 +14,7 @@ BUILD_TOOLS := hatchling editables scikit-build-core nanobind
 PYTEST := $(BIN)/python -m pytest
 WORKERS := --numprocesses logical --maxprocesses 8
 
-.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay fuzz soak server-soak \
+.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real fuzz soak server-soak \
 	server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
@@ -74,6 +74,14 @@ gpu-replay-%: .venv/.developing
 	$(BIN)/drafttree replay talon/1 dynatree-v1/1 dynatree-v2/1 --device cuda --minutes 4 --out build/gpu-replay/$* \
 		--no-agreement $(if $(filter embedded,$*),,--inflate $*) || test $$? -eq 3
 	$(BIN)/drafttree replay report build/gpu-replay/$* -o build/gpu-replay/$*.md
+
+# The models that people have: texts, speeds beside other programs, and the tables of docs made of them. It takes an hour
+# or more, and wants a machine that does nothing else; what was run is kept in build/real, and the next make real goes on.
+real: .venv/.developing .venv/.native
+	@test -n "$(DRAFTTREE_REAL_MODELS)" || { echo "make real: set DRAFTTREE_REAL_MODELS to a folder with GGUF files"; exit 2; }
+	$(BIN)/drafttree bench real $(REAL) --out build/real --json > build/real.json
+	cp build/real.json docs/real.json
+	$(BIN)/python docs/real.py
 
 # 500 random cases of policies, drafters, verifiers and options; make fuzz SEED=... repeats the cases of a run.
 fuzz: SEED := $(shell $(PYTHON) -c "import random; print(random.randrange(10**9))")

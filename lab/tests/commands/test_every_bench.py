@@ -5,11 +5,14 @@ import math
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from drafttree import Decoder
 from drafttree.evaluation.toy_models import TOY_COSTS
+from drafttree.loading.pretrained import load_model, load_tokenizer
 from drafttree_lab.bench import loading, memory, micro, serve
 from drafttree_lab.commands import bench
+from drafttree_lab.peers.gguf_file import write_gguf
 from testing.command_line import run
 from testing.held_server import held_server
 
@@ -27,6 +30,7 @@ BENCHES = {
     "loading": ["embedded-draft"],
     "memory": [*TEXTS, "--methods", "lookup|chain"],
     "perplexity": ["embedded-draft", "--text", __file__, "--tokens", 40, "--length", 20, "--dtype", "float32"],
+    "real": ["{models}", "--precision", "bfloat16", "--limit", 1, "--max-new-tokens", 4],
     "serve": ["--prompts", "{prompts}", "--clients", "1", "--repeats", 1, "--max-new-tokens", 3],
 }
 
@@ -48,6 +52,15 @@ def small(monkeypatch):
         yield
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with a model as a GGUF file."""
+    folder = tmp_path_factory.mktemp("models")
+    module = load_model("embedded-draft", torch.float32, torch.device("cpu"))
+    write_gguf(module, load_tokenizer("embedded-draft"), folder / "draft.gguf", "f32")
+    return folder
+
+
 def numbers(value):
     """Every number of a JSON document."""
     if isinstance(value, dict | list):
@@ -62,8 +75,8 @@ def test_no_bench_is_missing():
 @pytest.mark.few(2)
 @pytest.mark.usefixtures("quick", "small")
 @pytest.mark.parametrize("command", BENCHES)
-def test_a_bench_prints_a_table_and_the_same_as_one_document(command, prompts, tmp_path):
-    options = [str(part).format(prompts=prompts) for part in BENCHES[command]]
+def test_a_bench_prints_a_table_and_the_same_as_one_document(command, prompts, models, tmp_path):
+    options = [str(part).format(prompts=prompts, models=models) for part in BENCHES[command]]
     if "--out" in run("bench", command, "--help").stdout:
         options += ["--out", tmp_path / "out"]
     shown, document = (run("bench", command, *options, *form) for form in ([], ["--json"]))

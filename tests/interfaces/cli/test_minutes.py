@@ -5,10 +5,12 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from drafttree.interfaces import cli
 from drafttree.measure import run_store
 from drafttree.measure.run_store import RUNS
+from testing import gguf_files
 from testing.command_line import COMMANDS, complaint, run
 
 SHORT = ["--policies", "chain", "--max-new-tokens", 6, "--dtype", "float32"]
@@ -23,6 +25,7 @@ UNFINISHED = {
     "bench methods": [*GIVEN, *SHORT, "--repeats", 1],
     "bench micro": ["--vocab", "30"],
     "bench perplexity": ["embedded-draft", "--text", "{prompts}", "--tokens", 8, "--length", 4],
+    "bench real": ["{models}"],
     "replay run": ["talon/1", "--limit", 1, "--counts-only", "--no-agreement", "--out", "{out}"],
     "replay map": ["--limit", 1, "--out", "{out}"],
 }
@@ -42,6 +45,14 @@ def stopped(capsys):
         return capsys.readouterr()
 
     return stop
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with a model as a GGUF file."""
+    folder = tmp_path_factory.mktemp("models")
+    gguf_files.write(LlamaForCausalLM(gguf_files.CONFIGS["llama"]()), folder / "llama.gguf")
+    return folder
 
 
 @pytest.mark.usefixtures("quick")
@@ -68,8 +79,9 @@ def test_every_command_with_minutes_is_here():
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("command", [pytest.param(each, marks=SLOW.get(each, [])) for each in UNFINISHED])
-def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, tmp_path, stopped):
-    options = [str(each).format(prompts=prompts, out=tmp_path / "out") for each in UNFINISHED[command]]
+def test_a_command_that_finished_nothing_in_time_says_so(command, prompts, models, tmp_path, stopped):
+    places = {"prompts": prompts, "models": models, "out": tmp_path / "out"}
+    options = [str(each).format(**places) for each in UNFINISHED[command]]
     shown = stopped(*command.split(), *options, "--minutes", 1e-9)
     if command == "tune":
         assert "minutes were over before all of it was measured" in " ".join(shown.out.split())

@@ -1,0 +1,116 @@
+"""Write the tables of real models, in README.md and real-models.md: from real.json, which `make real` makes."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs" / "real.json"
+BEGIN, END = "<!-- real: {} -->\n", "<!-- /real -->\n"
+MODEL = "qwen-coder-1.5b"
+"""The model of the README's table."""
+PRECISIONS = ("bfloat16", "int8")
+README_METHODS = {
+    "lookup and draft model, auto": "**drafttree, lookup and the 0.5B**",
+    "draft model, auto": "drafttree, the 0.5B as draft model",
+    "lookup, auto": "drafttree, lookup",
+    "plain": "drafttree, plain decoding",
+    "llama.cpp, on the file as it is": "llama.cpp on the same file (Q4_K_M)",
+    "transformers, prompt lookup": "transformers, prompt lookup",
+    "transformers, assisted by the draft model": "transformers, assisted by the 0.5B",
+    "transformers": "transformers `generate`",
+}
+FIGURE_FORMATS = {"tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f", "over llama.cpp": ".2f"}
+FIGURE_FORMATS |= {"tau": ".2f", "c": ".3f", "v": ".2f", "h": ".3f"}
+
+
+def tables(report: Mapping[str, Any]) -> dict[str, str]:
+    """The tables by name."""
+    made = {"readme": _readme_table(report), "machine": _machine(report), "files": _files(report)}
+    made["speeds"] = "\n".join(_speed_tables(report))
+    made["texts"] = _text_table(report)
+    return made
+
+
+def updated(document: str, report: Mapping[str, Any]) -> str:
+    """A document with the tables of today in the places that are marked for them."""
+    for name, table in tables(report).items():
+        begin = BEGIN.format(name)
+        if begin in document:
+            before, _, rest = document.partition(begin)
+            document = f"{before}{begin}{table}{END}{rest.partition(END)[2]}"
+    return document
+
+
+def _readme_table(report: Mapping[str, Any]) -> str:
+    rows = {(row["method"], row["precision"]): row for row in report["speeds"] if row["model"] == MODEL}
+
+    def speed(method: str, precision: str) -> str:
+        row = rows.get((method, precision), {})
+        return f"{row['tokens/s']:.1f}" if "tokens/s" in row else ""
+
+    def over_plain(method: str) -> str:
+        ratio = rows.get((method, PRECISIONS[0]), {}).get("R")
+        return f"{ratio['mean']:.2f}" if ratio else ""
+
+    lines = [
+        [name, *(speed(method, precision) for precision in PRECISIONS), over_plain(method)]
+        for method, name in README_METHODS.items()
+    ]
+    return _table(["method", "tokens/s, bfloat16", "tokens/s, int8", "over plain decoding in bfloat16"], lines)
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    machine, prompts, tokens = report["machine"], report["prompts"], report["new tokens"]
+    programs = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+    hardware = f"{machine['processor']} ({machine['instructions']}), {machine['threads']} threads"
+    lengths = f"{tokens['speeds']} new tokens where speeds count, {tokens['texts']} in float32"
+    return f"{hardware}; {prompts['count']} prompts,\n{lengths}; {programs}.\n"
+
+
+def _files(report: Mapping[str, Any]) -> str:
+    lines = []
+    for file in report["files"]:
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in file["kinds"].items() if share > 0.005)
+        size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights"
+        lines.append([f"`{file['file']}`", file["name"], size, kinds, f"`{file['sha256'][:16]}`"])
+    return _table(["file", "model", "size", "kinds of weights", "SHA-256 begins with"], lines)
+
+
+def _speed_tables(report: Mapping[str, Any]) -> Iterator[str]:
+    for model, precision in dict.fromkeys((row["model"], row["precision"]) for row in report["speeds"]):
+        rows = [row for row in report["speeds"] if (row["model"], row["precision"]) == (model, precision)]
+        lines = [[row["method"], *_figures(row)] for row in rows]
+        yield f"### {model}, {precision}\n\n" + _table(["method", *FIGURE_FORMATS, "texts of plain decoding"], lines)
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a row; of one that failed, why."""
+    if "failure" in row:
+        return [row["failure"], *[""] * len(FIGURE_FORMATS)]
+    cells = []
+    for name, form in FIGURE_FORMATS.items():
+        value = row.get(name)
+        cells.append("" if value is None else format(value["mean"] if isinstance(value, dict) else value, form))
+    ties = f", {row['ties']} at a tie" if row.get("ties") else ""
+    return [*cells, row.get("same text", "") + ties]
+
+
+def _text_table(report: Mapping[str, Any]) -> str:
+    lines = [
+        [row["model"], row["method"], row.get("failure") or f"{row['equal']} of {row['texts']}"]
+        for row in report["texts"]
+    ]
+    return _table(["model", "method", "texts equal to transformers'"], lines)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    figures = json.loads(FIGURES.read_text())
+    for path in (ROOT / "README.md", ROOT / "docs" / "real-models.md"):
+        path.write_text(updated(path.read_text(), figures))

@@ -1,0 +1,323 @@
+"""Models that people have: whether their texts are right, and how fast they are beside other programs.
+
+The models are GGUF files in a folder. Speeds are of texts that all ways write by turns, in bfloat16 and int8, prompts
+included; llama.cpp reads the file as it is. Texts in float32 are compared with those of transformers, token for token.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from drafttree import measure
+from drafttree.core.errors import InputError
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.option_groups import grouped
+from drafttree.interfaces.cli.options import Files
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import make_console, progress
+from drafttree.measure.method import PLAIN
+from drafttree.measure.prompts import Example, spread_examples
+from drafttree_lab.real_model_run import (
+    LLAMA_CPP,
+    NO_LLAMA_CPP,
+    OF_TRANSFORMERS,
+    TRANSFORMERS,
+    Failure,
+    RealModel,
+    Writers,
+)
+from drafttree_lab.speed_rows import make_rows, speed_ratio
+
+if TYPE_CHECKING:
+    from drafttree.loading.gguf.reader import GGUFFile
+    from drafttree.measure.driver import Cell
+
+VARIABLE = "DRAFTTREE_REAL_MODELS"
+HOW_TO_FILL = "give a folder with GGUF files of models"
+SPEEDS = ("bfloat16", "int8")
+TEXTS = "float32"
+PACKAGES = ("drafttree", "drafttree-native", "torch", "transformers", "llama-cpp-python")
+SPEED_COLUMNS = {"method": "", "tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f"}
+SPEED_COLUMNS |= {"over llama.cpp": ".2f", "tau": ".2f", "c": ".2f", "v": ".2f", "h": ".3f", "same text": ">", "": ""}
+TEXT_COLUMNS = {"model": "", "method": "", "equal to transformers'": ">", "": ""}
+BLOCK = 1 << 24
+"""Bytes of a file that are read at a time."""
+
+
+@grouped
+def bench(
+    context: typer.Context,
+    results: ResultOptions,
+    folder: Annotated[Path, typer.Argument(help="Folder with GGUF files.", envvar=VARIABLE)],
+    models: Annotated[list[str] | None, typer.Option("--model", help="Take this file alone. May be repeated.")] = None,
+    precisions: Annotated[
+        list[str] | None, typer.Option("--precision", help=f"Of {', '.join((*SPEEDS, TEXTS))}. May be repeated.")
+    ] = None,
+    prompts: Files = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of a model.")] = 20,
+    timed: Annotated[int, typer.Option(min=1, help="Prompts that transformers answers too where speeds count.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text where speeds count.")] = 64,
+    checked_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 32,
+) -> None:
+    """Measure real models: texts beside those of transformers, speeds beside transformers' and llama.cpp's."""
+    from drafttree.engine.generation import Generation
+
+    files = find_files(folder, models)
+    wanted = precisions or [*SPEEDS, TEXTS]
+    drafts = draft_models(files)
+    runs = [
+        RealModel(path, drafts[path], precision, checked_tokens if precision == TEXTS else max_new_tokens)
+        for path in files
+        for precision in wanted
+    ]
+    examples = _examples(prompts, limit)
+    digests = {path.name: digest(path) for path in files}
+    store = results.open_store(context, examples, digests, _versions())
+    writers = Writers()
+    ways = dict(writers.ways(runs))
+    asked = [
+        (f"{run.name}{'' if place < timed or run.precision == TEXTS else ALONE}", example)
+        for run in runs
+        for place, example in enumerate(examples)
+    ]
+
+    def runs_in(way: str, group: str) -> bool:
+        model, _, name = way.partition(": ")
+        return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
+
+    total = sum(runs_in(way, group) for group, _ in asked for way in ways)
+    with progress(total) as advance:
+        kind = Generation | measure.ReferenceRun | Failure
+        cells = measure.race(ways, asked, kind, runs=runs_in, store=store, progress=advance)
+    by_run = {run: [*_cells_of(run, cells)] for run in runs}
+    prompt_of = [example for _, example in asked]
+    speeds = [
+        row
+        for run, own in by_run.items()
+        if run.precision != TEXTS
+        for row in speed_rows(
+            run, own, lambda plain, other, run=run: _difference(writers, run, prompt_of, plain, other)
+        )
+    ]
+    texts = [row for run, own in by_run.items() if run.precision == TEXTS for row in text_rows(run, own)]
+    report = {
+        "machine": describe_machine(),
+        "versions": _versions(),
+        "files": [describe_file(path, digests[path.name]) for path in files],
+        "prompts": {"source": [str(path) for path in prompts or []] or "shipped", "count": len(examples)},
+        "new tokens": {"speeds": max_new_tokens, "texts": checked_tokens},
+        "speeds": speeds,
+        "texts": texts,
+    }
+    results.finish(store, measure.to_json(report), lambda: show(report))
+
+
+ALONE = ", without transformers"
+"""Behind the name of a group of prompts that transformers, which is slow, does not answer."""
+
+
+def find_files(folder: Path, names: Sequence[str] | None) -> list[Path]:
+    """The GGUF files of a folder, the smallest first.
+
+    Args:
+        folder: the folder.
+        names: names of files, with or without their ending; None for all.
+
+    Raises:
+        InputError: there is none, or one of the names is missing.
+    """
+    found = {path.stem: path for path in sorted(folder.glob("*.gguf"), key=lambda path: path.stat().st_size)}
+    if not found:
+        raise InputError(f"{folder} has no GGUF file; {HOW_TO_FILL}, or set {VARIABLE} to one")
+    wanted = [name.removesuffix(".gguf") for name in names] if names else [*found]
+    if missing := next((name for name in wanted if name not in found), None):
+        raise InputError(f"{folder} has no {missing}.gguf; it has {', '.join(found)}")
+    return [path for name, path in found.items() if name in wanted]
+
+
+def draft_models(files: Sequence[Path]) -> dict[Path, Path | None]:
+    """For each file the largest other one of the same vocabulary that has half its weights at most."""
+    from drafttree.loading.gguf.reader import GGUFFile
+
+    opened = {path: GGUFFile(path) for path in {*files}}
+    weights = {
+        path: sum(tensor.rows * tensor.shape[-1] for tensor in file.tensors.values()) for path, file in opened.items()
+    }
+    vocabularies = {path: file.metadata.get("tokenizer.ggml.tokens") for path, file in opened.items()}
+
+    def fits(target: Path, other: Path) -> bool:
+        return 2 * weights[other] <= weights[target] and vocabularies[other] == vocabularies[target]
+
+    return {
+        target: max((other for other in files if fits(target, other)), key=weights.__getitem__, default=None)
+        for target in files
+    }
+
+
+def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[dict[str, Any]]:
+    """A row for every way of a model: its speed, the terms of the law, whose texts are plain decoding's.
+
+    Args:
+        run: the model in its precision.
+        cells: its texts, of one group.
+        find: the first difference between plain decoding's text and another.
+    """
+    place = {"model": run.target.stem, "precision": run.precision}
+    failures = _failures(cells)
+    written = [cell for cell in cells if cell.way not in failures]
+    rows = {row["method"]: row for row in make_rows(written, find=None) if row["group"] == run.name}
+    by_way = {way: {cell.prompt: cell for cell in written if cell.way == way} for way in rows}
+    for way in run.ways:
+        if way not in rows:
+            yield {**place, "method": way, "failure": failures.get(way, f"not run: {PLAIN} decoding failed")}
+            continue
+        row = {**place, **{name: value for name, value in rows[way].items() if name != "group"}}
+        for peer, column in ((TRANSFORMERS, "over transformers"), (LLAMA_CPP, "over llama.cpp")):
+            if peer in by_way and way != peer:
+                shared = sorted(by_way[way].keys() & by_way[peer].keys())
+                row[column] = speed_ratio(*([by_way[name][prompt] for prompt in shared] for name in (way, peer)))
+        if way in run.methods:
+            row |= _differences(by_way[PLAIN], by_way[way], find)
+        elif way != PLAIN:
+            row.pop("same text", None)
+        yield row
+    if LLAMA_CPP not in run.ways:
+        yield {**place, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
+
+
+def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any]]:
+    """A row for every way of drafttree: how many of its texts are those of transformers."""
+    failures = _failures(cells)
+    by_way = {way: {cell.prompt: cell.result for cell in cells if cell.way == way} for way in run.ways}
+    for way in [PLAIN, *run.methods]:
+        row = {"model": run.target.stem, "method": way}
+        if failure := failures.get(way) or failures.get(TRANSFORMERS):
+            yield {**row, "failure": failure}
+            continue
+        expected = by_way[TRANSFORMERS]
+        equal = sum(by_way[way][prompt].tokens == text.tokens for prompt, text in expected.items())
+        yield {**row, "equal": equal, "texts": len(expected)}
+
+
+def describe_file(path: Path, sha256: str) -> dict[str, Any]:
+    """A model's file: its bytes, its digest, and how its weights are packed."""
+    from drafttree.loading.gguf.reader import GGUFFile
+
+    file = GGUFFile(path)
+    weights = _weights_by_kind(file)
+    total = weights.total()
+    return {
+        "file": path.name,
+        "name": str(file.metadata.get("general.name", path.stem)),
+        "sha256": sha256,
+        "bytes": path.stat().st_size,
+        "weights": total,
+        "kinds": {kind: count / total for kind, count in weights.most_common()},
+    }
+
+
+def _weights_by_kind(file: "GGUFFile") -> Counter[str]:
+    weights: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        weights[tensor.kind] += tensor.rows * tensor.shape[-1]
+    return weights
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            hashed.update(block)
+    return hashed.hexdigest()
+
+
+def describe_machine() -> dict[str, Any]:
+    """The processor and its threads, and what instructions torch takes it to have."""
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """Print the tables."""
+    console, machine = make_console(), report["machine"]
+    print(f"{machine['processor']}, {machine['instructions']}, {machine['threads']} threads")
+    for file in report["files"]:
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in file["kinds"].items() if share > 0.005)
+        size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights ({kinds})"
+        print(f"{file['file']}: {file['name']}, {size}, sha256 {file['sha256'][:16]}")
+    keys = dict.fromkeys((row["model"], row["precision"]) for row in report["speeds"])
+    for model, precision in keys:
+        rows = [row for row in report["speeds"] if (row["model"], row["precision"]) == (model, precision)]
+        shown = [{**row, "": row.get("failure") or row.get("doubt")} for row in rows]
+        console.print(measure.to_table(f"{model}, {precision}", shown, SPEED_COLUMNS))
+    shown = [{**row, "equal to transformers'": _share(row), "": row.get("failure")} for row in report["texts"]]
+    console.print(measure.to_table("texts in float32", shown, TEXT_COLUMNS))
+    print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
+    print("R law = tau (1 + h0) / (v + c*delta + h), without prompts; same text: of plain decoding in that precision")
+    print(", ".join(f"{name} {number}" for name, number in report["versions"].items()))
+
+
+def _share(row: Mapping[str, Any]) -> str | None:
+    return f"{row['equal']}/{row['texts']}" if "texts" in row else None
+
+
+def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
+    """The prompts of files, or chat and code in turns of those that ship."""
+    if prompts:
+        return spread_examples(prompts, limit)
+
+    from importlib.resources import as_file, files
+
+    with as_file(files("drafttree.measure") / "data" / "prompts") as data:
+        half = spread_examples([data / "mt_bench.jsonl", data / "humaneval.jsonl"], limit + limit % 2)
+    chat, code = half[: len(half) // 2], half[len(half) // 2 :]
+    return [example for pair in zip(chat, code, strict=True) for example in pair][:limit]
+
+
+def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> Iterator["Cell"]:
+    """The texts of a model, as ways of one group."""
+    for cell in cells:
+        model, _, way = cell.way.partition(": ")
+        if model == run.name:
+            yield cell._replace(way=way, group=run.name)
+
+
+def _failures(cells: Sequence["Cell"]) -> dict[str, str]:
+    return {cell.way: cell.result.failure for cell in cells if isinstance(cell.result, Failure)}
+
+
+def _differences(plain: Mapping[int, "Cell"], own: Mapping[int, "Cell"], find: Any) -> dict[str, Any]:
+    """How many texts that differ from plain decoding's begin to do so at a tie."""
+    others = [prompt for prompt, cell in own.items() if cell.result.tokens != plain[prompt].result.tokens]
+    return {"ties": sum(find(plain[prompt], own[prompt]).explained for prompt in others)} if others else {}
+
+
+def _difference(writers: Writers, run: RealModel, prompts: Sequence[Example], plain: "Cell", other: "Cell") -> Any:
+    opened = writers.opened(run)
+    return opened.find_difference(prompts[plain.prompt], plain.result.tokens, other.result.tokens)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
