@@ -52,7 +52,7 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 def open_program(
     peer: str, decoder: "Decoder", models: "TargetOptions", folder: Path, context: int, streams: int = 1
 ) -> Any:
-    """A peer, `LlamaCpp` or `OpenVino`, with the weights of a decoder.
+    """A peer, `LlamaCpp` or `OpenVino`, with the weights of a decoder; llama.cpp reads a target's GGUF file as it is.
 
     Args:
         peer: "llama.cpp" or "openvino".
@@ -67,6 +67,7 @@ def open_program(
     """
     import torch
 
+    from drafttree.loading.gguf.reader import SUFFIX
     from drafttree.measure.reference import transformers_model
     from drafttree_lab.peers.gguf_file import write_gguf
 
@@ -77,7 +78,9 @@ def open_program(
     if dtype not in FILES[peer]:
         raise unknown(f"dtype of {peer}", dtype, FILES[peer])
     path = folder / f"{FILES[peer][dtype]}.gguf"
-    if not path.exists():
+    if peer == LLAMA_CPP and models.target.endswith(SUFFIX):
+        path = Path(models.target)
+    elif not path.exists():
         original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
         write_gguf(transformers_model(original).module, original.tokenizer, path, FILES[peer][dtype])
     shared: dict[str, Any] = {"threads": torch.get_num_threads(), "eos": decoder.eos}
