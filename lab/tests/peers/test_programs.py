@@ -1,5 +1,7 @@
 """The peers that are installed write transformers' own greedy texts from the embedded target's GGUF files."""
 
+import json
+
 import pytest
 
 from drafttree.errors import ModelError
@@ -8,7 +10,7 @@ from drafttree_lab.peers import llama_cpp as llama_cpp_peer
 from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.peers.llama_cpp import LlamaCpp
 from drafttree_lab.peers.openvino import OpenVino
-from testing.command_line import PROMPT
+from testing.command_line import PROMPT, run
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.0}
 
@@ -95,6 +97,18 @@ def test_llama_cpp_writes_texts_together_as_alone(embedded, opened, monkeypatch)
     together, sampled = sorted(sampled), []
     alone = [token for prompt in prompts for token in program.generate(prompt, 8).tokens]
     assert together == sorted(alone)
+
+
+@pytest.mark.usefixtures("llama_cpp")
+def test_llama_cpp_has_the_tokens_of_the_file(embedded, opened):
+    assert opened("f32").encode(PROMPT) == embedded.new_request(PROMPT).tokens
+
+
+@pytest.mark.usefixtures("llama_cpp")
+def test_loading_is_measured_beside_llama_cpp(file):
+    rows = json.loads(run("bench", "loading", file("f32"), "--peers", "llama.cpp", "--json").stdout)["rows"]
+    assert [row["model"] for row in rows] == ["f32.gguf auto", "f32.gguf llama.cpp"]
+    assert all(0 < row["loaded"] < row["first_token"] for row in rows)
 
 
 @pytest.mark.usefixtures("llama_cpp")

@@ -5,6 +5,7 @@ of the imports is taken off. Resident memory has the pages of mapped files too, 
 needs them.
 """
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,15 @@ from typing import Annotated, Any
 import typer
 
 from drafttree import measure
+from drafttree.core.errors import ConfigError, unknown
 from drafttree.core.stages import counted_stages
 from drafttree.interfaces.cli.option_groups import grouped
-from drafttree.interfaces.cli.options import Drafter, Dtype
+from drafttree.interfaces.cli.options import Drafter, Dtype, split_names
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import make_console, progress
 from drafttree_lab.bench.memory import resident
 from drafttree_lab.own_process import answer, run_module
+from drafttree_lab.peers.programs import LLAMA_CPP, check_installed, versions
 
 BEGUN = time.perf_counter()
 """When this process began to import."""
@@ -30,6 +33,8 @@ SECONDS = {"model": "", "precision": "", **dict.fromkeys(("imports", *STAGES, "l
 MEMORY = {"model": "", **dict.fromkeys(("imports", "weights", "steady", "peak", "resident peak"), ".0f")}
 MEMORY |= {"peak / weights": ".2f"}
 PROMPT = "The first thing that happened was"
+CONTEXT = 512
+"""Tokens that llama.cpp makes room for."""
 INTERVAL = 0.002
 """Seconds between two looks at the anonymous memory."""
 
@@ -44,8 +49,15 @@ def bench(
         list[str] | None, typer.Option(help='How weights are quantised: "none", "int8". May be repeated.')
     ] = None,
     drafter: Drafter = "none",
+    peers: Annotated[str | None, typer.Option(help=f"Programs that load the same GGUF files: {LLAMA_CPP}.")] = None,
 ) -> None:
     """Measure what loading takes, in seconds and in memory."""
+    programs = split_names(peers) if peers else []
+    if other := next((name for name in programs if name != LLAMA_CPP), None):
+        raise unknown("peer", other, [LLAMA_CPP])
+    check_installed(programs)
+    if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
+        raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
     kinds = quantize or ["none"]
     tasks = {
         f"{Path(model).name} {kind if kind != 'none' else dtype}": {
@@ -57,7 +69,8 @@ def bench(
         for model in models
         for kind in kinds
     }
-    store = results.open_store(context, [])
+    tasks |= {f"{Path(model).name} {peer}": {"target": model, "peer": peer} for model in models for peer in programs}
+    store = results.open_store(context, [], versions(programs))
     with progress(len(tasks)) as advance:
         ways = {name: lambda _, task=task: measure_loading(task) for name, task in tasks.items()}
         cells = measure.race(ways, [("all", None)], dict[str, Any], store=store, progress=advance)
@@ -87,7 +100,8 @@ def measure_loading(task: Mapping[str, Any]) -> dict[str, Any]:
     """Measure one model in a fresh process.
 
     Args:
-        task: `target`, `dtype`, `quantize` and `drafter` as for `drafttree.load`.
+        task: `target`, `dtype`, `quantize` and `drafter` as for `drafttree.load`; or `target` and the `peer` that loads
+            it.
 
     Returns:
         `imports`, `loaded` and `first_token` in seconds, `stages` of loading, `precision`, and bytes: `imports_bytes`,
@@ -103,6 +117,38 @@ def measure_loading(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_and_write(task: Mapping[str, Any]) -> dict[str, Any]:
     """Load a model and write a token, minding the seconds and the memory of this process."""
+    return load_by_llama_cpp(task["target"]) if "peer" in task else load_by_drafttree(task)
+
+
+def load_by_llama_cpp(path: str) -> dict[str, Any]:
+    """The same by llama.cpp, of whose memory no part is weights that are known: it maps some and repacks others."""
+    import llama_cpp  # pyright: ignore[reportMissingImports]
+
+    from drafttree_lab.peers.llama_cpp import LlamaCpp
+
+    imports, before = time.perf_counter() - BEGUN, resident("RssAnon")
+    with watched_peak() as peak:
+        started = time.perf_counter()
+        program = LlamaCpp(Path(path), exact_cache=False, threads=os.cpu_count() or 1, eos=(), context=CONTEXT)
+        loaded = time.perf_counter() - started
+        program.generate(program.encode(PROMPT), 1)
+        first_token = time.perf_counter() - started
+    return {
+        "imports": imports,
+        "loaded": loaded,
+        "first_token": first_token,
+        "stages": {},
+        "precision": f"the file's, llama-cpp-python {llama_cpp.__version__}",
+        "weights_bytes": Path(path).stat().st_size,
+        "imports_bytes": before,
+        "steady_bytes": resident("RssAnon") - before,
+        "peak_bytes": peak[0] - before,
+        "resident_peak_bytes": resident("VmHWM"),
+    }
+
+
+def load_by_drafttree(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by drafttree, with the seconds of its stages."""
     from drafttree.loading.load import load
 
     imports, before = time.perf_counter() - BEGUN, resident("RssAnon")

@@ -63,6 +63,14 @@ class LlamaCpp:
         self._sampler = library.llama_sampler_init_greedy()
         weakref.finalize(self, _free, library, self._sampler, self._context, self._model)
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with what the model's tokenizer puts before one."""
+        raw = text.encode()
+        held = (self._library.llama_token * (len(raw) + 8))()
+        vocabulary = self._library.llama_model_get_vocab(self._model)
+        count = self._library.llama_tokenize(vocabulary, raw, len(raw), held, len(held), True, False)
+        return [*held[:count]]
+
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> ReferenceRun:
         """A greedy text."""
         sample = self._library.llama_sampler_sample
