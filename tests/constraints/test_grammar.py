@@ -98,6 +98,7 @@ def test_masks_after_a_path_equal_brute_force(tokenizer, pattern, committed, pat
     for place, token in enumerate(committed):
         if not allowed(pattern, tuple(committed[:place]))[token]:
             return
+        state.restrict(paths, torch.zeros(len(paths), VOCAB))  # a look ahead may end anywhere, or in a forbidden token
         state.commit(token)
     logits = state.restrict(paths, torch.zeros(len(paths), VOCAB))
     for path, row in zip(paths, logits, strict=True):

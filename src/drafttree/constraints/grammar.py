@@ -193,7 +193,9 @@ class GrammarState:
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
         self._seconds = min(self._seconds + self._per_token, SECONDS)
-        self._look_again()
+        if ends or self._ahead.is_error() or not self._move_to((token,)):
+            self._ahead = self._committed.deep_copy()  # without the masks it keeps, which take 3 ms in prose
+        self._look_from_here()
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, at most so many, where the grammar leaves one continuation, spelled as the tokenizer does.
@@ -241,11 +243,11 @@ class GrammarState:
         """Follow the committed text from its beginning."""
         self._committed = self._compiled.matcher.deep_copy()
         self._committed.try_consume_tokens(self._tokens)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """Look ahead from the committed text; a matcher that had an error, or took a forbidden token, is of no use."""
         self._ahead = self._committed.deep_copy()
+        self._look_from_here()
+
+    def _look_from_here(self) -> None:
+        """Begin to look ahead from the committed text, where the matcher is."""
         self._matched: list[int] = []
         self._masks: dict[Path, np.ndarray] = {}
         self._too_much = ""
