@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from drafttree.interfaces.server.dialect.reader import AnswerReader, CallArgumen
 from drafttree.interfaces.server.errors import blaming
 from drafttree.interfaces.server.grammar import chat_grammar
 from drafttree.interfaces.server.reply import STREAMED, Completions, Described, reply
-from drafttree.interfaces.server.request import ChatRequest
+from drafttree.interfaces.server.request import ChatRequest, FunctionDefinition
 from drafttree.interfaces.server.sampling import engine_options
 from drafttree.interfaces.server.serving import Serving, ServingContext
 from drafttree.interfaces.server.texts import Ended, Json, Text, Texts
@@ -76,9 +76,23 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}
     wanted |= {"unstopped": dialect.unstopped(thinks)}
     calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
-    speaks = not request.must_call
-    reader = partial(AnswerReader, dialect.thinking, calls, thinks=thinks, speaks=speaks, schemas=schemas)
+    reader = partial(
+        AnswerReader,
+        dialect.thinking,
+        calls,
+        thinks=thinks,
+        speaks=not request.must_call,
+        schemas=schemas,
+        single=request.parallel_tool_calls is False or dialect.one_call,
+        untagged=[] if calls is None or request.has_form else calls.untagged_forms(_not_strict(tools.values())),
+    )
+    reader()  # compiles its patterns in this thread, since hundreds of names take a third of a second
     return prompt, options | wanted, reader
+
+
+def _not_strict(tools: Iterable[FunctionDefinition]) -> list[str]:
+    """The names of tools whose calls may have any arguments: no grammar holds where a call has no marks."""
+    return [tool.name for tool in tools if not tool.strict]
 
 
 class ChatChoice:

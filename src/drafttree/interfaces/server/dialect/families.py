@@ -6,7 +6,7 @@ patterns are possessive: going back over a text of nothing but white space would
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -74,6 +74,8 @@ class CallForm:
         template_writes_text: whether chat templates of the family take arguments as JSON text.
         head: a regular expression of what stands before the arguments, where models write it in several ways.
         tail: a regular expression of what stands after the arguments, likewise.
+        opening: a regular expression of what stands before the first call, likewise.
+        untagged: whether models leave out the marks, and write the object in a fence or at the beginning of a line.
     """
 
     begin: str
@@ -88,6 +90,8 @@ class CallForm:
     template_writes_text: bool = False
     head: str | None = None
     tail: str | None = None
+    opening: str | None = None
+    untagged: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -97,7 +101,8 @@ class CallForm:
     @cached_property
     def first(self) -> str:
         """A regular expression of what stands before the arguments of the first call."""
-        return _lenient(self.around[0]) + r"\s*+" * bool(self.around[0]) + self._head
+        opening = _lenient(self.around[0]) + r"\s*+" * bool(self.around[0]) if self.opening is None else self.opening
+        return opening + self._head
 
     @cached_property
     def further(self) -> Any:
@@ -119,6 +124,14 @@ class CallForm:
         if self.head:
             return self.head
         return _lenient(self.begin) + NAME + _lenient(self.middle) + r"\s*+(?=\{)" * (self.arguments == "json")
+
+    def untagged_forms(self, names: Iterable[str]) -> tuple["CallForm", ...]:
+        """The forms of calls without marks, which only the names of functions tell from other objects."""
+        known = "|".join(map(regex.escape, names))
+        if not (self.untagged and known):
+            return ()
+        head = rf'\{{\s*+"name"\s*+:\s*+"(?P<name>{known})"\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{{)'
+        return replace(FENCED, head=head), replace(OBJECT, head=head)
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
         """Calls as a model writes them, by the name of each and its arguments as the form has them."""
@@ -159,8 +172,15 @@ THINKING = {
 """The marks of thinking by name; the first whose marks a chat template has is a model's own."""
 
 HERMES = CallForm(
-    '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", trigger="<tool_call>", told_by=("<tool_call>",)
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    trigger="<tool_call>",
+    told_by=("<tool_call>",),
+    untagged=True,
 )
+OBJECT = CallForm('{"name": "', '", "arguments": ', "}", trigger="{", told_by=(), opening=r"(?:\A\s*+|(?<=\n))")
+FENCED = replace(OBJECT, around=("```json\n", "```"), opening=r"```\w{0,16}+[ \t]*+\n\s*+")
 TO = r"to=functions\."
 CHANNEL = r"<\|channel\|>(?:commentary|analysis)"
 KIND = r"(?:<\|constrain\|>)?(?:json|code)?"

@@ -5,7 +5,7 @@ said.
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,6 +64,8 @@ class AnswerReader:
         thinks: whether the text begins with thinking.
         speaks: whether the answer may have text besides calls; if not, text is a call cut short and is dropped.
         schemas: by the name of a function, the schema of its arguments.
+        untagged: further forms of calls; one that ends before its arguments begin is said.
+        single: whether the answer has one call at most; what would be another one is said.
 
     Attributes:
         calls: the number of calls that have begun.
@@ -79,10 +81,14 @@ class AnswerReader:
         thinks: Thinks = "no",
         speaks: bool = True,
         schemas: Mapping[str, Mapping[str, Any] | None] | None = None,
+        untagged: Sequence[CallForm] = (),
+        single: bool = False,
     ) -> None:
         self._thinking, self._form, self._speaks, self._schemas = thinking, calls, speaks, schemas or {}
+        self._forms = [calls, *untagged] if calls else []
+        self._form_of_call, self._single = calls, single
         self.calls, self.thoughts = 0, list[tuple[int, int | None]]()
-        self._held, self._read = "", 0
+        self._held, self._read, self._before = "", 0, ""
         self._fresh, self._space = False, ""
         self._arguments: JsonObject | MarkedPairs | None = None
         self._marks = self._compile_marks()
@@ -123,8 +129,7 @@ class AnswerReader:
         if thinking and thinking.anywhere:
             found += [f"(?P<think>{regex.escape(thinking.begin)})", thinking.said]
             silent = silent - {thinking.begin} | {thinking.end}
-        if form:
-            found.append(form.first)
+        found += [f"(?P<form{place}>{each.first})" for place, each in enumerate(self._forms)]
         found += map(regex.escape, sorted(silent))
         return regex.compile("|".join(found)) if found else None
 
@@ -132,6 +137,7 @@ class AnswerReader:
         """Cut text from what is held."""
         taken, self._held = self._held[:end], self._held[end:]
         self._read += end
+        self._before = taken[-1:] or self._before
         return taken
 
     def _begin_thinking(self, place: int) -> None:
@@ -140,7 +146,7 @@ class AnswerReader:
 
     def _mark_read(self, state: Callable[[bool], Iterator[Part]]) -> None:
         """Go on behind a mark: white space there is no text."""
-        self._fresh, self._space, self._state = True, "", state
+        self._fresh, self._space, self._before, self._state = True, "", "", state
 
     def _trimmed(self, text: str, *, ends: bool) -> tuple[str, int]:
         """More of a stretch of text, and its place: without white space behind a mark, or before one that ends it."""
@@ -181,7 +187,8 @@ class AnswerReader:
         """Up to the next mark."""
         found = self._next_mark(final)
         whole = found is not None and not found.partial
-        end = found.start() if found and (whole or not final or self._is_call(found.start())) else len(self._held)
+        start = found.start() - len(self._before) if found else 0
+        end = start if found and (whole or not final or self._is_call(start)) else len(self._held)
         text, begin = self._trimmed(self._take(end), ends=end < len(self._held) and (whole or final))
         if text and self._speaks:
             yield Said(text, begin)
@@ -192,6 +199,7 @@ class AnswerReader:
         if groups.get("think"):
             self._begin_thinking(place)
         elif name := groups.get("name"):
+            self._form_of_call = next(each for place, each in enumerate(self._forms) if groups[f"form{place}"])
             yield self._begin_call(name)
         else:
             self._mark_read(self._saying)
@@ -200,9 +208,10 @@ class AnswerReader:
         """The next mark, or what may become one: a mark may turn out to be a part of one that has begun before."""
         if self._marks is None:
             return None
-        found = self._marks.search(self._held, partial=True)
+        text, begin = self._before + self._held, len(self._before)  # what is before tells whether a line begins
+        found = self._marks.search(text, begin, partial=True)
         if found and not found.partial and not final:
-            begun = (self._marks.match(self._held, place, partial=True) for place in range(found.start()))
+            begun = (self._marks.match(text, place, partial=True) for place in range(begin, found.start()))
             return next(filter(None, begun), found)
         return found
 
@@ -211,10 +220,13 @@ class AnswerReader:
         return self._form is not None and self._held[place:].lstrip().startswith(self._form.trigger)
 
     def _begin_call(self, name: str) -> CallBegun:
-        assert self._form
-        kind, schema = self._form.arguments, self._schemas.get(name)
+        assert self._form_of_call
+        kind, schema = self._form_of_call.arguments, self._schemas.get(name)
         self._arguments = JsonObject() if kind == "json" else MarkedPairs(kind, schema)
         self.calls += 1
+        if self._single:
+            self._forms = []
+            self._marks = self._compile_marks()
         self._mark_read(self._calling)
         return CallBegun(self.calls - 1, name)
 
@@ -230,27 +242,27 @@ class AnswerReader:
 
     def _called(self, final: bool) -> Iterator[Part]:
         """The end of a call."""
-        assert self._form
-        found = self._form.after.match(self._held, partial=True)
+        assert self._form_of_call
+        found = self._form_of_call.after.match(self._held, partial=True)
         if found and found.partial:
             self._take(len(self._held) if final else 0)
         else:
             self._take(found.end() if found else 0)
-            self._mark_read(self._between if self._form.around[1] else self._saying)
+            self._mark_read(self._between if self._form_of_call.around[1] else self._saying)
         yield from ()
 
     def _between(self, final: bool) -> Iterator[Part]:
         """What follows a call of several."""
-        assert self._form
-        further = self._form.further.match(self._held, partial=True)
-        closing = self._form.closing.match(self._held, partial=True)
+        assert self._form_of_call
+        further = None if self._single else self._form_of_call.further.match(self._held, partial=True)
+        closing = self._form_of_call.closing.match(self._held, partial=True)
         if further and not further.partial:
             self._take(further.end())
             yield self._begin_call(further["name"])
         elif closing and not closing.partial:
             self._take(closing.end())
             self._mark_read(self._saying)
-        elif not further and not closing:
+        elif (not further and not closing) or (final and self._form_of_call is not self._form):
             self._mark_read(self._saying)
         elif final:
             self._take(len(self._held))
