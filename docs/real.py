@@ -65,8 +65,11 @@ def _machine(report: Mapping[str, Any]) -> str:
     machine, prompts, tokens = report["machine"], report["prompts"], report["new tokens"]
     programs = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     hardware = f"{machine['processor']} ({machine['instructions']}), {machine['threads']} threads"
-    lengths = f"{tokens['speeds']} new tokens where speeds count, {tokens['texts']} in float32"
-    return f"{hardware}; {prompts['count']} prompts,\n{lengths}; {programs}.\n"
+    speeds = (
+        f"{prompts['speeds']} prompts ({prompts['transformers']} for transformers) and {tokens['speeds']} new tokens"
+    )
+    texts = f"{prompts['texts']} prompts and {tokens['texts']} new tokens in float32"
+    return f"{hardware}. {speeds} where speeds count,\n{texts}. {programs}.\n"
 
 
 def _files(report: Mapping[str, Any]) -> str:

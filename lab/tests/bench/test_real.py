@@ -15,7 +15,7 @@ from drafttree_lab.peers.gguf_file import write_gguf
 from drafttree_lab.real_model_run import ASSISTED, LLAMA_CPP, NO_LLAMA_CPP, PROMPT_LOOKUP, TRANSFORMERS
 from testing.command_line import complaint, run
 
-SMALL = ["--limit", 2, "--timed", 1, "--max-new-tokens", 6, "--checked-tokens", 5]
+SMALL = ["--limit", 2, "--timed", 1, "--max-new-tokens", 6, "--texts", 3, "--text-tokens", 5]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_every_way_has_a_row_and_writes_the_text_of_its_precision(folder):
     assert ("target", "int8", TRANSFORMERS) not in speeds
     assert ("draft", "bfloat16", ASSISTED) not in speeds
     assert ("draft", "bfloat16", PROMPT_LOOKUP) in speeds
-    assert {(row["equal"], row["texts"]) for row in report["texts"]} == {(2, 2)}
+    assert {(row["equal"], row["texts"]) for row in report["texts"]} == {(3, 3)}
     assert len(report["texts"]) == 3 + 9
 
 
@@ -88,7 +88,7 @@ def test_a_text_that_differs_is_counted_as_such(folder, monkeypatch):
 
     monkeypatch.setattr("drafttree.measure.transformers_generate", other, raising=False)
     report = measured(folder, "--model", "draft", "--precision", "float32")
-    assert {(row["equal"], row["texts"]) for row in report["texts"]} == {(0, 2)}
+    assert {(row["equal"], row["texts"]) for row in report["texts"]} == {(0, 3)}
 
 
 def test_the_draft_model_is_the_largest_of_the_vocabulary_that_is_half_as_large(folder):
@@ -100,6 +100,11 @@ def test_the_draft_model_is_the_largest_of_the_vocabulary_that_is_half_as_large(
 def test_the_folder_may_be_named_by_the_variable(folder, monkeypatch, capsys):
     monkeypatch.setenv(real.VARIABLE, str(folder))
     assert f"{folder} has no nope.gguf; it has draft, target" in complaint(capsys, "bench", "real", "--model", "nope")
+
+
+def test_another_precision_is_refused(folder, capsys):
+    said = complaint(capsys, "bench", "real", folder, "--precision", "int4")
+    assert "int4" in said
 
 
 def test_a_folder_without_files_is_refused(tmp_path, capsys):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttree import measure
-from drafttree.core.errors import InputError
+from drafttree.core.errors import InputError, unknown
 from drafttree.core.lazy import torch
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Files
@@ -59,31 +59,33 @@ def bench(
         list[str] | None, typer.Option("--precision", help=f"Of {', '.join((*SPEEDS, TEXTS))}. May be repeated.")
     ] = None,
     prompts: Files = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of a model.")] = 20,
-    timed: Annotated[int, typer.Option(min=1, help="Prompts that transformers answers too where speeds count.")] = 4,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts where speeds count.")] = 6,
+    timed: Annotated[int, typer.Option(min=1, help="Of these, prompts that transformers answers too.")] = 2,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text where speeds count.")] = 64,
-    checked_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 32,
+    texts: Annotated[int, typer.Option(min=1, help="Prompts in float32.")] = 20,
+    text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16,
 ) -> None:
     """Measure real models: texts beside those of transformers, speeds beside transformers' and llama.cpp's."""
     from drafttree.engine.generation import Generation
 
     files = find_files(folder, models)
     wanted = precisions or [*SPEEDS, TEXTS]
+    if bad := next((name for name in wanted if name not in (*SPEEDS, TEXTS)), None):
+        raise unknown("precision", bad, (*SPEEDS, TEXTS))
     drafts = draft_models(files)
     runs = [
-        RealModel(path, drafts[path], precision, checked_tokens if precision == TEXTS else max_new_tokens)
-        for path in files
-        for precision in wanted
+        *(RealModel(path, drafts[path], each, max_new_tokens) for path in files for each in wanted if each != TEXTS),
+        *(RealModel(path, drafts[path], TEXTS, text_tokens) for path in files if TEXTS in wanted),
     ]
-    examples = _examples(prompts, limit)
+    examples, checked = _examples(prompts, limit), _examples(prompts, texts)
     digests = {path.name: digest(path) for path in files}
-    store = results.open_store(context, examples, digests, _versions())
+    store = results.open_store(context, examples, checked, digests, _versions())
     writers = Writers()
     ways = dict(writers.ways(runs))
     asked = [
-        (f"{run.name}{'' if place < timed or run.precision == TEXTS else ALONE}", example)
+        (run.name if place < timed or run.precision == TEXTS else f"{run.name}{ALONE}", example)
         for run in runs
-        for place, example in enumerate(examples)
+        for place, example in enumerate(checked if run.precision == TEXTS else examples)
     ]
 
     def runs_in(way: str, group: str) -> bool:
@@ -104,15 +106,16 @@ def bench(
             run, own, lambda plain, other, run=run: _difference(writers, run, prompt_of, plain, other)
         )
     ]
-    texts = [row for run, own in by_run.items() if run.precision == TEXTS for row in text_rows(run, own)]
+    compared = [row for run, own in by_run.items() if run.precision == TEXTS for row in text_rows(run, own)]
     report = {
         "machine": describe_machine(),
         "versions": _versions(),
         "files": [describe_file(path, digests[path.name]) for path in files],
-        "prompts": {"source": [str(path) for path in prompts or []] or "shipped", "count": len(examples)},
-        "new tokens": {"speeds": max_new_tokens, "texts": checked_tokens},
+        "source": [str(path) for path in prompts or []] or "shipped",
+        "prompts": {"speeds": len(examples), "transformers": min(timed, len(examples)), "texts": len(checked)},
+        "new tokens": {"speeds": max_new_tokens, "texts": text_tokens},
         "speeds": speeds,
-        "texts": texts,
+        "texts": compared,
     }
     results.finish(store, measure.to_json(report), lambda: show(report))
 
