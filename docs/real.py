@@ -12,7 +12,7 @@ MODEL = "qwen-coder-1.5b"
 """The model of the README's table."""
 PRECISIONS = ("bfloat16", "int8")
 README_METHODS = {
-    "lookup and draft model, auto": "**drafttree, lookup and the 0.5B**",
+    "lookup and draft model, auto": "drafttree, lookup and the 0.5B",
     "draft model, auto": "drafttree, the 0.5B as draft model",
     "lookup, auto": "drafttree, lookup",
     "plain": "drafttree, plain decoding",

@@ -1,6 +1,7 @@
 """The figures of the documents are what their commands draw."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,20 @@ def test_the_figure_of_speed_is_that_of_the_table():
     found = figure.speeds(page)
     assert found["`embedded-eagle3`, chain of 5"] == (2.20, 2.15)
     assert figure.drawn(found) == (DOCS / "images" / "speed.svg").read_text(), "run python docs/figure.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/real-models.md"])
+def test_the_tables_of_real_models_are_those_of_the_file(page):
+    real, text = command("real"), (DOCS.parent / page).read_text()
+    assert real.updated(text, json.loads(real.FIGURES.read_text())) == text, "run python docs/real.py"
+    assert "tokens/s" in text
+
+
+def test_a_row_of_a_real_model_that_failed_says_why():
+    real = command("real")
+    rows = [{"model": "m", "precision": "int8", "method": "plain", "failure": "no room"}]
+    report = json.loads(real.FIGURES.read_text()) | {"speeds": rows}
+    assert "| plain | no room |" in real.tables(report)["speeds"]
 
 
 def test_a_tree_is_drawn_with_every_node_and_the_accepted_path():

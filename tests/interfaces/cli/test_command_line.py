@@ -284,3 +284,8 @@ def test_what_inflated_targets_do_not_have_is_named(arguments, said):
 )
 def test_an_unknown_option_gets_a_hint_at_the_one_that_is_meant(arguments, meant, capsys):
     assert complaint(capsys, *arguments) == f"drafttree: error: No such option: {meant}\n"
+
+
+@pytest.mark.parametrize("option", ["--target", "--model", "-m"])
+def test_a_command_whose_model_is_an_argument_says_so(option, capsys):
+    assert "the model is an argument here: drafttree serve MODEL" in complaint(capsys, "serve", option, "embedded")

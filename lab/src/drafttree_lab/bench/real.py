@@ -7,6 +7,7 @@ included; llama.cpp reads the file as it is. Texts in float32 are compared with 
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +46,9 @@ PACKAGES = ("drafttree", "drafttree-native", "torch", "transformers", "llama-cpp
 SPEED_COLUMNS = {"method": "", "tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f"}
 SPEED_COLUMNS |= {"over llama.cpp": ".2f", "tau": ".2f", "c": ".2f", "v": ".2f", "h": ".3f", "same text": ">", "": ""}
 TEXT_COLUMNS = {"model": "", "method": "", "equal to transformers'": ">", "": ""}
+ALONE = ", without transformers"
+"""Behind the name of a group of prompts that transformers, which is slow, does not answer."""
+UNFINISHED = "not run yet"
 BLOCK = 1 << 24
 """Bytes of a file that are read at a time."""
 
@@ -65,63 +69,61 @@ def bench(
     texts: Annotated[int, typer.Option(min=1, help="Prompts in float32.")] = 20,
     text_tokens: Annotated[int, typer.Option(min=1, help="New tokens of a text in float32.")] = 16,
 ) -> None:
-    """Measure real models: texts beside those of transformers, speeds beside transformers' and llama.cpp's."""
+    """Measure real models beside transformers and llama.cpp."""
     from drafttree.engine.generation import Generation
 
     files = find_files(folder, models)
-    wanted = precisions or [*SPEEDS, TEXTS]
-    if bad := next((name for name in wanted if name not in (*SPEEDS, TEXTS)), None):
+    chosen = precisions or [*SPEEDS, TEXTS]
+    if bad := next((name for name in chosen if name not in (*SPEEDS, TEXTS)), None):
         raise unknown("precision", bad, (*SPEEDS, TEXTS))
-    drafts = draft_models(files)
-    runs = [
-        *(RealModel(path, drafts[path], each, max_new_tokens) for path in files for each in wanted if each != TEXTS),
-        *(RealModel(path, drafts[path], TEXTS, text_tokens) for path in files if TEXTS in wanted),
+    draft_model = draft_models(files)
+    timed_runs = [
+        RealModel(path, draft_model[path], precision, max_new_tokens)
+        for path in files
+        for precision in chosen
+        if precision != TEXTS
     ]
-    examples, checked = _examples(prompts, limit), _examples(prompts, texts)
+    text_runs = [RealModel(path, draft_model[path], TEXTS, text_tokens) for path in files if TEXTS in chosen]
+    timed_prompts, text_prompts = _examples(prompts, limit), _examples(prompts, texts)
     digests = {path.name: digest(path) for path in files}
-    store = results.open_store(context, examples, checked, digests, _versions())
+    store = results.open_store(context, timed_prompts, text_prompts, digests, _versions())
     writers = Writers()
-    ways = dict(writers.ways(runs))
-    asked = [
-        (run.name if place < timed or run.precision == TEXTS else f"{run.name}{ALONE}", example)
-        for run in runs
-        for place, example in enumerate(checked if run.precision == TEXTS else examples)
+    ways = dict(writers.ways([*timed_runs, *text_runs]))
+    grouped_prompts = [
+        (run.name if place < timed else f"{run.name}{ALONE}", prompt)
+        for run in timed_runs
+        for place, prompt in enumerate(timed_prompts)
     ]
+    grouped_prompts += [(run.name, prompt) for run in text_runs for prompt in text_prompts]
 
     def runs_in(way: str, group: str) -> bool:
         model, _, name = way.partition(": ")
         return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
 
-    total = sum(runs_in(way, group) for group, _ in asked for way in ways)
-    with progress(total) as advance:
+    with progress(sum(runs_in(way, group) for group, _ in grouped_prompts for way in ways)) as advance:
         kind = Generation | measure.ReferenceRun | Failure
-        cells = measure.race(ways, asked, kind, runs=runs_in, store=store, progress=advance)
-    by_run = {run: [*_cells_of(run, cells)] for run in runs}
-    prompt_of = [example for _, example in asked]
-    speeds = [
-        row
-        for run, own in by_run.items()
-        if run.precision != TEXTS
-        for row in speed_rows(
-            run, own, lambda plain, other, run=run: _difference(writers, run, prompt_of, plain, other)
-        )
-    ]
-    compared = [row for run, own in by_run.items() if run.precision == TEXTS for row in text_rows(run, own)]
+        cells = measure.race(ways, grouped_prompts, kind, runs=runs_in, store=store, progress=advance)
+
+    def difference(run: RealModel, plain: "Cell", other: "Cell") -> Any:
+        _, prompt = grouped_prompts[plain.prompt]
+        return writers.opened(run).find_difference(prompt, plain.result.tokens, other.result.tokens)
+
+    speeds = [row for run in timed_runs for row in speed_rows(run, _cells_of(run, cells), partial(difference, run))]
     report = {
         "machine": describe_machine(),
         "versions": _versions(),
         "files": [describe_file(path, digests[path.name]) for path in files],
         "source": [str(path) for path in prompts or []] or "shipped",
-        "prompts": {"speeds": len(examples), "transformers": min(timed, len(examples)), "texts": len(checked)},
+        "prompts": {
+            "speeds": len(timed_prompts),
+            "transformers": min(timed, len(timed_prompts)),
+            "texts": len(text_prompts),
+        },
         "new tokens": {"speeds": max_new_tokens, "texts": text_tokens},
         "speeds": speeds,
-        "texts": compared,
+        "texts": [row for run in text_runs for row in text_rows(run, _cells_of(run, cells))],
     }
     results.finish(store, measure.to_json(report), lambda: show(report))
-
-
-ALONE = ", without transformers"
-"""Behind the name of a group of prompts that transformers, which is slow, does not answer."""
 
 
 def find_files(folder: Path, names: Sequence[str] | None) -> list[Path]:
@@ -134,13 +136,13 @@ def find_files(folder: Path, names: Sequence[str] | None) -> list[Path]:
     Raises:
         InputError: there is none, or one of the names is missing.
     """
-    found = {path.stem: path for path in sorted(folder.glob("*.gguf"), key=lambda path: path.stat().st_size)}
-    if not found:
+    by_name = {path.stem: path for path in sorted(folder.glob("*.gguf"), key=lambda path: path.stat().st_size)}
+    if not by_name:
         raise InputError(f"{folder} has no GGUF file; {HOW_TO_FILL}, or set {VARIABLE} to one")
-    wanted = [name.removesuffix(".gguf") for name in names] if names else [*found]
-    if missing := next((name for name in wanted if name not in found), None):
-        raise InputError(f"{folder} has no {missing}.gguf; it has {', '.join(found)}")
-    return [path for name, path in found.items() if name in wanted]
+    chosen = [name.removesuffix(".gguf") for name in names] if names else [*by_name]
+    if missing := next((name for name in chosen if name not in by_name), None):
+        raise InputError(f"{folder} has no {missing}.gguf; it has {', '.join(by_name)}")
+    return [path for name, path in by_name.items() if name in chosen]
 
 
 def draft_models(files: Sequence[Path]) -> dict[Path, Path | None]:
@@ -170,16 +172,18 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
         cells: its texts, of one group.
         find: the first difference between plain decoding's text and another.
     """
-    place = {"model": run.target.stem, "precision": run.precision}
+    labels = {"model": run.target.stem, "precision": run.precision}
     failures = _failures(cells)
     written = [cell for cell in cells if cell.way not in failures]
-    rows = {row["method"]: row for row in make_rows(written, find=None) if row["group"] == run.name}
+    made = [] if PLAIN in failures else make_rows(written)
+    rows = {row["method"]: row for row in made if row["group"] == run.name}
     by_way = {way: {cell.prompt: cell for cell in written if cell.way == way} for way in rows}
     for way in run.ways:
         if way not in rows:
-            yield {**place, "method": way, "failure": failures.get(way, f"not run: {PLAIN} decoding failed")}
+            without_plain = f"not compared: {PLAIN} decoding failed" if PLAIN in failures else UNFINISHED
+            yield {**labels, "method": way, "failure": failures.get(way, without_plain)}
             continue
-        row = {**place, **{name: value for name, value in rows[way].items() if name != "group"}}
+        row = {**labels, **{name: value for name, value in rows[way].items() if name != "group"}}
         for peer, column in ((TRANSFORMERS, "over transformers"), (LLAMA_CPP, "over llama.cpp")):
             if peer in by_way and way != peer:
                 shared = sorted(by_way[way].keys() & by_way[peer].keys())
@@ -190,21 +194,22 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
             row.pop("same text", None)
         yield row
     if LLAMA_CPP not in run.ways:
-        yield {**place, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
+        yield {**labels, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
 
 
 def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any]]:
     """A row for every way of drafttree: how many of its texts are those of transformers."""
     failures = _failures(cells)
-    by_way = {way: {cell.prompt: cell.result for cell in cells if cell.way == way} for way in run.ways}
+    texts_by_way = {way: {cell.prompt: cell.result for cell in cells if cell.way == way} for way in run.ways}
+    references = texts_by_way[TRANSFORMERS]
     for way in [PLAIN, *run.methods]:
         row = {"model": run.target.stem, "method": way}
-        if failure := failures.get(way) or failures.get(TRANSFORMERS):
+        if failure := failures.get(way) or failures.get(TRANSFORMERS) or (None if references else UNFINISHED):
             yield {**row, "failure": failure}
             continue
-        expected = by_way[TRANSFORMERS]
-        equal = sum(by_way[way][prompt].tokens == text.tokens for prompt, text in expected.items())
-        yield {**row, "equal": equal, "texts": len(expected)}
+        texts = texts_by_way[way]
+        equal = sum(texts[prompt].tokens == reference.tokens for prompt, reference in references.items())
+        yield {**row, "equal": equal, "texts": len(references)}
 
 
 def describe_file(path: Path, sha256: str) -> dict[str, Any]:
@@ -293,12 +298,14 @@ def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
     return [example for pair in zip(chat, code, strict=True) for example in pair][:limit]
 
 
-def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> Iterator["Cell"]:
+def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> list["Cell"]:
     """The texts of a model, as ways of one group."""
-    for cell in cells:
-        model, _, way = cell.way.partition(": ")
-        if model == run.name:
-            yield cell._replace(way=way, group=run.name)
+    prefix = f"{run.name}: "
+    return [
+        cell._replace(way=cell.way.removeprefix(prefix), group=run.name)
+        for cell in cells
+        if cell.way.startswith(prefix)
+    ]
 
 
 def _failures(cells: Sequence["Cell"]) -> dict[str, str]:
@@ -311,16 +318,11 @@ def _differences(plain: Mapping[int, "Cell"], own: Mapping[int, "Cell"], find: A
     return {"ties": sum(find(plain[prompt], own[prompt]).explained for prompt in others)} if others else {}
 
 
-def _difference(writers: Writers, run: RealModel, prompts: Sequence[Example], plain: "Cell", other: "Cell") -> Any:
-    opened = writers.opened(run)
-    return opened.find_difference(prompts[plain.prompt], plain.result.tokens, other.result.tokens)
-
-
 def _versions() -> dict[str, str]:
-    found = {}
+    versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

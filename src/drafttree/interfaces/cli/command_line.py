@@ -129,6 +129,10 @@ def _suggest_names(error: Any) -> None:
         return
     known = {option.lstrip("-"): option for each in context.command.params for option in each.opts if option[0] == "-"}
     given = name.lstrip("-")
+    arguments = {each.name for each in context.command.params if each.param_type_name == "argument"}
+    if "model" in arguments and "target" in (given, ELSEWHERE.get(given)):
+        error.message += f"; the model is an argument here: {context.command_path} MODEL"
+        return
     if ELSEWHERE.get(given) in known:
         found = [ELSEWHERE[given]]
     else:
