@@ -83,9 +83,11 @@ class RealModel:
 
     @property
     def ways(self) -> list[str]:
-        """What writes texts with it, plain decoding first."""
+        """What writes texts with it, plain decoding first; in float32, where no speed counts, only what is compared."""
         own = [PLAIN, *self.methods]
-        if self.precision != "int8":
+        if self.precision == "float32":
+            return [*own, TRANSFORMERS]
+        if self.precision == "bfloat16":
             own += OF_TRANSFORMERS if self.draft_model else OF_TRANSFORMERS[:-1]
         return [*own, *([LLAMA_CPP] if find_spec("llama_cpp") else [])]
 
