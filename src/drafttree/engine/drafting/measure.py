@@ -27,7 +27,7 @@ Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
 SIZES = (1, 8, 64, 4, 16, 2, 32)
 """Nodes of the passes, in the order in which they are measured as long as there is time."""
 CONTEXT = 16
-"""Tokens before the passes and rounds; few, since large models read them slowly."""
+"""Tokens before the rounds; few, since large models read them slowly. Passes alone stand behind one."""
 TOKENS = 64
 """Tokens of the rounds' text at most."""
 WIDE = 8
@@ -145,8 +145,8 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
     contexts = [each for each in (target.context, drafter.context) if each is not None]
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
     context = max(min(CONTEXT, room // 4), 1)
-    sizes = [size for size in SIZES if target.context is None or context + size <= target.context]
-    alone = Costs.of(_time_or_guess_passes(target, sizes, context))
+    sizes = [size for size in SIZES if target.context is None or 1 + size <= target.context]
+    alone = Costs.of(_time_or_guess_passes(target, sizes))
     estimate = estimate_costs(target, drafter, alone)
     period = min(max(context // 4, 1), target.vocab_size)
     prompt = [token % period for token in range(context)]  # a text that repeats itself
@@ -203,22 +203,23 @@ def is_current(kept: KeptCosts, target: Model) -> bool:
 
     Where even these few would take longer than a text may wait, the costs are taken as they are.
     """
-    context = max(min(CONTEXT, (target.context or 4 * CONTEXT) // 4), 1)
-    if target.context is not None and context + WIDE > target.context:
+    if target.context is not None and target.context < 1 + WIDE:
         return True
-    if sum(map(kept.costs.target.at, (context, 1, WIDE))) > LONGEST_WAIT:
+    if sum(map(kept.costs.target.at, (1, 1, WIDE))) > LONGEST_WAIT:
         return True
-    found = time_passes(target, (1, WIDE), context, QUICK_REPEATS, QUICK_SECONDS, min)
-    return abs(found[WIDE] / found[1] / kept.alone - 1) <= WRONG_BY
+    seconds = time_passes(target, (1, WIDE), 1, QUICK_REPEATS, QUICK_SECONDS, min)
+    return abs(seconds[WIDE] / seconds[1] / kept.alone - 1) <= WRONG_BY
 
 
-def _time_or_guess_passes(target: Model, sizes: Sequence[int], context: int) -> dict[int, float]:
-    """The seconds of target passes by their nodes; of a target that is too slow for more, by a single pass."""
-    one_pass = _time_first_pass(target)
-    usual = UNKNOWN.target
-    if one_pass * (1 + sum(map(usual.at, (context, *sizes[:2])))) > LONGEST_WAIT:
+def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, float]:
+    """The seconds of target passes by their nodes; of a target that is too slow for more, by a single pass.
+
+    They stand behind one token, since more would have to be read first and change next to nothing.
+    """
+    one_pass, usual = _time_first_pass(target), UNKNOWN.target
+    if one_pass * (2 + sum(map(usual.at, sizes[:2]))) > LONGEST_WAIT:
         return {size: one_pass * usual.at(size) for size in sizes}
-    return time_passes(target, sizes, context, REPEATS, PASS_SECONDS, min)
+    return time_passes(target, sizes, 1, REPEATS, PASS_SECONDS, min)
 
 
 def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
