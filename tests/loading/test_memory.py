@@ -1,5 +1,7 @@
 """A model that does not fit into memory is refused before it is read."""
 
+import json
+
 import pytest
 import torch
 
@@ -46,3 +48,23 @@ def test_memory_is_what_linux_and_a_container_leave(tmp_path, monkeypatch):
     assert memory.free_bytes() == 600 * 1024
     limit.write_text("5000\n")
     assert memory.free_bytes() == 4200
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"\xff" * 8, (9).to_bytes(8, "little") + b"[1, 2, 3]", b"\x02" + bytes(7) + b"no"]
+)
+def test_a_header_that_is_none_is_left_to_those_who_read_the_file(llama, header, tmp_path):
+    llama.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(header)
+    told(ModelError, load_model, tmp_path, torch.float32, CPU)
+
+
+def test_a_file_that_is_too_large_to_be_mapped_is_told(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    numbers = 2**45
+    entry = {"lm_head.weight": {"dtype": "F32", "shape": [2**20, 2**25], "data_offsets": [0, 4 * numbers]}}
+    header = json.dumps(entry).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    message = told(ModelError, load_model, tmp_path, torch.float32, CPU)
+    assert f"take {4 * numbers / 1e9:.1f} GB in float32" in message

@@ -1,17 +1,21 @@
 """Whether the weights of a model fit into the memory that is free, told before it is filled."""
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import weight_files
 from drafttree.loading.model_files import ModelFiles
 
 MEMORY = Path("/proc/meminfo")
+LENGTH, METADATA = 8, "__metadata__"
+"""Of a safetensors file: the bytes that tell how long its header is, and the entry there that is no tensor."""
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError)
+"""What a header raises that is none."""
 FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
@@ -34,7 +38,7 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) ->
         return
     try:
         needed = dtype.itemsize * sum(_numbers(files))
-    except (ModelError, SafetensorError, OSError):  # what is wrong with them is told when they are read
+    except (ModelError, OSError, *UNREADABLE):  # what is wrong with them is told when they are read
         return
     if needed > free:
         raise ModelError(
@@ -65,5 +69,13 @@ def _numbers(files: ModelFiles) -> Iterator[int]:
     elif files.is_local:
         for path in weight_files(Path(files.path)):
             if path.suffix == ".safetensors":
-                with safe_open(path, "pt") as file:
-                    yield from (math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                yield from (math.prod(shape) for shape in _shapes(path))
+
+
+def _shapes(path: Path) -> Iterator[list[int]]:
+    """The shapes of a safetensors file by its header alone: the system may refuse to map a file that is too large."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(LENGTH), "little")))
+    for name, entry in header.items():
+        if name != METADATA:
+            yield entry["shape"]

@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tenso
         return
     try:
         opened = safe_open(path, "pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # the last where the system does not map so large a file
         raise _damaged(path, error) from error
     with opened as file:
         yield file.keys(), file.get_tensor

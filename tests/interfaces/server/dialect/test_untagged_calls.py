@@ -46,6 +46,8 @@ CALLS = {
     "two objects in a fence with a comma": (f"```json\n{CALL},\n{GET}\n```\nSo.", "So.", [PARIS, ("get", {})]),
     "two fences": (f"```json\n{CALL}\n```\nand\n```json\n{GET}\n```", "and", [PARIS, ("get", {})]),
     "with marks and without": (f"<tool_call>\n{CALL}\n</tool_call>\n{GET}", "", [PARIS, ("get", {})]),
+    "lines that end as on Windows": (f"```json\r\n{GET}\r\n```", "", [("get", {})]),
+    "what stands beside a call": ('{"name": "get", "arguments": {}, "type": "function", "id": 3}', "", [("get", {})]),
     "words in a fence": (f"```json\n{CALL}\nx\n```", "x\n```", [PARIS]),
 }
 TEXTS = {
@@ -115,6 +117,15 @@ def test_words_come_at_once_and_arguments_as_they_grow():
     assert reader.read('x"', final=False) == [Said('\n{"name": "gex"')]
     begun = reader.read('\n```json\n{"name": "get", "arguments": {"a": "b', final=False)
     assert begun == [CallBegun(0, "get"), CallArguments(0, '{"a": "b')]
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+@pytest.mark.parametrize("begun", ["", "```json\n", '{"name": "get"', '{"name": "get", "arguments":'])
+def test_white_space_without_an_end_begins_no_call(begun, space):
+    """All of what may begin one is looked at again with each token."""
+    forms = [regex.compile(form.first) for form in HERMES.untagged_forms(NAMES)]
+    assert any(form.match(begun + 60 * space, partial=True) for form in forms)
+    assert not any(form.match(begun + 200 * space, partial=True) for form in forms)
 
 
 ALPHABET = ["```json\n", "```", "```py\n", "\n", " ", "{", "}", CALL, GET, "words", ",", '"']

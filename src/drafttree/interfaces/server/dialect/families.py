@@ -130,7 +130,10 @@ class CallForm:
         known = "|".join(map(regex.escape, names))
         if not (self.untagged and known):
             return ()
-        head = rf'\{{\s*+"name"\s*+:\s*+"(?P<name>{known})"\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{{)'
+        head = (
+            rf'\{{{SPACE}"name"{SPACE}:{SPACE}"(?P<name>{known})"{SPACE},{SPACE}'
+            rf'"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)'
+        )
         return replace(FENCED, head=head), replace(OBJECT, head=head)
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
@@ -179,8 +182,18 @@ HERMES = CallForm(
     told_by=("<tool_call>",),
     untagged=True,
 )
-OBJECT = CallForm('{"name": "', '", "arguments": ', "}", trigger="{", told_by=(), opening=r"(?:\A\s*+|(?<=\n))")
-FENCED = replace(OBJECT, around=("```json\n", "```"), opening=r"```\w{0,16}+[ \t]*+\n\s*+")
+SPACE = r"\s{0,64}+"
+"""White space where nothing else tells a call from text: a model may write it without an end, and all is held back."""
+OBJECT = CallForm(
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    trigger="{",
+    told_by=(),
+    opening=rf"(?:\A{SPACE}|(?<=\n))",
+    tail=rf'{SPACE}(?:,{SPACE}"(?:id|type)"{SPACE}:{SPACE}(?:"\w{{0,64}}+"|\d{{1,18}}+){SPACE}){{0,2}}+\}}',
+)
+FENCED = replace(OBJECT, around=("```json\n", "```"), opening=rf"```\w{{0,16}}+[ \t]{{0,64}}+\r?\n{SPACE}")
 TO = r"to=functions\."
 CHANNEL = r"<\|channel\|>(?:commentary|analysis)"
 KIND = r"(?:<\|constrain\|>)?(?:json|code)?"
