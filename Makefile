@@ -14,7 +14,7 @@ BUILD_TOOLS := hatchling editables scikit-build-core nanobind
 PYTEST := $(BIN)/python -m pytest
 WORKERS := --numprocesses logical --maxprocesses 8
 
-.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real fuzz soak server-soak \
+.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real real-models real-docs fuzz soak server-soak \
 	server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
@@ -75,11 +75,19 @@ gpu-replay-%: .venv/.developing
 		--no-agreement $(if $(filter embedded,$*),,--inflate $*) || test $$? -eq 3
 	$(BIN)/drafttree replay report build/gpu-replay/$* -o build/gpu-replay/$*.md
 
-# The models that people have: texts, speeds beside other programs, and the tables of docs made of them. It takes an hour
-# or more, and wants a machine that does nothing else; what was run is kept in build/real, and the next make real goes on.
-real: .venv/.developing .venv/.native
-	@test -n "$(DRAFTTREE_REAL_MODELS)" || { echo "make real: set DRAFTTREE_REAL_MODELS to a folder with GGUF files"; exit 2; }
+# The models that people have: texts, and speeds beside other programs, as build/real.json and build/real.md. It takes an
+# hour or more, and wants a machine that does nothing else; what was run is kept in build/real, from which the next make
+# real goes on. llama.cpp is measured where llama-cpp-python is installed (.venv/bin/pip install "./lab[peers]").
+real: real-models .venv/.developing .venv/.native
+	mkdir -p build
 	$(BIN)/drafttree bench real $(REAL) --out build/real --json > build/real.json
+	$(BIN)/python docs/real.py build/real.json build/real.md
+
+real-models:
+	@test -n "$(DRAFTTREE_REAL_MODELS)" || { echo "make real: set DRAFTTREE_REAL_MODELS to a folder with GGUF files"; exit 2; }
+
+# README's table and docs/real-models.md, from the file of make real.
+real-docs:
 	cp build/real.json docs/real.json
 	$(BIN)/python docs/real.py
 

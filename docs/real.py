@@ -1,6 +1,10 @@
-"""Write the tables of real models, in README.md and real-models.md: from real.json, which `make real` makes."""
+"""Write the tables of real models in README.md and real-models.md: from real.json, which `make real-docs` makes.
+
+With two arguments, a file that `drafttree bench real --json` has written and a new page, that page is written instead.
+"""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,17 @@ MODEL = "qwen-coder-1.5b"
 """The model of the README's table."""
 PRECISIONS = ("bfloat16", "int8")
 README_METHODS = {
-    "lookup and draft model, auto": "drafttree, lookup and the 0.5B",
     "draft model, auto": "drafttree, the 0.5B as draft model",
+    "lookup and draft model, auto": "drafttree, lookup and the 0.5B",
     "lookup, auto": "drafttree, lookup",
     "plain": "drafttree, plain decoding",
-    "llama.cpp, on the file as it is": "llama.cpp on the same file (Q4_K_M)",
+    "llama.cpp, on the file as it is": "llama.cpp on the same file, in its four bits",
+    "transformers": "transformers `generate`",
     "transformers, prompt lookup": "transformers, prompt lookup",
     "transformers, assisted by the draft model": "transformers, assisted by the 0.5B",
-    "transformers": "transformers `generate`",
 }
+FEWEST_PROMPTS = 5
+"""Prompts behind a ratio that the README tells."""
 FIGURE_FORMATS = {"tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f", "over llama.cpp": ".2f"}
 FIGURE_FORMATS |= {"tau": ".2f", "c": ".3f", "v": ".2f", "h": ".3f"}
 
@@ -50,15 +56,18 @@ def _readme_table(report: Mapping[str, Any]) -> str:
         row = rows.get((method, precision), {})
         return f"{row['tokens/s']:.1f}" if "tokens/s" in row else ""
 
-    def over_plain(method: str) -> str:
-        ratio = rows.get((method, PRECISIONS[0]), {}).get("R")
-        return f"{ratio['mean']:.2f}" if ratio else ""
+    def over_plain(method: str, precision: str) -> str:
+        row = rows.get((method, precision), {})
+        if "R" not in row or row["prompts"] < FEWEST_PROMPTS:
+            return ""
+        return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**row["R"]) if method != "plain" else "1"
 
     lines = [
-        [name, *(speed(method, precision) for precision in PRECISIONS), over_plain(method)]
+        [name, *(cell(method, precision) for precision in PRECISIONS for cell in (speed, over_plain))]
         for method, name in README_METHODS.items()
     ]
-    return _table(["method", "tokens/s, bfloat16", "tokens/s, int8", "over plain decoding in bfloat16"], lines)
+    header = [f"{column}, {precision}" for precision in PRECISIONS for column in ("tokens/s", "over plain decoding")]
+    return _table(["method", *header], [line for line in lines if any(line[1:])])
 
 
 def _machine(report: Mapping[str, Any]) -> str:
@@ -68,8 +77,7 @@ def _machine(report: Mapping[str, Any]) -> str:
     speeds = (
         f"{prompts['speeds']} prompts ({prompts['transformers']} for transformers) and {tokens['speeds']} new tokens"
     )
-    texts = f"{prompts['texts']} prompts and {tokens['texts']} new tokens in float32"
-    return f"{hardware}. {speeds} where speeds count,\n{texts}. {programs}.\n"
+    return f"{hardware}. {speeds} of a text.\n{programs}.\n"
 
 
 def _files(report: Mapping[str, Any]) -> str:
@@ -114,6 +122,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    figures = json.loads(FIGURES.read_text())
-    for path in (ROOT / "README.md", ROOT / "docs" / "real-models.md"):
-        path.write_text(updated(path.read_text(), figures))
+    page = ROOT / "docs" / "real-models.md"
+    if len(sys.argv) > 2:
+        figures, made = map(Path, sys.argv[1:3])
+        made.write_text(updated(page.read_text(), json.loads(figures.read_text())))
+    else:
+        for path in (ROOT / "README.md", page):
+            path.write_text(updated(path.read_text(), json.loads(FIGURES.read_text())))

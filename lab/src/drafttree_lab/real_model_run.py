@@ -118,7 +118,9 @@ class OpenModel:
         except Exception as error:  # a program or a method that does not run is a row that says so
             if not isinstance(error, DraftTreeError):
                 logger.warning("%s: %s has failed", self._model.name, way, exc_info=True)
-            self._failures[way] = Failure(" ".join(str(error).split()) or type(error).__name__)
+            reason = " ".join(str(error).split())
+            told = reason if isinstance(error, DraftTreeError) else f"{type(error).__name__}: {reason}"
+            self._failures[way] = Failure(told)
             return self._failures[way]
 
     def encode(self, prompt: Example) -> list[int]:
@@ -203,7 +205,7 @@ class OpenModel:
             exact_cache=False,
             threads=torch.get_num_threads(),
             eos=self.decoder.eos,
-            context=ROOM + self._model.new_tokens,
+            context=ROOM + max(self._model.new_tokens, WARM_UP),
         )
 
 

@@ -12,7 +12,7 @@ from drafttree.measure import reference
 from drafttree.measure.method import PLAIN
 from drafttree_lab.bench import real
 from drafttree_lab.peers.gguf_file import write_gguf
-from drafttree_lab.real_model_run import ASSISTED, LLAMA_CPP, NO_LLAMA_CPP, PROMPT_LOOKUP, TRANSFORMERS
+from drafttree_lab.real_model_run import ASSISTED, LLAMA_CPP, NO_LLAMA_CPP, PROMPT_LOOKUP, TRANSFORMERS, RealModel
 from testing.command_line import complaint, run
 
 SMALL = ["--limit", 2, "--timed", 1, "--max-new-tokens", 6, "--texts", 3, "--text-tokens", 5]
@@ -73,9 +73,9 @@ def test_what_does_not_run_is_a_row_that_says_why(folder, monkeypatch):
     monkeypatch.setattr("drafttree.measure.transformers_generate", fail, raising=False)
     report = measured(folder, "--model", "draft", "--precision", "bfloat16", "--precision", "float32")
     speeds = {row["method"]: row for row in report["speeds"]}
-    assert speeds[TRANSFORMERS]["failure"] == "no room for it"
+    assert speeds[TRANSFORMERS]["failure"] == "RuntimeError: no room for it"
     assert speeds[PLAIN]["tokens/s"] > 0
-    assert {row["failure"] for row in report["texts"]} == {"no room for it"}
+    assert {row["failure"] for row in report["texts"]} == {"RuntimeError: no room for it"}
 
 
 @pytest.mark.usefixtures("quick")
@@ -92,9 +92,33 @@ def test_a_text_that_differs_is_counted_as_such(folder, monkeypatch):
 
 
 def test_the_draft_model_is_the_largest_of_the_vocabulary_that_is_half_as_large(folder):
-    files = real.find_files(folder, None)
+    files, rest = real.find_files(folder, None)
     assert [path.stem for path in files] == ["draft", "target"]
+    assert rest == []
     assert real.draft_models(files) == {files[0]: None, files[1]: files[0]}
+    target, other = real.find_files(folder, ["target"])
+    assert real.draft_models(target, other) == {files[1]: files[0]}
+
+
+def test_files_that_are_no_models_are_left_out_and_told(folder, tmp_path, capsys):
+    whole = (folder / "draft.gguf").read_bytes()
+    for name, content in {"cut": whole[:5000], "notes": b"no model", "draft": whole}.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    files, _ = real.find_files(tmp_path, None)
+    assert [path.stem for path in files] == ["draft"]
+    said = capsys.readouterr().err
+    assert "cut.gguf is left out: " in said
+    assert "notes.gguf is left out: " in said
+
+
+@pytest.mark.usefixtures("quick", "without_llama_cpp")
+def test_finished_texts_are_kept_for_the_same_code_alone(folder, tmp_path, monkeypatch, capsys):
+    options = [folder, "--model", "draft", "--precision", "float32", "--out", tmp_path / "out"]
+    first = measured(*options)
+    monkeypatch.setattr(RealModel, "open", lambda model: pytest.fail("a model is opened anew"))
+    assert measured(*options) == first
+    monkeypatch.setattr(real, "code_digest", lambda: "other")
+    assert "another command" in complaint(capsys, "bench", "real", *options, *SMALL)
 
 
 def test_the_folder_may_be_named_by_the_variable(folder, monkeypatch, capsys):
@@ -109,3 +133,5 @@ def test_another_precision_is_refused(folder, capsys):
 
 def test_a_folder_without_files_is_refused(tmp_path, capsys):
     assert f"{tmp_path} has no GGUF file" in complaint(capsys, "bench", "real", tmp_path)
+    assert f"{tmp_path / 'x'} is missing" in complaint(capsys, "bench", "real", tmp_path / "x")
+    assert f"{__file__} is a file" in complaint(capsys, "bench", "real", __file__)

@@ -59,8 +59,10 @@ def bench(
     if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
         raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
     kinds = quantize or ["none"]
+    names = [Path(model).name for model in models]
+    labels = {model: name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)}
     tasks = {
-        f"{Path(model).name} {kind if kind != 'none' else dtype}": {
+        f"{labels[model]} {kind if kind != 'none' else dtype}": {
             "target": model,
             "dtype": dtype,
             "quantize": None if kind == "none" else kind,
@@ -69,7 +71,7 @@ def bench(
         for model in models
         for kind in kinds
     }
-    tasks |= {f"{Path(model).name} {peer}": {"target": model, "peer": peer} for model in models for peer in programs}
+    tasks |= {f"{labels[model]} {peer}": {"target": model, "peer": peer} for model in models for peer in programs}
     store = results.open_store(context, [], versions(programs))
     with progress(len(tasks)) as advance:
         ways = {name: lambda _, task=task: measure_loading(task) for name, task in tasks.items()}

@@ -5,17 +5,19 @@ included; llama.cpp reads the file as it is. Texts in float32 are compared with 
 """
 
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from drafttree import measure
-from drafttree.core.errors import InputError, unknown
+from drafttree.core.errors import InputError, ModelError, unknown
 from drafttree.core.lazy import torch
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Files
@@ -42,6 +44,7 @@ VARIABLE = "DRAFTTREE_REAL_MODELS"
 HOW_TO_FILL = "give a folder with GGUF files of models"
 SPEEDS = ("bfloat16", "int8")
 TEXTS = "float32"
+CODE = ("drafttree", "drafttree_native")
 PACKAGES = ("drafttree", "drafttree-native", "torch", "transformers", "llama-cpp-python")
 SPEED_COLUMNS = {"method": "", "tokens/s": ".1f", "R": ".2f", "R law": ".2f", "over transformers": ".2f"}
 SPEED_COLUMNS |= {"over llama.cpp": ".2f", "tau": ".2f", "c": ".2f", "v": ".2f", "h": ".3f", "same text": ">", "": ""}
@@ -72,11 +75,11 @@ def bench(
     """Measure real models beside transformers and llama.cpp."""
     from drafttree.engine.generation import Generation
 
-    files = find_files(folder, models)
+    files, others = find_files(folder, models)
     chosen = precisions or [*SPEEDS, TEXTS]
     if bad := next((name for name in chosen if name not in (*SPEEDS, TEXTS)), None):
         raise unknown("precision", bad, (*SPEEDS, TEXTS))
-    draft_model = draft_models(files)
+    draft_model = draft_models(files, others)
     timed_runs = [
         RealModel(path, draft_model[path], precision, max_new_tokens)
         for path in files
@@ -86,7 +89,8 @@ def bench(
     text_runs = [RealModel(path, draft_model[path], TEXTS, text_tokens) for path in files if TEXTS in chosen]
     timed_prompts, text_prompts = _examples(prompts, limit), _examples(prompts, texts)
     digests = {path.name: digest(path) for path in files}
-    store = results.open_store(context, timed_prompts, text_prompts, digests, _versions())
+    measured_with = {**_versions(), **describe_machine(), "code": code_digest()}
+    store = results.open_store(context, timed_prompts, text_prompts, digests, measured_with)
     writers = Writers()
     ways = dict(writers.ways([*timed_runs, *text_runs]))
     grouped_prompts = [
@@ -117,7 +121,7 @@ def bench(
         "prompts": {
             "speeds": len(timed_prompts),
             "transformers": min(timed, len(timed_prompts)),
-            "texts": len(text_prompts),
+            "texts": len(text_prompts) if text_runs else 0,
         },
         "new tokens": {"speeds": max_new_tokens, "texts": text_tokens},
         "speeds": speeds,
@@ -126,8 +130,10 @@ def bench(
     results.finish(store, measure.to_json(report), lambda: show(report))
 
 
-def find_files(folder: Path, names: Sequence[str] | None) -> list[Path]:
-    """The GGUF files of a folder, the smallest first.
+def find_files(folder: Path, names: Sequence[str] | None) -> tuple[list[Path], list[Path]]:
+    """The GGUF files of a folder that are models, the smallest first, and those that are not named, which may draft.
+
+    What is no whole model is left out, with a line that says why.
 
     Args:
         folder: the folder.
@@ -136,30 +142,45 @@ def find_files(folder: Path, names: Sequence[str] | None) -> list[Path]:
     Raises:
         InputError: there is none, or one of the names is missing.
     """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is {'a file' if folder.exists() else 'missing'}; {HOW_TO_FILL}")
     by_name = {path.stem: path for path in sorted(folder.glob("*.gguf"), key=lambda path: path.stat().st_size)}
+    for name, path in [*by_name.items()]:
+        if problem := _why_no_model(path):
+            print(f"drafttree: {path.name} is left out: {problem}", file=sys.stderr)
+            del by_name[name]
     if not by_name:
-        raise InputError(f"{folder} has no GGUF file; {HOW_TO_FILL}, or set {VARIABLE} to one")
+        raise InputError(f"{folder} has no GGUF file of a model; {HOW_TO_FILL}, or set {VARIABLE} to one")
     chosen = [name.removesuffix(".gguf") for name in names] if names else [*by_name]
     if missing := next((name for name in chosen if name not in by_name), None):
         raise InputError(f"{folder} has no {missing}.gguf; it has {', '.join(by_name)}")
-    return [path for name, path in by_name.items() if name in chosen]
+    rest = [path for name, path in by_name.items() if name not in chosen]
+    return [path for name, path in by_name.items() if name in chosen], rest
 
 
-def draft_models(files: Sequence[Path]) -> dict[Path, Path | None]:
-    """For each file the largest other one of the same vocabulary that has half its weights at most."""
+def _why_no_model(path: Path) -> str | None:
     from drafttree.loading.gguf.reader import GGUFFile
 
-    opened = {path: GGUFFile(path) for path in {*files}}
-    weights = {
-        path: sum(tensor.rows * tensor.shape[-1] for tensor in file.tensors.values()) for path, file in opened.items()
-    }
-    vocabularies = {path: file.metadata.get("tokenizer.ggml.tokens") for path, file in opened.items()}
+    try:
+        file = GGUFFile(path)
+    except ModelError as error:
+        return str(error)
+    return None if "tokenizer.ggml.tokens" in file.metadata else "it has no tokenizer"
+
+
+def draft_models(files: Sequence[Path], others: Sequence[Path] = ()) -> dict[Path, Path | None]:
+    """For each file the largest one of the same vocabulary, of these and others, that has half its weights at most."""
+    from drafttree.loading.gguf.reader import GGUFFile
+
+    opened = {path: GGUFFile(path) for path in (*files, *others)}
+    weights = {path: _weights_by_kind(file).total() for path, file in opened.items()}
+    vocabularies = {path: file.metadata["tokenizer.ggml.tokens"] for path, file in opened.items()}
 
     def fits(target: Path, other: Path) -> bool:
         return 2 * weights[other] <= weights[target] and vocabularies[other] == vocabularies[target]
 
     return {
-        target: max((other for other in files if fits(target, other)), key=weights.__getitem__, default=None)
+        target: max((other for other in opened if fits(target, other)), key=weights.__getitem__, default=None)
         for target in files
     }
 
@@ -242,6 +263,18 @@ def digest(path: Path) -> str:
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             hashed.update(block)
+    return hashed.hexdigest()
+
+
+def code_digest() -> str:
+    """A digest of the code that is measured, so that no speed of other code is told as one of this."""
+    hashed = hashlib.sha256()
+    for package in CODE:
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.suffix in (".py", ".so", ".pyd"):
+                    hashed.update(path.read_bytes())
     return hashed.hexdigest()
 
 
