@@ -1,8 +1,8 @@
 """Linear layers with weights of eight bits: less memory and time, and another model with its own text.
 
 A weight has one scale per output. What that costs depends on the model: the embedded target's perplexity changes by
--0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.95 +- 0.10 %
-(11,776 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
+-0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.86 +- 0.06 %
+(28,672 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
 another 0.1 % of both; that of a drafter does not, whose drafts change no text.
 
 On a CPU drafttree-native runs such layers, on rows that it rounds to eight bits as well (`native/src/panels.h`). The
