@@ -14,8 +14,8 @@ BUILD_TOOLS := hatchling editables scikit-build-core nanobind
 PYTEST := $(BIN)/python -m pytest
 WORKERS := --numprocesses logical --maxprocesses 8
 
-.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real real-models real-docs fuzz soak server-soak \
-	server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
+.PHONY: demo test test-newest test-lowest test-slow test-extras test-clients gpu gpu-tests gpu-replay real real-models \
+	real-docs fuzz soak server-soak server-load server-fuzz server-hostile server-locust fleet check bench docs dist release lock recording clean
 
 demo: .venv/.installed .venv/.native
 	$(BIN)/drafttree demo

@@ -103,6 +103,7 @@ class OpenModel:
         self._model = model
         self._failures: dict[str, Failure] = {}
         self._warm: set[str] = set()
+        self._drafters: dict[Any, Any] = {}
 
     def write(self, way: str, prompt: Example) -> Any:
         """The text of a way: a `Generation`, a `ReferenceRun` or, of a way that does not work here, a `Failure`."""
@@ -169,10 +170,6 @@ class OpenModel:
         if method.drafter not in self._drafters:
             self._drafters[method.drafter] = self.decoder.with_drafter(method.drafter).drafter
         return make_decoders(self.decoder, [method], self._drafters)[method.spec]
-
-    @cached_property
-    def _drafters(self) -> dict[Any, Any]:
-        return {}
 
     @cached_property
     def reference(self) -> "Decoder":

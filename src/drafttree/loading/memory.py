@@ -14,8 +14,6 @@ from drafttree.loading.model_files import ModelFiles
 MEMORY = Path("/proc/meminfo")
 LENGTH, METADATA = 8, "__metadata__"
 """Of a safetensors file: the bytes that tell how long its header is, and the entry there that is no tensor."""
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError)
-"""What a header raises that is none."""
 FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
@@ -38,7 +36,7 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) ->
         return
     try:
         needed = dtype.itemsize * sum(_numbers(files))
-    except (ModelError, OSError, *UNREADABLE):  # what is wrong with them is told when they are read
+    except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
         return
     if needed > free:
         raise ModelError(
@@ -73,9 +71,18 @@ def _numbers(files: ModelFiles) -> Iterator[int]:
 
 
 def _shapes(path: Path) -> Iterator[list[int]]:
-    """The shapes of a safetensors file by its header alone: the system may refuse to map a file that is too large."""
+    """The shapes of a safetensors file by its header alone: the system may refuse to map a file that is too large.
+
+    Raises:
+        ValueError: the header is none.
+    """
     with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(LENGTH), "little")))
+        length = int.from_bytes(file.read(LENGTH), "little")
+        if length > path.stat().st_size:
+            raise ValueError("a header that is longer than its file")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
     for name, entry in header.items():
-        if name != METADATA:
-            yield entry["shape"]
+        if name != METADATA and isinstance(entry, dict):
+            yield entry.get("shape", [])

@@ -196,7 +196,7 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
     labels = {"model": run.target.stem, "precision": run.precision}
     failures = _failures(cells)
     written = [cell for cell in cells if cell.way not in failures]
-    made = [] if PLAIN in failures else make_rows(written)
+    made = [] if PLAIN in failures else make_rows(written, seeded=[PLAIN, *run.methods].__contains__, find=find)
     rows = {row["method"]: row for row in made if row["group"] == run.name}
     by_way = {way: {cell.prompt: cell for cell in written if cell.way == way} for way in rows}
     for way in run.ways:
@@ -209,10 +209,6 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
             if peer in by_way and way != peer:
                 shared = sorted(by_way[way].keys() & by_way[peer].keys())
                 row[column] = speed_ratio(*([by_way[name][prompt] for prompt in shared] for name in (way, peer)))
-        if way in run.methods:
-            row |= _differences(by_way[PLAIN], by_way[way], find)
-        elif way != PLAIN:
-            row.pop("same text", None)
         yield row
     if LLAMA_CPP not in run.ways:
         yield {**labels, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
@@ -343,12 +339,6 @@ def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> list["Cell"]:
 
 def _failures(cells: Sequence["Cell"]) -> dict[str, str]:
     return {cell.way: cell.result.failure for cell in cells if isinstance(cell.result, Failure)}
-
-
-def _differences(plain: Mapping[int, "Cell"], own: Mapping[int, "Cell"], find: Any) -> dict[str, Any]:
-    """How many texts that differ from plain decoding's begin to do so at a tie."""
-    others = [prompt for prompt, cell in own.items() if cell.result.tokens != plain[prompt].result.tokens]
-    return {"ties": sum(find(plain[prompt], own[prompt]).explained for prompt in others)} if others else {}
 
 
 def _versions() -> dict[str, str]:
