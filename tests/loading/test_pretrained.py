@@ -192,6 +192,7 @@ def test_models_of_a_newer_transformers_are_told(folder, case):
     (folder / "config.json").write_text(json.dumps(config | change))
     told_now = told(ModelError, open_folder, folder)
     assert message in told_now
+    assert message in told(ModelError, drafttree.load, folder)  # which looks for layers that draft before
     assert "update transformers" not in told_now
     (folder / "config.json").write_text(json.dumps(config | change | {"transformers_version": "99.1.0"}))
     newer = f"(it was saved by transformers 99.1.0, newer than {transformers.__version__}; update transformers)"

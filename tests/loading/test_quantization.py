@@ -144,6 +144,12 @@ def test_only_language_models_draft_quantised(drafter, folder):
     assert message.endswith(f"quantize_drafter='int8' is for a language model that drafts, not {str(drafter)!r}")
 
 
+def test_what_cannot_draft_quantised_is_told_before_the_target_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(tiny.build("llama").config.to_json_string())  # and no weights
+    message = told(ConfigError, drafttree.load, tmp_path, "lookup", quantize_drafter="int8")
+    assert "is for a language model that drafts, not 'lookup'" in message
+
+
 def test_heads_are_not_quantised():
     message = told(ConfigError, drafttree.load, "embedded", "embedded-medusa", quantize_drafter="int8")
     assert "is for a language model that drafts, not 'embedded-medusa'" in message

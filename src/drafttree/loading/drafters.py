@@ -214,6 +214,21 @@ def find_drafter(
     return found
 
 
+def check_quantizable(source: DrafterSource | None, files: ModelFiles | None, quantize: str) -> None:
+    """Refuse to quantise what is seen to be no language model before the target's weights are read.
+
+    Args:
+        source: what `drafttree.load` takes as drafter, "auto" excepted.
+        files: what `check_drafter_exists` has found of it.
+        quantize: how it is to be quantised.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if files is None or files.kind != LANGUAGE_MODEL:
+        raise _not_quantised(source, quantize)
+
+
 def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quantize: str) -> None:
     """Refuse to have quantised what is no language model.
 
@@ -222,8 +237,12 @@ def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quant
     """
     drafting = drafter.model if isinstance(drafter, MixedDrafter) else drafter
     if not isinstance(drafting, LanguageModelDrafter | OtherTokenizerDrafter):
-        name = source if isinstance(source, str | Path | None) else type(source).__name__
-        raise ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
+        raise _not_quantised(source, quantize)
+
+
+def _not_quantised(source: DrafterSource | None, quantize: str) -> ConfigError:
+    name = source if isinstance(source, str | Path | None) else type(source).__name__
+    return ConfigError(f"quantize_drafter={quantize!r} is for a language model that drafts, not {str(name)!r}")
 
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

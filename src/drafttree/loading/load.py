@@ -16,7 +16,13 @@ from drafttree.engine.drafting.prices import machine
 from drafttree.engine.generation_options import model_defaults, show_options
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.model_digest import model_digest
-from drafttree.loading.drafters import DrafterSource, check_drafter_exists, check_quantized, find_or_choose
+from drafttree.loading.drafters import (
+    DrafterSource,
+    check_drafter_exists,
+    check_quantizable,
+    check_quantized,
+    find_or_choose,
+)
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
@@ -139,6 +145,8 @@ def load(
     check_quantization("quantize_drafter", quantize_drafter, on, drafter, (BY_DEFAULT, NONE))
     quantize_drafter = None if quantize_drafter == NONE else quantize_drafter
     drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)
+    if quantize_drafter in KINDS and not is_auto(drafter):
+        check_quantizable(drafter, drafter_files, quantize_drafter)
     origin = target if isinstance(target, PreTrainedModel) else ModelFiles.of_model(target)
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from drafttree.drafters.formats import LANGUAGE_MODEL, read_config
@@ -90,12 +91,16 @@ class ModelFiles:
         """What transformers makes of config.json.
 
         Raises:
-            ValueError: it names no model that this version of transformers knows.
+            ValueError: it names no model that this version of transformers knows, or a value that such a model cannot
+                have.
         """
         model_type = str(self.settings.get("model_type"))
-        if not self.names_model or model_type == "mistral":  # which may stand for Ministral
-            return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-        return CONFIG_MAPPING[model_type].from_dict(deepcopy(self.settings), name_or_path=self.path)
+        try:
+            if not self.names_model or model_type == "mistral":  # which may stand for Ministral
+                return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+            return CONFIG_MAPPING[model_type].from_dict(deepcopy(self.settings), name_or_path=self.path)
+        except StrictDataclassError as error:
+            raise ValueError(f"config.json is no {model_type} model's: {error.__cause__ or error}") from error
 
     @cached_property
     def kind(self) -> str:

@@ -65,6 +65,16 @@ def test_truncated_files(name, share, tmp_path):
         assert "download or copy it again" in message
 
 
+def test_a_file_that_is_too_large_to_be_mapped_is_not_called_damaged(tmp_path):
+    size, path = 2**42, tmp_path / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)  # sparse: it takes no room on the disk
+    message = told(tensor_names, tmp_path)
+    assert f"{path} cannot be mapped" in message
+    assert "larger than the memory" in message
+
+
 def shards(folder: Path, kind: str) -> None:
     first, second = {"a": TENSORS["a"]}, {name: TENSORS[name] for name in "bc"}
     save = save_file if kind == "model.safetensors" else torch.save

@@ -175,7 +175,11 @@ def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tenso
         return
     try:
         opened = safe_open(path, "pt")
-    except (SafetensorError, OSError, RuntimeError) as error:  # the last where the system does not map so large a file
+    except RuntimeError as error:
+        raise ModelError(
+            f"{path} cannot be mapped ({error}); it may be larger than the memory of this system"
+        ) from error
+    except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
     with opened as file:
         yield file.keys(), file.get_tensor
