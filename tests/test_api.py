@@ -62,7 +62,7 @@ EXPORTS = {
     "drafttree.models": {
         *("NAME", "CacheLayout", "LossyWindow", "Model", "Output", "Segment", "TargetModel", "TreeCache", "TreePlan"),
         *("append", "input_device", "lay_out_for_cpu", "prefill", "prefill_and_score"),
-        *("select_backend", "select_exact_text", "select_windowed", "verify_once"),
+        *("Wants", "choose_backend", "verify_once"),
     },
     "drafttree.policies": {
         *(

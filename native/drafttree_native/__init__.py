@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 from types import ModuleType
 
-CALLS = 8
+CALLS = 9
 """The version of what drafttree calls here; raised when it changes."""
 VARIANTS = {
     "_amx": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_bf16", "amx_int8"},

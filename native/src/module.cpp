@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <optional>
 
 #include "pass.h"
@@ -24,12 +25,24 @@ Format cache_format(const std::string& name) {
   throw std::invalid_argument("a cache is in '" + name + "'; it may be in float32 or bfloat16");
 }
 
+const std::map<std::string, Format> BLOCKS = {
+    {"q4_0", Format::q4_0}, {"q4_1", Format::q4_1}, {"q4_zero", Format::q4_zero},
+    {"q4_k", Format::q4_k}, {"q5_0", Format::q5_0}, {"q5_1", Format::q5_1},
+    {"q5_k", Format::q5_k}, {"q6_k", Format::q6_k}, {"q8_0", Format::q8_0}};
+
 Format format_of(const Array& array) {
   const auto dtype = array.dtype();
   if (dtype == nb::dtype<float>()) return Format::float32;
   if (dtype.code == (uint8_t)nb::dlpack::dtype_code::Bfloat && dtype.bits == 16) return Format::bfloat16;
   if (dtype == nb::dtype<int8_t>()) return Format::int8;
   throw std::invalid_argument("an array of weights is neither float32 nor bfloat16 nor int8");
+}
+
+// Inputs of so many bytes of blocks, 0 where the last is none.
+int64_t inputs_of_bytes(Format format, int64_t bytes) {
+  return visit_blocks(format, [&](auto block) {
+    return bytes % block.BYTES ? 0 : bytes / block.BYTES * block.GROUPS * GROUP;
+  });
 }
 
 Activation activation_of(const std::string& name) {
@@ -40,20 +53,24 @@ Activation activation_of(const std::string& name) {
   throw std::invalid_argument("an activation is '" + name + "'; it may be silu, gelu, gelu_tanh or relu");
 }
 
-// Weights behind each other as one product, its bias, and the scales of int8 weights: `(weights, bias, scales)`, the
-// last two None if there are none. It is read as the weights are.
+// Weights behind each other as one product: `(weights, bias, scales, blocks)`. Scales are those of int8 weights, and
+// blocks the name of those that weights of bytes `[outputs, bytes]` are; all but the weights may be None. It is read as
+// the weights are.
 Panels packed(int threads, const nb::tuple& given) {
   int64_t outputs = 0, inputs = 0;
   std::vector<const char*> rows;
   const auto parts = nb::cast<std::vector<Array>>(given[0]);
-  const Format format = format_of(parts.at(0));
+  const bool has_blocks = !given[3].is_none();
+  const Format format = has_blocks ? BLOCKS.at(nb::cast<std::string>(given[3])) : format_of(parts.at(0));
   for (const Array& part : parts) {
-    if (part.ndim() != 2 || (inputs && (int64_t)part.shape(1) != inputs))
-      throw std::invalid_argument("the weights of a product are not matrices with the same number of inputs");
-    if (format_of(part) != format) throw std::invalid_argument("the weights of a product have several dtypes");
-    inputs = part.shape(1);
-    for (size_t row = 0; row < part.shape(0); row++)
-      rows.push_back((const char*)part.data() + row * inputs * 4 / inputs_of_word(format));
+    if (part.ndim() != 2 || (has_blocks ? part.dtype() != nb::dtype<uint8_t>() : format_of(part) != format))
+      throw std::invalid_argument("the weights of a product are no matrices, or have several dtypes");
+    const int64_t own = has_blocks ? inputs_of_bytes(format, part.shape(1)) : part.shape(1);
+    if (own < 1 || (inputs && own != inputs))
+      throw std::invalid_argument("the weights of a product have no whole blocks, or other numbers of inputs");
+    inputs = own;
+    const int64_t bytes = Panels::row_bytes(format, inputs);
+    for (size_t row = 0; row < part.shape(0); row++) rows.push_back((const char*)part.data() + row * bytes);
     outputs += part.shape(0);
   }
   const auto numbers = [&](nb::handle of) {
@@ -138,13 +155,14 @@ struct Held : Model {
     if (layer == -1 && name == "layer_inputs" && layer_inputs) return layer_inputs->projection;
     const Layer& of = layers.at(layer);
     if (name == "router") return of.router;
+    if (name.rfind("qkv/", 0) == 0) return of.qkv.at(std::stoul(name.substr(4)));
     if (const size_t at = name.find('/'); at != std::string::npos) {  // as gate/17: of an expert
       const Expert& expert = of.experts.at(std::stoul(name.substr(at + 1)));
       const std::string part = name.substr(0, at);
       return part == "gate" ? expert.gate : part == "up" ? expert.up : expert.down;
     }
     for (auto [known, weight] : std::initializer_list<std::pair<const char*, const Panels*>>{
-             {"qkv", &of.qkv}, {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down},
+             {"out", &of.out}, {"gate", &of.gate}, {"up", &of.up}, {"down", &of.down},
              {"input_gate", &of.input_gate}, {"input_projection", &of.input_projection}})
       if (name == known) return *weight;
     throw std::invalid_argument("there is no product '" + name + "'");
@@ -167,9 +185,15 @@ struct Held : Model {
                                                               {"after_experts", &layer.after_experts}})
       if (norms.contains(name) && !norms[name].is_none()) *norm = norm_of(nb::cast<nb::tuple>(norms[name]));
     for (auto [name, weight] : std::initializer_list<std::pair<const char*, Panels*>>{
-             {"qkv", &layer.qkv}, {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down},
+             {"out", &layer.out}, {"gate", &layer.gate}, {"up", &layer.up}, {"down", &layer.down},
              {"input_gate", &layer.input_gate}, {"input_projection", &layer.input_projection}})
       if (weights.contains(name)) *weight = packed(threads, nb::cast<nb::tuple>(weights[name]));
+    for (size_t part = 0; weights.contains(("qkv/" + std::to_string(part)).c_str()); part++)
+      layer.qkv.push_back(packed(threads, nb::cast<nb::tuple>(weights[("qkv/" + std::to_string(part)).c_str()])));
+    if (layer.qkv.empty()) throw std::invalid_argument("a layer has no products of queries, keys and values");
+    for (const Panels& part : layer.qkv)
+      if (part.inputs != layer.qkv[0].inputs || !reads_alike(part.format, layer.qkv[0].format))
+        throw std::invalid_argument("queries, keys and values are not made of the same rows");
     const int64_t experts = shape.contains("experts") ? nb::cast<int64_t>(shape["experts"]) : 0;
     if (experts) {
       layer.router = packed(threads, nb::cast<nb::tuple>(weights["router"]));
@@ -212,7 +236,7 @@ struct Held : Model {
           &layer.before_router, &layer.before_experts, &layer.after_inner, &layer.after_experts})
       if (!fits(*norm, hidden)) throw std::invalid_argument("the sizes of a layer do not fit together");
     const bool reads_pair = layers.empty() && entry && !entry->projection.count;
-    if (layer.qkv.outputs != heads || layer.qkv.inputs != (reads_pair ? 2 : 1) * hidden ||
+    if (layer.qkv_outputs() != heads || layer.qkv[0].inputs != (reads_pair ? 2 : 1) * hidden ||
         layer.out.outputs != hidden || layer.out.inputs != layer.query_heads() * layer.width ||
         ((!experts || layer.up.count) && (layer.up.inputs != hidden || layer.down.outputs != hidden)) ||
         layer.down.inputs != layer.up.outputs || layer.projected < 0 || layer.projected > 2 ||

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "candidates.h"
+#include "multiply.h"
 #include "team.h"
 
 namespace drafttree {
@@ -117,7 +118,8 @@ struct Expert {
 };
 
 struct Layer {
-  Panels qkv, out, gate, up, down;  // qkv: query heads, key heads, value heads; no gate in an MLP without one
+  std::vector<Panels> qkv;      // query heads, key heads, value heads; in parts where these have several formats
+  Panels out, gate, up, down;   // no gate in an MLP without one
   Panels router;                    // of a mixture of experts, beside an MLP or in its place: a score of each
   std::vector<Expert> experts;
   std::vector<float> expert_scales;  // of what each gives; none for 1
@@ -140,6 +142,16 @@ struct Layer {
   Norm after_inputs;
   Activation activation = Activation::silu;
 
+  int64_t qkv_outputs() const {
+    int64_t all = 0;
+    for (const Panels& part : qkv) all += part.outputs;
+    return all;
+  }
+  int64_t qkv_room() const {  // numbers, in whole panels
+    int64_t all = 0;
+    for (const Panels& part : qkv) all += part.count * PANEL;
+    return all;
+  }
   int64_t query_heads() const { return key_heads * groups; }
   int64_t heads() const { return query_heads() + (projected ? 2 * key_heads : 0); }
 };
@@ -219,7 +231,8 @@ class Model {
     size_t all = (borrows_head ? 0 : head->bytes()) + (entry ? entry->projection.bytes() : 0);
     if (layer_inputs) all += layer_inputs->projection.bytes();
     for (const Layer& each : layers) {
-      for (const Panels* part : {&each.qkv, &each.out, &each.gate, &each.up, &each.down, &each.router, &each.input_gate,
+      for (const Panels& part : each.qkv) all += part.bytes();
+      for (const Panels* part : {&each.out, &each.gate, &each.up, &each.down, &each.router, &each.input_gate,
                                  &each.input_projection})
         all += part->bytes();
       for (const Expert& own : each.experts) all += own.gate.bytes() + own.up.bytes() + own.down.bytes();
@@ -310,7 +323,7 @@ class Model {
     angles_.reserve<float>(nodes_ * angles_stride_);
     int64_t heads = 0, inner = 0, widest = hidden, chosen = 0, scores = 0;
     for (const Layer& each : layers) {
-      heads = std::max({heads, each.qkv.count * PANEL, rounded_up(each.heads() * each.width, PANEL)});
+      heads = std::max({heads, each.qkv_room(), rounded_up(each.heads() * each.width, PANEL)});
       inner = std::max({inner, each.up.count * PANEL, each.input_gate.count * PANEL});
       widest = std::max({widest, each.out.inputs, each.down.inputs, each.input_projection.inputs});
       if (each.experts.empty()) continue;
@@ -406,7 +419,7 @@ class Model {
     if (layer_inputs) read_inputs(team, thread, texts);
     const Panels& head = *this->head;
     for (size_t index = 0; index < layers.size(); index++) {
-      const Panels& next = index + 1 < layers.size() ? layers[index + 1].qkv : head;
+      const Panels& next = index + 1 < layers.size() ? layers[index + 1].qkv[0] : head;
       keep(team, thread, results, index, x);
       layer(team, thread, texts, index, next.panel(Share(next, thread, team.size()).first));
     }
@@ -461,7 +474,7 @@ class Model {
     if (!projection.count) return;
     ready(team, thread, rows_, Norm(), projection.format, 2 * hidden, pairs, stride);
     team.barrier();
-    const Panels& next = layers[0].qkv;
+    const Panels& next = layers[0].qkv[0];
     multiply(projection, rows_, Share(projection, thread, team.size()), {x, hidden_stride_},
              next.panel(Share(next, thread, team.size()).first));
     team.barrier();
@@ -474,7 +487,7 @@ class Model {
     float* inputs = inputs_.as<float>();
     ready(team, thread, rows_, Norm(), given.projection.format, hidden, x_.as<float>(), hidden_stride_);
     team.barrier();
-    const Panels& next = layers[0].qkv;
+    const Panels& next = layers[0].qkv[0];
     multiply(given.projection, rows_, Share(given.projection, thread, team.size()),
              {inputs, inputs_stride_, false, given.projection_scale},
              next.panel(Share(next, thread, team.size()).first));
@@ -524,12 +537,18 @@ class Model {
     float *x = x_.as<float>(), *qkv = qkv_.as<float>(), *attended = attended_.as<float>();
     const auto first_of = [&](const Panels& weight) { return weight.panel(Share(weight, thread, threads).first); };
 
-    if (l.qkv.inputs == hidden) ready(team, thread, rows_, l.before_attention, l.qkv.format, hidden, x, hidden_stride_);
-    else
-      ready(team, thread, rows_, Norm(), l.qkv.format, 2 * hidden, pairs_.as<float>(), rounded_up(2 * hidden, PANEL));
+    const Format format = l.qkv[0].format;
+    if (l.qkv[0].inputs == hidden) ready(team, thread, rows_, l.before_attention, format, hidden, x, hidden_stride_);
+    else ready(team, thread, rows_, Norm(), format, 2 * hidden, pairs_.as<float>(), rounded_up(2 * hidden, PANEL));
     if (l.parallel) ready(team, thread, mlp_rows_, l.before_mlp, l.up.format, hidden, x, hidden_stride_);
     team.barrier();
-    multiply(l.qkv, rows_, Share(l.qkv, thread, threads), {qkv, heads_stride_}, first_of(l.out));
+    int64_t before = 0;
+    for (size_t part = 0; part < l.qkv.size(); part++) {
+      const Panels& own = l.qkv[part];
+      const Panels& behind = part + 1 < l.qkv.size() ? l.qkv[part + 1] : l.out;
+      multiply(own, rows_, Share(own, thread, threads), {qkv + before, heads_stride_}, first_of(behind));
+      before += own.count * PANEL;
+    }
     team.barrier();
     for (int64_t row = thread; row < nodes_; row += threads)
       place(l, texts[text_of_[row]], row, qkv + row * heads_stride_);
@@ -693,6 +712,11 @@ class Model {
     const int64_t queries = l.query_heads(), width = l.width;
     const int64_t row = text.length + text.drafted - text.nodes + node_of_[of_pass];
     float *key = heads + queries * width, *value = key + l.key_heads * width;
+    int64_t from = 0, to = 0;
+    for (const Panels& part : l.qkv) {  // behind each other, without the room for whole panels
+      if (from != to) memmove(heads + to, heads + from, part.outputs * 4);
+      from += part.count * PANEL, to += part.outputs;
+    }
     const auto normed = [&](const Norm& norm, float* from, int64_t count) {
       if (!norm) return;
       const int64_t step = norm.scale.size();  // a head, or all of them

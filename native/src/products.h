@@ -11,7 +11,7 @@ namespace drafttree {
 // Rows of a tile. With 32 registers, 6 rows by 4 vectors leave room for the weights; with 16, fewer vectors at once. A
 // sum has to wait for both products of a word where it takes two: then 4 rows by 2 vectors are faster.
 constexpr int64_t block_of(Format format) {
-  return uses_amx(format) ? Amx::ROWS : WIDTH < 64 && row_word(format) == 8 ? 4 : 6;
+  return uses_amx(format) ? Amx::ROWS : WIDTH < 64 && (row_word(format) == 8 || has_groups(format)) ? 4 : 6;
 }
 // Rows whose sums of a panel are kept at once: 16 KB; with matrix instructions 64 KB, since 64 rows take less time than
 // their weights take from memory.
@@ -134,17 +134,28 @@ static __attribute__((noinline)) void tile(const Tile& at) {
   for (int v = 0; v < VECTORS; v++) join<format>(at, row, v * LANES, sum[row][v]);
 }
 
+// Tiles until all 64 outputs have passed. Each calls its share of the lines: called at once, they would wait for each
+// other, and memory would idle while the others pass.
+template <Format format, int ROWS, int VECTORS, int CALLED, int PASS = 0>
+static void passing_tiles(Tile at) {
+  constexpr int PASSES = PANEL / LANES / VECTORS;
+  constexpr int first = CALLED * PASS / PASSES, last = CALLED * (PASS + 1) / PASSES;
+  Tile own = at;
+  own.ahead += first * 64;
+  tile<format, ROWS, VECTORS, last - first>(own);
+  if constexpr (PASS + 1 < PASSES) {
+    at.weights += VECTORS * WIDTH, at.sums += VECTORS * LANES;
+    passing_tiles<format, ROWS, VECTORS, CALLED, PASS + 1>(at);
+  }
+}
+
 // A tile of all 64 outputs.
 template <Format format, int ROWS, int CALLED>
-static void panel_tile(Tile at) {
+static void panel_tile(const Tile& at) {
   constexpr bool many = WIDTH == 64;  // registers: 32, else 16
   constexpr bool splits = row_word(format) == 8;
-  constexpr int VECTORS = many ? (splits ? 2 : 4) : (format == Format::float32 && ROWS > 1) || ROWS <= 4 ? 2 : 1;
-  tile<format, ROWS, VECTORS, CALLED>(at);
-  for (int v = VECTORS; v < PANEL * 4 / WIDTH; v += VECTORS) {
-    at.weights += VECTORS * WIDTH, at.sums += VECTORS * LANES;
-    tile<format, ROWS, VECTORS, 0>(at);
-  }
+  constexpr int few = ROWS == 1 ? 4 : format == Format::float32 || ROWS <= 4 ? 2 : 1;
+  passing_tiles<format, ROWS, many ? (splits ? 2 : 4) : WIDTH == 32 ? few : std::min(few, 2), CALLED>(at);
 }
 
 template <Format format, int ROWS>
@@ -286,41 +297,6 @@ static void multiply(const Panels& weight, const RowsView& rows, Share share, De
       }
     }
   }
-}
-
-// Computes a share of a product, in a thread that holds an `Amx`. `next`: the weights that this thread reads
-// afterwards, null if there are none. Rows of `to` have room for whole panels.
-inline void multiply(const Panels& weight, const RowsView& rows, Share share, Destination to, const char* next) {
-  switch (weight.format) {
-    case Format::float32:
-      return multiply<Format::float32>(weight, rows, share, to, next);
-    case Format::bfloat16:
-      return multiply<Format::bfloat16>(weight, rows, share, to, next);
-    case Format::int8:
-      return multiply<Format::int8>(weight, rows, share, to, next);
-  }
-}
-
-// Some outputs of a product by itself: of rows `[count][inputs]`, to `out` `[count][outputs]`.
-inline void multiply_alone(int threads, const Panels& weight, int64_t first, int64_t outputs, const float* from,
-                           int64_t count, float* out) {
-  const int64_t start = first / PANEL, panels = (first + outputs + PANEL - 1) / PANEL - start;
-  const int64_t stride = panels * PANEL;
-  Rows rows;
-  Buffer products;
-  rows.reserve(count, weight.inputs);
-  float* to = products.reserve<float>(count * stride);
-  Team::run(
-      threads, [] {},
-      [&](Team& team, int thread) {
-        const Amx registers;
-        for (int64_t row = thread; row < count; row += team.size())
-          rows.take(row, weight.format, weight.inputs, from + row * weight.inputs);
-        team.barrier();
-        multiply(weight, rows, Share(start, panels, thread, team.size()), {to - start * PANEL, stride}, nullptr);
-      });
-  for (int64_t row = 0; row < count; row++)
-    memcpy(out + row * outputs, to + row * stride + first - start * PANEL, outputs * 4);
 }
 
 }  // namespace drafttree

@@ -37,8 +37,16 @@ constexpr bool HAS_BYTES = true;
 constexpr bool HAS_BYTES = false;
 #endif
 
+// bytes times bytes, added in pairs of 16 bits
+#if defined(__AVX2__)
+constexpr bool HAS_PAIRS_OF_BYTES = true;
+#else
+constexpr bool HAS_PAIRS_OF_BYTES = false;
+#endif
+
 typedef float Floats __attribute__((vector_size(WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(WIDTH)));
+typedef uint32_t Unsigneds __attribute__((vector_size(WIDTH)));
 
 template <class Vector = Floats>
 INLINE Vector load(const void* from) {

@@ -7,15 +7,19 @@ import torch
 from transformers import PreTrainedModel
 
 from drafttree import Decoder
-from drafttree.drafters import HeadDrafter, fused_eagle3
+from drafttree.drafters import HeadDrafter, head_backend
 from drafttree.drafters.eagle import Eagle3Head, eagle_drafter
 from drafttree.drafters.formats.eagle3 import FORMAT
-from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3, select_backend
 from drafttree.drafters.head import Head
-from drafttree.drafters.native_eagle import NativeEagle
+from drafttree.drafters.head_backend import HeadBackend, choose_head_backend
 from drafttree.models import Segment, TargetModel, TreeCache
 from drafttree.models.cache.buffer_pool import Recorder
-from drafttree.models.native import kernels
+from drafttree.models.fused import fused_backend
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.native import kernels, packing_plan
+from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.norms import Norm
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.policies import POLICIES, Chain, Talon
 from drafttree.verifiers import VERIFIERS
 from helpers import checkpoints
@@ -30,10 +34,18 @@ WINDOWED = [name for name in NAMES if any(FORMATS[name].facts.get("windows", ())
 every_fused_format = pytest.mark.parametrize("name", [name for name in NAMES if name not in WINDOWED])
 
 
-@pytest.fixture(params=[FusedEagle3, NativeEagle], ids=["fused", "native"])
+def fused_head(head: Eagle3Head) -> HeadBackend:
+    return HeadBackend(head, FusedBackend(head))
+
+
+def recorded_head(head: Eagle3Head, recorder: Recorder) -> HeadBackend:
+    return HeadBackend(head, RecordedBackend(FusedBackend(head), recorder))
+
+
+@pytest.fixture(params=[FusedBackend, NativeBackend], ids=["fused", "native"])
 def fast(request, monkeypatch) -> type:
     """The fastest backend of a head, where drafttree-native is installed and where it is not."""
-    if request.param is FusedEagle3:
+    if request.param is FusedBackend:
         monkeypatch.setattr(kernels, "native", None)
     elif kernels.native is None:
         pytest.skip("drafttree-native is not installed")
@@ -65,10 +77,10 @@ class Counted:
 
 def recorded_by(recorder: Recorder):
     """What selects a backend whose passes are recorded."""
-    return lambda head: RecordedEagle3(FusedEagle3(head), recorder)
+    return lambda head: recorded_head(head, recorder)
 
 
-def counted(drafter: HeadDrafter, select=select_backend) -> HeadDrafter:
+def counted(drafter: HeadDrafter, select=choose_head_backend) -> HeadDrafter:
     """The same drafter on a backend that is `Counted`."""
     (head,) = drafter.modules
     return eagle_drafter(head, drafter.hidden_layers, drafter.nbytes, lambda head: Counted(select(head)))
@@ -83,7 +95,7 @@ class Session:
     def __init__(self, name: str = "SafeAILab", prompt: int = 5, recorder: Recorder | None = None) -> None:
         self.format, self.tensors, self.target = FORMATS[name], FORMATS[name].tensors(), checkpoints.target()
         drafter = loaded(name, self.target)
-        self.drafter = counted(drafter, recorded_by(recorder) if recorder else select_backend)
+        self.drafter = counted(drafter, recorded_by(recorder) if recorder else choose_head_backend)
         self.generator = torch.Generator().manual_seed(1)
         self.tokens = self.draw(prompt)
         self.draft = self.drafter.start(self.tokens, capacity=12)
@@ -153,7 +165,7 @@ def test_a_window_moves_with_the_drafted_rows(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_passes_in_one_call_are_the_formulas_over_rounds(name):
     session = Session(name)
-    assert isinstance(session.drafter.heads[0].inner, NativeEagle)
+    assert isinstance(session.drafter.heads[0].inner.backend, NativeBackend)
     for committed in ([9], [1, 5, 9], [3, 6, 7, 11], [22, 2]):
         session.round(committed)
 
@@ -257,7 +269,7 @@ def test_the_targets_embedding_is_shared_not_copied():
 def test_a_fused_head_is_the_module_it_stands_in_for(name):
     head = loaded(name).modules[0]
     results, levels = [], 3
-    for each in (FusedEagle3(head), head):
+    for each in (fused_head(head), head):
         cache, generator = TreeCache(head.layout, 8), torch.Generator().manual_seed(3)
         for level in range(levels):
             tokens = torch.randint(VOCAB, (1, 2), generator=generator)
@@ -291,7 +303,7 @@ def _levels(backend: Head, head: Eagle3Head, seed: int):
 @torch.inference_mode()
 def test_hidden_states_of_many_rows_are_fused_by_few_numbers_of_them(monkeypatch):
     head = loaded().modules[0]
-    found, fused = NativeEagle(head), set[int]()
+    found, fused = HeadBackend(head, NativeBackend(head)), set[int]()
     states = [torch.randn(1, 100, HIDDEN, generator=torch.Generator().manual_seed(number)) for number in range(3)]
     expected = head.fuse(tuple(states))
     forward = head.fc.forward
@@ -305,8 +317,7 @@ def test_hidden_states_of_many_rows_are_fused_by_few_numbers_of_them(monkeypatch
 @torch.inference_mode()
 def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
     head = loaded().modules[0]
-    fused = FusedEagle3(head)
-    recorded = RecordedEagle3(fused, Replays())
+    fused, recorded = fused_head(head), recorded_head(head, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
     rows, causal = torch.arange(4)[None], torch.ones(1, 4, 4, dtype=torch.bool).tril()
     recorded([Segment(recorded.new_cache(8), rows, rows, causal)], damaged)
@@ -321,43 +332,43 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
 def test_graphs_are_the_fused_heads_passes(name):
     drafter = loaded(name, checkpoints.target().cuda())
     recorded, head = drafter.heads[0], drafter.modules[0]
-    assert isinstance(recorded, RecordedEagle3)
+    assert isinstance(recorded.backend, RecordedBackend)
     for seed in (1, 2):
-        results = [list(_levels(each, head, seed)) for each in (FusedEagle3(head), recorded)]
+        results = [list(_levels(each, head, seed)) for each in (fused_head(head), recorded)]
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_a_head_recorded_as_something_else_is_not_trusted():
     head = loaded().modules[0]
-    own, fused = fused_eagle3._probe(head, head), FusedEagle3(head)
-    assert fused_eagle3._repeats(RecordedEagle3(fused, Replays()), head, own)
-    assert not fused_eagle3._repeats(RecordedEagle3(fused, frozen), head, own)
+    own = head_backend._probe(head, head)
+    assert head_backend._repeats(recorded_head(head, Replays()), head, own)
+    assert not head_backend._repeats(recorded_head(head, frozen), head, own)
 
 
 @torch.inference_mode()
 def test_a_head_whose_packed_form_says_something_else_is_not_trusted(monkeypatch):
-    monkeypatch.setattr("drafttree.drafters.native_eagle.norm_of", lambda norm: (torch.ones(HIDDEN), None, 1e-6, False))
+    monkeypatch.setattr(packing_plan, "norm_of", lambda *_: Norm(torch.ones(HIDDEN), None, 1e-6, False))
     drafter = loaded()
-    assert isinstance(drafter.heads[0], FusedEagle3)
+    assert isinstance(drafter.heads[0].backend, FusedBackend)
 
 
 @torch.inference_mode()
 def test_a_head_whose_fused_form_says_something_else_runs_as_it_is(on_torch, monkeypatch):
-    monkeypatch.setattr(fused_eagle3, "rms_norm", lambda norm: lambda x: x)
+    monkeypatch.setattr(fused_backend, "norm_call", lambda norm: lambda x: x)
     drafter = loaded()
     assert drafter.heads[0] is drafter.modules[0]
 
 
 def test_a_hook_on_the_head_is_called(fast):
     decoder, called = small(), []
-    assert isinstance(decoder.drafter.heads[0], fast)
+    assert isinstance(decoder.drafter.heads[0].backend, fast)
     handle = decoder.drafter.modules[0].layers[0].mlp.register_forward_hook(lambda *_: called.append(1))
     rounds = decoder.generate([3, 1, 4, 1, 5], max_new_tokens=8).metrics.rounds
     assert len(called) >= len(rounds) > 0
     handle.remove()
     decoder.generate([3, 1], max_new_tokens=2)
-    assert isinstance(decoder.drafter.heads[0], fast)
+    assert isinstance(decoder.drafter.heads[0].backend, fast)
 
 
 def test_weights_of_a_head_edited_in_place_are_the_ones_that_draft(fast):

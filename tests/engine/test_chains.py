@@ -13,7 +13,7 @@ from drafttree.core.sampling import Sampling
 from drafttree.drafters import HeadDrafter, LanguageModelDrafter
 from drafttree.engine import grow
 from drafttree.engine.tree_drafter import AdjustedDraft, LogitsAdjustment
-from drafttree.models import TargetModel, select_backend
+from drafttree.models import TargetModel, choose_backend
 from drafttree.policies import Chain
 from drafttree.verifiers import VERIFIERS
 from helpers.drafter_kinds import drafter_of, random_states, random_text
@@ -141,17 +141,17 @@ class Negated(TargetModel):
 
 
 def of_a_model_of_another_class() -> LanguageModelDrafter:
-    return LanguageModelDrafter(Negated(tiny.build("llama"), select_backend))
+    return LanguageModelDrafter(Negated(tiny.build("llama"), choose_backend))
 
 
 def of_a_model_with_another_forward() -> LanguageModelDrafter:
-    model: Any = TargetModel(tiny.build("llama"), select_backend)
-    model.forward = partial(Negated.forward, Negated(model.module, select_backend))
+    model: Any = TargetModel(tiny.build("llama"), choose_backend)
+    model.forward = partial(Negated.forward, Negated(model.module, choose_backend))
     return LanguageModelDrafter(model)
 
 
 def with_another_expand() -> LanguageModelDrafter:
-    drafter: Any = LanguageModelDrafter(TargetModel(tiny.build("llama"), select_backend))
+    drafter: Any = LanguageModelDrafter(TargetModel(tiny.build("llama"), choose_backend))
     expand = drafter.expand
     drafter.expand = lambda sessions, frontiers: -expand(sessions, frontiers)
     return drafter

@@ -9,7 +9,7 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.engine.batching import Engine
 from drafttree.engine.generation import Fidelity
-from drafttree.models import LossyWindow, TargetModel, select_windowed
+from drafttree.models import LossyWindow, TargetModel, Wants, choose_backend
 from drafttree.policies import Talon
 from drafttree.verifiers import VERIFIERS, Coupled, LossyTypical, Traversal
 from testing import tiny
@@ -29,7 +29,7 @@ def toys(verifier=None) -> Decoder:
 
 def windowed(sinks: int = 2, verifier=None) -> Decoder:
     window = LossyWindow(4, sinks)
-    model = TargetModel(tiny.build("llama"), partial(select_windowed, window=window))
+    model = TargetModel(tiny.build("llama"), partial(choose_backend, wants=Wants(lossy_window=window)))
     return Decoder(model, LanguageModelDrafter(TargetModel(tiny.build("llama"))), Talon(budget=6), verifier)
 
 

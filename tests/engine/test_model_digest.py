@@ -4,12 +4,12 @@ import torch
 
 from drafttree.drafters import LanguageModelDrafter, PromptLookupDrafter
 from drafttree.engine.model_digest import model_digest
-from drafttree.models import TargetModel, select_backend
+from drafttree.models import TargetModel, choose_backend
 from testing import tiny
 
 
 def test_the_backend_does_not_change_it():
-    digests = {model_digest(TargetModel(tiny.build("llama"), *how)) for how in ((), (select_backend,))}
+    digests = {model_digest(TargetModel(tiny.build("llama"), *how)) for how in ((), (choose_backend,))}
     assert len(digests) == 1
 
 

@@ -14,7 +14,7 @@ from drafttree.core.machine_memory import MachineMemory
 from drafttree.drafters import LanguageModelDrafter, MixedDrafter, Session, SuffixDrafter
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.errors import ConfigError
-from drafttree.models import TargetModel, select_backend
+from drafttree.models import TargetModel, choose_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from drafttree.policies import Chain, Talon
@@ -190,7 +190,7 @@ def hook(module) -> None:
 
 
 @pytest.mark.parametrize("change", [edit, hook])
-@pytest.mark.parametrize("select", [None, select_backend])
+@pytest.mark.parametrize("select", [None, choose_backend])
 def test_what_was_kept_goes_with_the_weights(change, select):
     module = tiny.build("llama")
     decoder = Decoder(TargetModel(module, *filter(None, [select])))

@@ -18,8 +18,10 @@ from drafttree.drafters import (
 )
 from drafttree.drafters.eagle import eagle_drafter
 from drafttree.drafters.formats import mtp, read_config, read_tensors
-from drafttree.drafters.fused_eagle3 import FusedEagle3, RecordedEagle3
+from drafttree.drafters.head_backend import HeadBackend
 from drafttree.loading import load_model, zoo
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.recorded.recorded_passes import RecordedBackend
 from helpers.checkpoints import FORMATS
 from helpers.replays import Operations
 from helpers.varlen import stand_in
@@ -50,7 +52,7 @@ def _packed_eagle3() -> Drafter:
         fused.modules[0],
         fused.hidden_layers,
         fused.nbytes,
-        lambda head: RecordedEagle3(FusedEagle3(head), Operations(), stand_in()),
+        lambda head: HeadBackend(head, RecordedBackend(FusedBackend(head), Operations(), stand_in())),
     )
 
 

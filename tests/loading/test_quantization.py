@@ -12,9 +12,9 @@ from drafttree.errors import ConfigError, ModelError
 from drafttree.loading import target_options
 from drafttree.loading.inspect import inspect
 from drafttree.measure.reference import find_difference, transformers_generate, transformers_model
-from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.quantization.int8_linear import Int8Linear
 from helpers.refusals import told
 from testing import tiny
 from testing.marks import needs_native

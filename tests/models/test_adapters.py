@@ -10,7 +10,7 @@ from transformers import LlamaConfig, PreTrainedModel
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from helpers.refusals import told
@@ -130,7 +130,7 @@ def test_logits_in_reduced_precision_are_the_adapters(dtype, when, fast):
     module, tree, prefix = base().to(dtype), tiny.random_tree((3, 4, 2), 2), tiny.random_tokens(7, 1)
     plain = deepcopy(module)
     if when == "after":
-        model = TargetModel(module, select_backend)
+        model = TargetModel(module, choose_backend)
         assert isinstance(model.backend, fast if dtype == torch.bfloat16 else FusedBackend)
     adapter = get_peft_model(module, lora(scale=0.1, init_lora_weights=False))
     if when == "before":

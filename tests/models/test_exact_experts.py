@@ -1,6 +1,7 @@
 """With exact_text, what experts compute for a token does not depend on the other tokens that are routed to them."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, select_exact_text
+from drafttree.models import TargetModel, Wants, choose_backend
 from drafttree.policies import Talon
 from helpers.refusals import told
 from testing import tiny
@@ -48,7 +49,9 @@ def by_count(experts: nn.Module, states: Tensor, chosen: Tensor, weights: Tensor
 def check(module: PreTrainedModel) -> None:
     """Texts over trees have the tokens, and the bits of the log-probabilities, of plain decoding."""
     drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))
-    decoder = Decoder(TargetModel(module, select_exact_text), drafter, Talon(budget=24))
+    decoder = Decoder(
+        TargetModel(module, partial(choose_backend, wants=Wants(exact_text=True))), drafter, Talon(budget=24)
+    )
     for seed in range(2):
         prompt = tiny.random_tokens(9 + 14 * seed, seed)
         options = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 2}
@@ -83,5 +86,5 @@ class Mine(nn.Module):
 def test_experts_that_are_not_known_are_refused_by_name():
     module = tiny.from_config(deepcopy(QWEN))
     module.model.layers[1].mlp.experts = Mine(module.model.layers[1].mlp.experts)
-    message = told(ModelError, TargetModel, module, select_exact_text)
+    message = told(ModelError, TargetModel, module, partial(choose_backend, wants=Wants(exact_text=True)))
     assert "which has experts (layers.1.mlp.experts) that it routes tokens to in a way of its own" in message

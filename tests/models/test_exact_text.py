@@ -1,6 +1,7 @@
 """With exact_text a token's logits are the same, bit for bit, in whatever pass the token is."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
 from drafttree.loading import load_model
-from drafttree.models import TargetModel, TreeCache, append, select_exact_text
+from drafttree.models import TargetModel, TreeCache, Wants, append, choose_backend
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
@@ -47,7 +48,7 @@ def build(config, dtype: torch.dtype):
 def test_texts_are_those_of_plain_decoding(name, dtype):
     module = build(CONFIGS[name], dtype)
     drafter = LanguageModelDrafter(TargetModel(deepcopy(module)))
-    decoder = Decoder(TargetModel(module, select_exact_text), drafter)
+    decoder = Decoder(TargetModel(module, partial(choose_backend, wants=Wants(exact_text=True))), drafter)
     for seed, policy in enumerate((Chain(), DynaTree(), Talon(budget=24), Eagle())):
         options = {"max_new_tokens": 80, "temperature": seed % 2, "seed": seed, "ignore_eos": True}
         prompt = tiny.random_tokens(40 + 30 * seed, seed)
@@ -120,14 +121,14 @@ def test_a_tree_too_deep_for_exact_text_is_refused_and_a_chain_is_not():
 @pytest.mark.parametrize("name", ["gptj", *hybrids()[:1]])
 def test_models_whose_sums_are_their_own_are_refused_by_name(name):
     with pytest.raises(ModelError, match=r"exact_text cannot hold for \w+, which has"):
-        TargetModel(tiny.from_config(config(name)), select_exact_text)
+        TargetModel(tiny.from_config(config(name)), partial(choose_backend, wants=Wants(exact_text=True)))
 
 
 @pytest.mark.usefixtures("on_torch")
 def test_a_device_on_which_rows_depend_on_their_pass_is_refused(monkeypatch):
-    monkeypatch.setattr("drafttree.models.validation.has_uniform_rows", lambda *_: False)
+    monkeypatch.setattr("drafttree.models.backend_choice.has_uniform_rows", lambda *_: False)
     with pytest.raises(ModelError, match="exact_text cannot hold for LlamaForCausalLM in float32 on this cpu"):
-        TargetModel(build(LLAMA, torch.float32), select_exact_text)
+        TargetModel(build(LLAMA, torch.float32), partial(choose_backend, wants=Wants(exact_text=True)))
 
 
 def test_a_backend_around_an_exact_one_is_exact():

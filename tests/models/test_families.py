@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from testing import families, tiny
 
 TOLERANCE = 1e-3  # rounding grows in recurrent layers
@@ -29,7 +29,7 @@ def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefi
 @pytest.mark.few(13)
 @every_family
 def test_loading_accepts_it(name):
-    model = TargetModel(tiny.from_config(families.config(name)), select_backend)
+    model = TargetModel(tiny.from_config(families.config(name)), choose_backend)
     assert model.unseen is None
 
 

@@ -10,7 +10,7 @@ import drafttree
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.policies import Talon
 from helpers.refusals import told
@@ -53,7 +53,7 @@ def test_hooks_on_a_recurrent_layers_projection_are_called_once_per_token(name):
     part = next(part for name, part in module.named_modules() if name.endswith("out_proj"))
     part.register_forward_hook(lambda _, __, out: out * 2 + 0.5)
     expected = module.generate(IDS, **OPTIONS)[0, len(PROMPT) :].tolist()
-    target = TargetModel(module, select_backend)
+    target = TargetModel(module, choose_backend)
     decoder = Decoder(target, LanguageModelDrafter(target), Talon(budget=8))
     assert decoder.generate(PROMPT, max_new_tokens=12).tokens == expected
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from helpers import images
 from testing import tiny
@@ -24,7 +24,7 @@ KINDS = {
     "gemma3": lambda: tiny.build("gemma3"),
     "qwen3_vl": lambda: images.build("qwen3_vl"),
 }
-SELECTED = {"fastest": select_backend, "module": ModuleBackend}
+SELECTED = {"fastest": choose_backend, "module": ModuleBackend}
 
 
 @torch.inference_mode()
@@ -122,6 +122,6 @@ def test_a_drafter_of_the_targets_config_drafts():
     config = tiny.CONFIGS["llama"]()
     target, draft = (tiny.from_config(config, seed) for seed in (0, 1))
     expected = deepcopy(target).generate(IDS, max_new_tokens=12, do_sample=False)[0, IDS.shape[1] :].tolist()
-    decoder = Decoder(TargetModel(target, select_backend), LanguageModelDrafter(TargetModel(draft)))
+    decoder = Decoder(TargetModel(target, choose_backend), LanguageModelDrafter(TargetModel(draft)))
     assert decoder.generate(IDS[0].tolist(), **LENGTH).tokens == expected
     assert torch.equal(logits(draft), logits(deepcopy(draft)))

@@ -9,20 +9,10 @@ import torch
 from torch import Tensor
 from transformers import Phi3Config, PreTrainedModel
 
-from drafttree.models import (
-    LossyWindow,
-    Output,
-    Segment,
-    TargetModel,
-    TreeCache,
-    append,
-    select_backend,
-    select_exact_text,
-    select_windowed,
-)
+from drafttree.models import LossyWindow, Output, Segment, TargetModel, TreeCache, Wants, append, choose_backend
 from drafttree.models.exact_text import ExactTextBackend
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models.quantization.quantize import quantize_int8
 from drafttree.models.recorded.recorded_passes import RecordedBackend
 from helpers.replays import Operations, Replays, unrecorded
 from helpers.varlen import packed
@@ -87,7 +77,7 @@ def check_rounds(model: TargetModel, tolerance: float = TOLERANCE, hidden_layers
 
 
 def windowed(module, window: LossyWindow) -> TargetModel:
-    return TargetModel(module, partial(select_windowed, window=window))
+    return TargetModel(module, partial(choose_backend, wants=Wants(lossy_window=window)))
 
 
 def quantized(module: PreTrainedModel) -> PreTrainedModel:
@@ -106,7 +96,7 @@ BACKENDS = {
     "packed": lambda module: packed(module, unrecorded),
     "packed and recorded": lambda module: packed(module, Operations()),
     "windowed": partial(windowed, window=LossyWindow(6, 2)),
-    "int8": lambda module: TargetModel(quantized(module), select_backend),
+    "int8": lambda module: TargetModel(quantized(module), choose_backend),
 }
 
 
@@ -198,7 +188,12 @@ def test_texts_with_other_rotary_frequencies_run_in_another_pass():
 @torch.inference_mode()
 def test_exact_texts_have_plain_decodings_logits_bit_for_bit_among_other_requests(dtype, limits):
     module = tiny.build("llama").to(dtype)
-    model = TargetModel(module, select_exact_text if limits is None else lambda each: exact_text(each, limits))
+    model = TargetModel(
+        module,
+        partial(choose_backend, wants=Wants(exact_text=True))
+        if limits is None
+        else lambda each: exact_text(each, limits),
+    )
     path = tiny.random_tokens(12, 3)
     cache, others = model.new_cache(32), [request(model, seed) for seed in range(3)]
     own = torch.cat([append(model, cache, [token]).logits[0] for token in path])

@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 
 import drafttree
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill, select_backend
-from drafttree.models.fused import fused_layers
+from drafttree.models import TargetModel, choose_backend, prefill
+from drafttree.models.fused import fused_layer
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
@@ -123,7 +123,7 @@ def test_changed_weights_are_the_ones_that_answer(change, fast):
 @pytest.mark.parametrize("change", CHANGES)
 def test_logits_of_changed_weights_are_the_modules(change, fast):
     module, tree = wide(), tiny.random_tree((3, 4, 2), 2)
-    clone, model = deepcopy(module), TargetModel(module, select_backend)
+    clone, model = deepcopy(module), TargetModel(module, choose_backend)
     change(module)
     change(clone)
     cache, prefix = model.new_cache(24), tiny.random_tokens(7, 1)
@@ -135,7 +135,7 @@ def test_logits_of_changed_weights_are_the_modules(change, fast):
 def test_weights_made_in_inference_mode_are_compared_by_samples():
     with torch.inference_mode():
         module = wide()
-    clone, model, tree = deepcopy(module), TargetModel(module, select_backend), tiny.random_tree((3, 4), 2)
+    clone, model, tree = deepcopy(module), TargetModel(module, choose_backend), tiny.random_tree((3, 4), 2)
     for each in (module, clone):
         with torch.inference_mode():
             each.model.layers[0].mlp.down_proj.weight.mul_(-2)
@@ -144,7 +144,7 @@ def test_weights_made_in_inference_mode_are_compared_by_samples():
 
 
 def test_an_unchanged_module_keeps_its_backend():
-    model = TargetModel(tiny.build("llama"), select_backend)
+    model = TargetModel(tiny.build("llama"), choose_backend)
     before = model.backend
     model.module.generation_config.temperature = 0.5
     model.release()
@@ -155,7 +155,7 @@ def test_an_unchanged_module_keeps_its_backend():
 
 def test_models_of_one_module_do_not_disturb_each_other():
     module = tiny.build("llama")
-    models = [TargetModel(module, select_backend) for _ in range(2)]
+    models = [TargetModel(module, choose_backend) for _ in range(2)]
     before = [model.backend for model in models]
     for model in models:
         model.new_cache(8)
@@ -195,7 +195,7 @@ def test_a_hook_that_changes_the_output_changes_the_text():
 
 
 def test_fast_passes_return_when_the_hook_is_gone(fast):
-    model = TargetModel(tiny.build("llama"), select_backend)
+    model = TargetModel(tiny.build("llama"), choose_backend)
     handle = model.module.lm_head.register_forward_hook(lambda *_: None)
     model.new_cache(8)
     assert isinstance(model.backend, ModuleBackend)
@@ -218,7 +218,7 @@ def test_hooks_that_transformers_leaves_behind_are_no_obstacle(fast):
     module = tiny.build("llama")
     module(torch.tensor([[1, 2]]), output_hidden_states=True)
     assert any(part._forward_hooks for part in module.modules())
-    assert isinstance(select_backend(module), fast)
+    assert isinstance(choose_backend(module), fast)
 
 
 class Negated(nn.Module):
@@ -251,19 +251,19 @@ UNUSUAL = *product((parametrize_layer, change_class, own_forward), ("before", "a
 def test_modules_that_are_not_plain_run_as_they_are(change, when, fast):
     module = tiny.build("llama")
     if when == "after":
-        model = TargetModel(module, select_backend)
+        model = TargetModel(module, choose_backend)
         assert isinstance(model.backend, fast)
     change(module)
     clone = deepcopy(module)
     if when == "before":
-        model = TargetModel(module, select_backend)
+        model = TargetModel(module, choose_backend)
     cache, tree = model.new_cache(8), tiny.random_tree((3, 4), 2)
     assert isinstance(model.backend, ModuleBackend)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, [], tree) < 1e-4
 
 
 def test_a_module_changed_into_one_that_cannot_be_verified_is_refused():
-    model = TargetModel(tiny.build("llama"), select_backend)
+    model = TargetModel(tiny.build("llama"), choose_backend)
     nn.init.constant_(model.module.model.norm.weight, torch.nan)
     for _ in range(2):
         with pytest.raises(ModelError, match="computes no finite logits"):
@@ -271,7 +271,7 @@ def test_a_module_changed_into_one_that_cannot_be_verified_is_refused():
 
 
 def test_a_moved_model_tells_its_new_dtype():
-    model = TargetModel(tiny.build("llama"), select_backend)
+    model = TargetModel(tiny.build("llama"), choose_backend)
     nbytes = model.nbytes
     model.module.to(torch.float64)
     model.new_cache(8)
@@ -308,9 +308,9 @@ def test_only_the_states_asked_for_are_alive_at_the_last_layer(backend, wanted, 
         for layer in model.module.model.layers:
             layer.register_forward_pre_hook(lambda _, given: note(given[0]))
     else:
-        forward = fused_layers.LlamaLayer.forward
+        forward = fused_layer.FusedLayer.forward
         monkeypatch.setattr(
-            fused_layers.LlamaLayer, "forward", lambda self, x, *rest: (note(x), forward(self, x, *rest))[1]
+            fused_layer.FusedLayer, "forward", lambda self, x, *rest: (note(x), forward(self, x, *rest))[1]
         )
     cache, tree = model.new_cache(8), tiny.random_tree((2, 3), 1)
     inputs.clear()  # a new cache of a module with new hooks selects its backend anew, which takes passes

@@ -14,7 +14,7 @@ import torch
 import drafttree
 from drafttree.core.openmp import gnu_libraries
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, select_backend, validation
+from drafttree.models import TargetModel, backend_choice, choose_backend, validation
 from drafttree.models.attention import tree_attention
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module import module_inputs
@@ -25,7 +25,7 @@ from testing import families, tiny
 
 @pytest.mark.parametrize("name", tiny.CONFIGS)
 def test_known_architectures_pass(name):
-    assert TargetModel(tiny.build(name), select_backend).vocab_size
+    assert TargetModel(tiny.build(name), choose_backend).vocab_size
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "granite_swa", "gptj", "llama4"])
@@ -35,11 +35,11 @@ def test_long_contexts_pass(name):
         pytest.skip("the installed transformers has no such family")
     config = families.config(name)
     config.max_position_embeddings = 1 << 17
-    assert TargetModel(tiny.from_config(config), select_backend).context == 1 << 17
+    assert TargetModel(tiny.from_config(config), choose_backend).context == 1 << 17
 
 
 def test_bfloat16_passes():
-    assert TargetModel(tiny.build("llama").to(torch.bfloat16), select_backend).dtype == torch.bfloat16
+    assert TargetModel(tiny.build("llama").to(torch.bfloat16), choose_backend).dtype == torch.bfloat16
 
 
 def test_a_model_that_sees_siblings_is_refused_and_left_as_it_was(monkeypatch):
@@ -47,15 +47,15 @@ def test_a_model_that_sees_siblings_is_refused_and_left_as_it_was(monkeypatch):
     before = module.config._attn_implementation
     monkeypatch.setattr(tree_attention.TreePlan, "mask", lambda *_: None)
     with pytest.raises(ModelError, match="differ by"):
-        TargetModel(module, select_backend)
+        TargetModel(module, choose_backend)
     assert module.config._attn_implementation == before
 
 
 def test_one_module_can_be_wrapped_twice_and_given_back():
     module = tiny.build("llama")
     before = module.config._attn_implementation
-    TargetModel(module, select_backend)
-    again = TargetModel(module, select_backend)
+    TargetModel(module, choose_backend)
+    again = TargetModel(module, choose_backend)
     again.release()
     assert module.config._attn_implementation == before
 
@@ -65,7 +65,7 @@ def test_attention_that_does_not_pass_the_tree_on_is_named_and_the_model_left_as
     before = module.config._attn_implementation
     monkeypatch.setattr(module_inputs, "TreePlan", lambda *_: None)
     with pytest.raises(ModelError, match="GPT2LMHeadModel cannot be verified in a tree: its attention layers"):
-        TargetModel(module, select_backend)
+        TargetModel(module, choose_backend)
     assert module.config._attn_implementation == before
 
 
@@ -73,7 +73,7 @@ def test_weights_that_are_not_numbers_are_told():
     module = tiny.build("llama")
     torch.nn.init.constant_(module.model.norm.weight, torch.nan)
     with pytest.raises(ModelError, match="computes no finite logits"):
-        TargetModel(module, select_backend)
+        TargetModel(module, choose_backend)
 
 
 @pytest.fixture
@@ -107,19 +107,19 @@ def test_products_without_the_threads_that_torch_counts_on_are_told(setting, rem
         return output.index_fill(-1, torch.tensor(3), remains) if fewer and torch.get_num_threads() > 1 else output
 
     module.model.layers[0].mlp.down_proj.register_forward_hook(leave_out)
-    TargetModel(module, select_backend)
+    TargetModel(module, choose_backend)
     LIMITS[setting](openmp)
     message = rf"wrong logits in bfloat16 here: torch counts on 2 threads, .* by {setting}; unset that, or call"
     with pytest.raises(ModelError, match=message):
-        TargetModel(module, select_backend)
+        TargetModel(module, choose_backend)
     torch.set_num_threads(1)
-    TargetModel(module, select_backend)
+    TargetModel(module, choose_backend)
 
 
 @pytest.mark.parametrize("setting", LIMITS)
 def test_settings_of_openmp_that_change_no_logits_are_nobodys_concern(setting, openmp):
     LIMITS[setting](openmp)
-    assert TargetModel(tiny.build("llama"), select_backend).vocab_size
+    assert TargetModel(tiny.build("llama"), choose_backend).vocab_size
     assert torch.get_num_threads() == 2
 
 
@@ -148,8 +148,8 @@ def test_a_target_is_right_or_refused_by_name_under_variables_of_openmp(setting)
 
 
 def test_a_model_is_verified_once_for_its_dtype(monkeypatch):
-    module, checks, verify = tiny.build("gpt2"), [], validation._verify
-    monkeypatch.setattr(validation, "_verify", lambda own: checks.append(own) or verify(own))
+    module, checks, verify = tiny.build("gpt2"), [], validation.verify
+    monkeypatch.setattr(validation, "verify", lambda own: checks.append(own) or verify(own))
     TargetModel(module, validation.verify_once)
     TargetModel(module, validation.verify_once)
     assert len(checks) == 1
@@ -182,7 +182,7 @@ REDUCED = (torch.bfloat16, torch.float16)
 def test_reduced_precision_is_no_reason_to_distrust_fast_passes(name, dtype, seed, fast):
     if fast is NativeBackend and dtype == torch.float16:
         pytest.skip("float16 is left to torch")
-    assert type(select_backend(tiny.build(name, seed).to(dtype))) is fast
+    assert type(choose_backend(tiny.build(name, seed).to(dtype))) is fast
 
 
 @torch.no_grad()
@@ -212,15 +212,15 @@ def test_passes_without_the_adapter_are_not_trusted_in_reduced_precision(case, m
     if fast is NativeBackend and base.dtype == torch.float16:
         pytest.skip("float16 is left to torch")
     for kind in {fast, FusedBackend}:
-        monkeypatch.setattr(validation, kind.__name__, lambda *_, kind=kind: kind(deepcopy(base)))
-    assert type(select_backend(deepcopy(base))) is fast
-    assert type(select_backend(with_adapter(base, share))) is ModuleBackend
+        monkeypatch.setattr(backend_choice, kind.__name__, lambda *_, kind=kind: kind(deepcopy(base)))
+    assert type(choose_backend(deepcopy(base))) is fast
+    assert type(choose_backend(with_adapter(base, share))) is ModuleBackend
 
 
 def test_the_comparison_draws_nothing_and_leaves_no_hook():
     module = tiny.build("llama").to(torch.bfloat16)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    select_backend(module)
+    choose_backend(module)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not any(part._forward_pre_hooks for part in module.modules())

@@ -5,13 +5,14 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from drafttree.errors import ModelError
-from drafttree.models import Segment, TargetModel, append, select_exact_text
+from drafttree.models import Segment, TargetModel, Wants, append, choose_backend
 from drafttree_lab.support.random_models import architectures, random_model
 from drafttree_lab.support.small_configs import VOCAB, small_config
 
@@ -54,7 +55,7 @@ def outcome(name: str) -> str:
     except Exception:  # of any kind, from transformers
         return "not built"
     try:
-        model = TargetModel(module, select_exact_text)
+        model = TargetModel(module, partial(choose_backend, wants=Wants(exact_text=True)))
     except ModelError:
         return "refused"
     text = torch.randint(VOCAB, (PROMPT + TEXT,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from drafttree.models import TargetModel, select_backend
+from drafttree.models import TargetModel, choose_backend
 from drafttree.models.fused.fused_backend import why_not_known
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree_lab.support.popular_configs import POPULAR
@@ -26,7 +26,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(POPULAR.keys() - UNKNOWN.keys()))
 def test_native_passes_run_models_at_their_true_sizes(name, dtype):
-    target = TargetModel(popular_model(name).to(dtype), select_backend)
+    target = TargetModel(popular_model(name).to(dtype), choose_backend)
     assert target.context == POPULAR[name].config.max_position_embeddings
     assert isinstance(target.backend, NativeBackend), target.runs_on
 

@@ -6,7 +6,7 @@ EAGLE-3 (Li et al. 2025), section 3.1: a decoder layer that reads the target's h
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,8 +18,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.head import Head, HeadDrafter
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
+from drafttree.models.families import Architecture, Block, Entry, llama_block, rotaries_of
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
-from drafttree.models.segment import join, split
+from drafttree.models.segment import BEFORE_NORM, join, split
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ class EagleHead(nn.Module):
         output = self._run(ModuleInputs.of(segments, states.dtype), states)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        return read_out(self, segments, output)
+        parts = split(output, [segment.nodes for segment in segments])
+        wanted = join([segment.wanted_of(part) for segment, part in zip(segments, parts, strict=True)])
+        return over_vocabulary(self, self.draft_logits(wanted)[0]), self.next_hidden(output)
 
     def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         """Run the layers over rows whose plan says what they attend to."""
@@ -134,6 +137,38 @@ class EagleHead(nn.Module):
         rotary = self.rotary(hidden, inputs.positions)
         shared = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
         return shared | as_cache(self.layers[0], inputs.cache)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.fc.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return self.fc.weight.dtype
+
+    @property
+    def output_layer(self) -> int:
+        """The layer whose states the children of tokens read, as of `Backend.forward`."""
+        return BEFORE_NORM
+
+    def architecture(self) -> Architecture:
+        """What the head computes, but for `fuse`."""
+        return self._architecture(Entry(token_norm=None, state_norm=None, projection=self.fc), None)
+
+    def _architecture(self, entry: Entry, norm: nn.Module | None) -> Architecture:
+        blocks: list[Block] = [llama_block(layer, self.config.layer) for layer in self.layers]
+        return Architecture(
+            embedding=self.embed_tokens,
+            blocks=blocks,
+            owners=range(len(blocks)),
+            rotaries=rotaries_of(blocks, self.rotary),
+            norm=norm,
+            head=self.lm_head,
+            layout=self.layout,
+            entry=entry,
+        )
 
     def next_hidden(self, output: Tensor) -> Tensor:
         """The states that the children of tokens read, from the tokens' outputs."""
@@ -169,13 +204,9 @@ class Eagle3Head(EagleHead):
         self._add_ends(config, config.draft_vocab)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
-        return self.fc(self.normed_states(hidden_states))
-
-    def normed_states(self, hidden_states: HiddenStates) -> Tensor:
-        """The target's hidden states side by side `[1, rows, states * target_hidden]`, normed if the head does."""
         if self.fc_norm:
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
-        return self.input_norm(torch.cat(hidden_states, -1))
+        return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
 
     def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         first: Any = self.layers[0]
@@ -188,6 +219,21 @@ class Eagle3Head(EagleHead):
             hidden = layer(hidden, **shared)
         return hidden
 
+    @property
+    def output_layer(self) -> int:
+        return len(self.layers) if self.config.normed_output else BEFORE_NORM
+
+    def architecture(self) -> Architecture:
+        config = self.config
+        if config.normed_output and not config.normed_logits:
+            raise AttributeError("a norm of states that is none of logits is not known")
+        first: Any = self.layers[0]
+        norms = {"token_norm": first.input_layernorm, "state_norm": first.hidden_norm}
+        entry = Entry(**norms, projection=None, normed_residual=config.normed_residual)
+        own = self._architecture(entry, self.norm if config.normed_logits else None)
+        # attention reads the pair in place of what that norm gives
+        return replace(own, blocks=[replace(own.blocks[0], before_attention=None), *own.blocks[1:]])
+
     def next_hidden(self, output: Tensor) -> Tensor:
         return self.norm(output) if self.config.normed_output else output
 
@@ -195,22 +241,12 @@ class Eagle3Head(EagleHead):
         return self.lm_head(self.norm(output) if self.config.normed_logits else output)
 
 
-def read_out(head: Any, segments: Sequence[Segment], output: Tensor) -> tuple[Tensor, Tensor]:
-    """What a head or its fused twin returns of a pass whose output is `[1, rows, hidden]`; see `Head.__call__`.
-
-    Tokens that cannot be drafted have logits of -inf.
-    """
-    wanted = output
-    if [segment for segment in segments if segment.wanted != slice(None)]:
-        parts = split(output, [segment.nodes for segment in segments])
-        wanted = join([segment.wanted_of(part) for segment, part in zip(segments, parts, strict=True)])
-    if not wanted.shape[1]:
-        return output[0, :0], head.next_hidden(output)
-    logits = head.draft_logits(wanted)[0]
-    if head.target_ids is not None:
-        full = logits.new_full((len(logits), head.config.vocab), -torch.inf)
-        logits = full.index_copy_(-1, head.target_ids, logits)
-    return logits, head.next_hidden(output)
+def over_vocabulary(head: EagleHead, logits: Tensor) -> Tensor:
+    """Logits `[rows, draft_vocab]` over the target's vocabulary: -inf for tokens that cannot be drafted."""
+    if head.target_ids is None:
+        return logits
+    full = logits.new_full((len(logits), head.config.vocab), -torch.inf)
+    return full.index_copy_(-1, head.target_ids, logits)
 
 
 def eagle_drafter(

@@ -19,11 +19,11 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import count_pass
 from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
-from drafttree.models.fused.int8_embedding import Int8Embedding
-from drafttree.models.fused.int8_linear import Int8Linear
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import as_cache
 from drafttree.models.module.released import place
+from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
+from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
 PREFILL_CHUNK = 512
 PREFIX_FIELDS = (
@@ -374,8 +374,8 @@ def embedding_weight(target: PreTrainedModel) -> Tensor:
 
 
 def _in_dtype(part: Any, target: PreTrainedModel) -> Tensor:
-    if isinstance(part, Int8Linear | Int8Embedding):
-        return (part.quantized * part.scale[:, None]).to(target.dtype)
+    if isinstance(part, QuantizedLinear | QuantizedEmbedding):
+        return part.dequantized().to(target.dtype)
     return part.weight.detach()
 
 

@@ -7,6 +7,7 @@ model of one layer whose embedding reads a state.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,8 +17,8 @@ from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.head import HeadDrafter
 from drafttree.drafters.heads import last_layer, own_bytes, zero_hidden
 from drafttree.models import Segment, TargetModel, TreeCache
+from drafttree.models.backend_choice import Wants, choose_backend
 from drafttree.models.segment import join, split
-from drafttree.models.validation import select_unrecorded
 
 
 class MtpLayer:
@@ -31,7 +32,7 @@ class MtpLayer:
     """
 
     def __init__(self, module: PreTrainedModel) -> None:
-        self.model = TargetModel(module, select_unrecorded)
+        self.model = TargetModel(module, partial(choose_backend, wants=Wants(recorded=False)))
         self._embedding: Any = module.get_input_embeddings()
         self._output = (last_layer(module),)
 

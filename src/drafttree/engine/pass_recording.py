@@ -55,7 +55,7 @@ def _backends(decoder: Decoder) -> list[Any]:
     drafters = sources_of(decoder.drafter) if decoder.drafter else ()
     models = [decoder.target, *(getattr(each, "model", each) for each in drafters)]
     heads = [head for each in drafters if isinstance(each, HeadDrafter) for head in each.heads]
-    return [*(getattr(model, "backend", None) for model in models), *heads]
+    return [getattr(each, "backend", None) for each in (*models, *heads)]
 
 
 def _reserved(device: torch.device) -> int:

@@ -65,7 +65,7 @@ from drafttree.loading import (
 )
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.specs import default_policy
-from drafttree.models import TargetModel, input_device, select_backend, verify_once
+from drafttree.models import TargetModel, choose_backend, input_device, verify_once
 from drafttree.models.module.module_inputs import CACHE_NAMES
 
 __all__ = ["TreeGenerate", "generate"]
@@ -243,7 +243,7 @@ class TreeGenerate:
             if head := load_head(files, model):
                 self._heads[model] = where, head
                 return head
-            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(files, *where), select_backend))
+            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(files, *where), choose_backend))
         return self._loaded[where]
 
 

@@ -58,7 +58,7 @@ from drafttree.loading.pretrained import (
 from drafttree.loading.specs import split_spec
 from drafttree.loading.target_options import BY_DEFAULT
 from drafttree.loading.vocabularies import check_tokenizers, map_vocabularies
-from drafttree.models import Model, TargetModel, select_backend
+from drafttree.models import Model, TargetModel, choose_backend
 
 logger = logging.getLogger("drafttree")
 DrafterSource = ModelSource | Drafter | type[Drafter]
@@ -202,7 +202,7 @@ def find_drafter(
         model = origin if loaded else read_model(origin, target.dtype, target.device, quantize, drafts=True)
         _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(origin))
-        drafting = TargetModel(model, select_backend)
+        drafting = TargetModel(model, choose_backend)
         drafter = OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
         if held is not None and not loaded:
             held[origin.path] = drafter

@@ -39,10 +39,10 @@ from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.fused_backend import why_not_known
-from drafttree.models.fused.int8_linear import quantization_method
 from drafttree.models.module.fingerprint import Fingerprint
 from drafttree.models.native.kernels import why_not_packed
 from drafttree.models.native.native_backend import why_not_native
+from drafttree.models.quantization.quantized_linear import quantization_method
 
 UNKNOWN = "not said"
 DEPENDENT = ("auto", "none", "mixed", "mtp")

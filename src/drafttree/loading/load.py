@@ -1,6 +1,7 @@
 """`load`: from names, paths and loaded models to a decoder."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,10 +36,10 @@ from drafttree.loading.target_options import (
     SINKS,
     check_quantization,
     check_sharding,
-    choose_backend,
+    wanted_backend,
 )
 from drafttree.loading.tuned import TunedPolicy, find_policy
-from drafttree.models import TargetModel
+from drafttree.models import TargetModel, choose_backend
 
 logger = logging.getLogger("drafttree")
 
@@ -124,7 +125,7 @@ def load(
             cannot be verified in a tree; or `exact_text` or `lossy_window` cannot hold for it.
         TokenizerMismatch: a draft model has less than a third of the target's tokens.
     """
-    select = choose_backend(exact_text, lossy_window, sinks)
+    wants = wanted_backend(exact_text, lossy_window, sinks)
     policy, target = find_policy(policy), find_model(target)
     tuned = policy if isinstance(policy, TunedPolicy) else None
     unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned}
@@ -151,7 +152,7 @@ def load(
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
-    wrapped, parts = TargetModel(model, select), NamedParts(quantize_drafter)
+    wrapped, parts = TargetModel(model, partial(choose_backend, wants=wants)), NamedParts(quantize_drafter)
     try:
         if max_model_len is not None:
             wrapped.limit_context(max_model_len)

@@ -5,20 +5,18 @@ Sharding is the tensor parallelism of transformers, under torchrun.
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError, unknown
-from drafttree.models import LossyWindow, select_backend, select_exact_text, select_windowed
-from drafttree.models.base import Backend
-from drafttree.models.fused.int8_linear import int8_scales, quantization, quantization_method
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models import LossyWindow, Wants
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import why_not_native
+from drafttree.models.quantization.quantize import quantize_int8
+from drafttree.models.quantization.quantized_linear import quantization, quantization_method, quantized_scales
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
@@ -33,8 +31,8 @@ is mostly the price of calling it."""
 OPTION = "tensor_parallel_size"
 
 
-def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Callable[[PreTrainedModel], Backend]:
-    """The function that selects the backend of a module; the arguments are those of `drafttree.load`.
+def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wants:
+    """What a backend is to have; the arguments are those of `drafttree.load`.
 
     Raises:
         ConfigError: an option is out of range, both are asked for, or sinks without a window.
@@ -44,13 +42,13 @@ def choose_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Ca
     if lossy_window is None and sinks != SINKS:
         raise ConfigError(f"sinks is {sinks!r}, but there is no lossy_window; give one, or leave sinks out")
     if lossy_window is None:
-        return select_exact_text if exact_text else select_backend
+        return Wants(exact_text=exact_text)
     for name, value, least in (("lossy_window", lossy_window, 1), ("sinks", sinks, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} is {value!r}; give a whole number of tokens, at least {least}")
     if exact_text:
         raise ConfigError("exact_text cannot hold with a lossy_window; leave out one of them")
-    return partial(select_windowed, window=LossyWindow(lossy_window, sinks))
+    return Wants(lossy_window=LossyWindow(lossy_window, sinks))
 
 
 def check_quantization(
@@ -121,7 +119,7 @@ def apply_quantization(module: PreTrainedModel, kind: str, source: object, *, he
 
 
 def _megabytes(module: PreTrainedModel) -> float:
-    return sum(each.nbytes for each in [*module.parameters(), *int8_scales(module)]) / 1e6
+    return sum(each.nbytes for each in [*module.parameters(), *quantized_scales(module)]) / 1e6
 
 
 def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:

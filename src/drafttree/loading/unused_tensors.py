@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import mtp, weight_files
 from drafttree.loading.model_files import ModelFiles
-from drafttree.models.fused.int8_linear import quantization_method
+from drafttree.models.quantization.quantized_linear import quantization_method
 
 logger = logging.getLogger("drafttree")
 LAYER_COUNT = re.compile("(n|num)_((hidden|encoder|decoder)_)?layers?|(encoder|decoder)_layers")

@@ -26,7 +26,7 @@ from drafttree.loading.load import load
 from drafttree.loading.target_options import BY_DEFAULT, NONE, apply_quantization, check_quantization
 from drafttree.measure.reference import transformers_model
 from drafttree.measure.shapes import Shape, find_shape
-from drafttree.models import TargetModel, select_backend
+from drafttree.models import TargetModel, choose_backend
 
 NOISE = 1 << 20
 """Random values that are drawn for the weights that are added."""
@@ -89,7 +89,7 @@ def load_inflated(
         apply_quantization(large, quantize, shape, head=False)
     decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
-    return decoder.with_drafter(_find(name, TargetModel(small, select_backend), decoder, quantize_drafter))
+    return decoder.with_drafter(_find(name, TargetModel(small, choose_backend), decoder, quantize_drafter))
 
 
 def drafters_for_inflated(
@@ -107,7 +107,7 @@ def drafters_for_inflated(
         ModelError: one cannot be loaded or does not fit the small target.
     """
     large = transformers_model(decoder)
-    small = TargetModel(load_model(target, large.dtype, large.device), select_backend)
+    small = TargetModel(load_model(target, large.dtype, large.device), choose_backend)
     found = {name: _find(name, small, decoder, quantize) for name in dict.fromkeys(names)}
     return {name: drafter for name, drafter in found.items() if drafter}
 

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
 
+BEFORE_NORM = -1
+"""Stands, where layers are asked for whose states are wanted, for what the last norm reads."""
+
 
 class Segment(NamedTuple):
     """The nodes of one request in a pass: a tree, a single node or a part of a prompt.

@@ -11,11 +11,11 @@ from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.fused.int8_linear import int8_scales, quantization
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import input_device, logits_width
+from drafttree.models.quantization.quantized_linear import quantization, quantized_scales
 from drafttree.models.segment import Output, Segment
 from drafttree.models.tensor_parallel import tensor_parallel_size
 from drafttree.models.windows import LossyWindow
@@ -32,7 +32,7 @@ class TargetModel:
 
     Args:
         module: a decoder-only model with a language-model head; wrapped, never copied, and put into evaluation mode.
-        select: makes the backend; `drafttree.models.validation.select_backend` makes the fastest that gives the
+        select: makes the backend; `drafttree.models.backend_choice.choose_backend` makes the fastest that gives the
             module's own logits, the default runs the module unchecked.
 
     Attributes:
@@ -162,7 +162,7 @@ class TargetModel:
         self.unseen = self._selected.unseen
         if self.unseen:
             logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
-        self.nbytes = sum(each.nbytes for each in [*module.parameters(), *int8_scales(module)])
+        self.nbytes = sum(each.nbytes for each in [*module.parameters(), *quantized_scales(module)])
         self._log_backend()
 
     def _log_backend(self) -> None:

@@ -12,7 +12,7 @@ from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ConfigError, ModelError
 from drafttree.evaluation.compare import compare
 from drafttree.measure.reference import transformers_generate
-from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, append, select_windowed
+from drafttree.models import CacheLayout, LossyWindow, TargetModel, TreeCache, Wants, append, choose_backend
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.recorded.recorded_passes import RecordedBackend
@@ -46,7 +46,7 @@ def build(name: str):
 
 
 def windowed(module, window: LossyWindow = WINDOW) -> TargetModel:
-    return TargetModel(module, partial(select_windowed, window=window))
+    return TargetModel(module, partial(choose_backend, wants=Wants(lossy_window=window)))
 
 
 def speculative(target: TargetModel, name: str) -> Decoder:

@@ -12,13 +12,14 @@ from drafttree.models import (
     Segment,
     TargetModel,
     append,
+    choose_backend,
     lay_out_for_cpu,
     prefill,
-    select_backend,
 )
-from drafttree.models.fused import fused_layers
+from drafttree.models.fused import fused_layer
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.norms import norm_call
 from testing import tiny
 from testing.fused_families import CONFIGS
 
@@ -29,7 +30,7 @@ def build(name: str) -> tuple[TargetModel, nn.Module]:
     """A model, fused if that is supported, and an untouched clone of its module."""
     module = tiny.from_config(CONFIGS[name]())
     clone = deepcopy(module)
-    return TargetModel(module, select_backend), clone
+    return TargetModel(module, choose_backend), clone
 
 
 @pytest.mark.few(4)
@@ -92,7 +93,7 @@ def test_fused_weights_are_the_modules_own(laid_out):
         lay_out_for_cpu(module)
     before = deepcopy(module.state_dict())
     size = _storage_bytes(module)
-    assert isinstance(select_backend(module), FusedBackend)
+    assert isinstance(choose_backend(module), FusedBackend)
     assert _storage_bytes(module) == size
     attention = module.model.layers[0].self_attn
     owners = {part.weight.untyped_storage().data_ptr() for part in (attention.q_proj, attention.v_proj)}
@@ -110,7 +111,7 @@ def test_the_module_keeps_working():
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2_moe_sliding"])
 def test_other_architectures_run_as_modules(name):
-    assert type(select_backend(tiny.build(name))) is ModuleBackend
+    assert type(choose_backend(tiny.build(name))) is ModuleBackend
 
 
 def test_a_module_with_replaced_linear_layers_is_run_as_it_is():
@@ -120,16 +121,16 @@ def test_a_module_with_replaced_linear_layers_is_run_as_it_is():
     module = tiny.build("llama")
     own = module.model.layers[1].mlp.up_proj
     module.model.layers[1].mlp.up_proj = Quantised(own.in_features, own.out_features, bias=False)
-    assert type(select_backend(module)) is ModuleBackend
+    assert type(choose_backend(module)) is ModuleBackend
 
 
 def test_fused_layers_that_differ_are_not_trusted(monkeypatch):
-    monkeypatch.setattr(fused_layers.PassContext, "rotate", lambda *_: None)
-    assert type(select_backend(tiny.build("llama"))) is ModuleBackend
+    monkeypatch.setattr(fused_layer.PassContext, "rotate", lambda *_: None)
+    assert type(choose_backend(tiny.build("llama"))) is ModuleBackend
 
 
 def test_bfloat16_is_served():
-    assert isinstance(select_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
+    assert isinstance(choose_backend(tiny.build("llama").to(torch.bfloat16)), FusedBackend)
 
 
 @pytest.mark.few(8)
@@ -158,7 +159,7 @@ def test_rms_norms_are_transformers_own(size):
     norm.weight.data.normal_()
     x = size * torch.randn(5, 40)
     with torch.inference_mode():
-        torch.testing.assert_close(fused_layers.rms_norm(norm)(x), norm(x), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(norm_call(norm)(x), norm(x), atol=1e-6, rtol=1e-5)
 
 
 class Operations(TorchDispatchMode):

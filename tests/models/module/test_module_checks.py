@@ -19,7 +19,7 @@ from transformers import (
 import drafttree
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from drafttree.models.module.module_backend import ModuleBackend
 from drafttree.models.module.module_checks import check_module
 from helpers.refusals import told
@@ -104,7 +104,7 @@ def test_unusual_modules_write_their_own_text(case, tmp_path):
 
 def test_quantised_weights_in_bfloat16_give_the_modules_logits():
     module, tree, prefix = quantised(tiny.build("llama").bfloat16()), tiny.random_tree((3, 4, 2), 2), PROMPT
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     assert type(model.backend) is ModuleBackend
     cache = model.new_cache(24)
     prefill(model, cache, prefix)
@@ -217,10 +217,10 @@ def test_weights_on_several_devices_are_told(monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
 def test_layers_that_were_taken_out_are_told_and_swapped_ones_are_served(name):
     module = tiny.build(name)
-    TargetModel(module, select_backend)
+    TargetModel(module, choose_backend)
     del module.model.layers[0]
     with pytest.raises(ModelError, match=r"has 2 layers with the numbers \[1, 2\], so it writes to rows of layers"):
-        TargetModel(module, select_backend)
+        TargetModel(module, choose_backend)
     for place, block in enumerate(module.model.layers):
         block.self_attn.layer_idx = place
-    TargetModel(module, select_backend)
+    TargetModel(module, choose_backend)

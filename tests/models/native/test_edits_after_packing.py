@@ -14,9 +14,9 @@ from transformers import MistralConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import drafttree
-from drafttree.models import TargetModel, append, select_backend
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models import TargetModel, append, choose_backend
 from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.quantization.quantize import quantize_int8
 from testing import tiny
 from testing.fused_families import CONFIGS
 from testing.marks import needs_native
@@ -44,7 +44,7 @@ def vector(module: PreTrainedModel, size: int, seed: int = 3) -> nn.Parameter:
 
 def check(make_module: Callable[[], Any], edits: Sequence[Edit]) -> None:
     """Each edit changes the logits, into those of a model that had all edits so far before it was packed."""
-    model = TargetModel(make_module(), select_backend)
+    model = TargetModel(make_module(), choose_backend)
     before = logits(model)
     for count, edit in enumerate(edits, start=1):
         edit(model.module)
@@ -52,7 +52,7 @@ def check(make_module: Callable[[], Any], edits: Sequence[Edit]) -> None:
         anew = make_module()
         for earlier in edits[:count]:
             earlier(anew)
-        assert torch.equal(after, logits(TargetModel(anew, select_backend))), count
+        assert torch.equal(after, logits(TargetModel(anew, choose_backend))), count
         assert not torch.equal(after, before), count
         assert isinstance(model.backend, NativeBackend), count
         before = after
@@ -174,7 +174,7 @@ def test_a_text_alone_in_a_list_and_in_an_engine_has_the_new_bias():
 
 def test_who_falls_back_says_why_and_comes_back(caplog):
     caplog.set_level(logging.INFO, logger="drafttree")
-    model = TargetModel(make("llama"), select_backend)
+    model = TargetModel(make("llama"), choose_backend)
     activation = model.module.model.layers[1].mlp.act_fn
     model.module.model.layers[1].mlp.act_fn = nn.Mish()
     before = logits(model)

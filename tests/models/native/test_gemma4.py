@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
-from drafttree.models import TargetModel, append, select_backend
-from drafttree.models.native import packed_model
+from drafttree.models import TargetModel, append, choose_backend
+from drafttree.models.native import packed_model, packing_plan
 from drafttree.models.native.native_backend import NativeBackend
-from drafttree.models.native.native_layers import LayerInputs, NativeGemma4Layer
+from drafttree.models.norms import norm_of
 from drafttree.policies import Talon
 from testing import tiny
 from testing.fused_families import CONFIGS
@@ -29,9 +30,9 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def test_texts_are_those_of_transformers(name, drafts):
     module: Any = tiny.from_config(CONFIGS[name]())
     clone = deepcopy(module)
-    target = TargetModel(module, select_backend)
+    target = TargetModel(module, choose_backend)
     assert isinstance(target.backend, NativeBackend)
-    drafter = LanguageModelDrafter(TargetModel(tiny.from_config(CONFIGS[name]()), select_backend)) if drafts else None
+    drafter = LanguageModelDrafter(TargetModel(tiny.from_config(CONFIGS[name]()), choose_backend)) if drafts else None
     decoder = Decoder(target, drafter, Talon(budget=12) if drafts else None)
     expected = clone.generate(torch.tensor([TOKENS]), max_new_tokens=30, do_sample=False)
     assert decoder.generate(TOKENS, max_new_tokens=30).tokens == expected[0, len(TOKENS) :].tolist()
@@ -39,45 +40,45 @@ def test_texts_are_those_of_transformers(name, drafts):
 
 def other_layers(change: Callable[[Any], object]) -> Patch:
     """Let layers be packed in another way."""
-    return _changed(NativeGemma4Layer, change)
 
-
-def other_inputs(change: Callable[[Any], object]) -> Patch:
-    """Let what layers read beside the residual stream be packed in another way."""
-    return _changed(LayerInputs, change)
-
-
-def _changed(kind: type, change: Callable[[Any], object]) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        right: Any = kind.__init__
+        right: Any = packing_plan.PackedLayer.__init__
 
-        def wrong(self: Any, *given: Any) -> None:
-            right(self, *given)
+        def wrong(self: Any, block: Any) -> None:
+            right(self, block)
             change(self)
 
-        monkeypatch.setattr(kind, "__init__", wrong)
+        monkeypatch.setattr(packing_plan.PackedLayer, "__init__", wrong)
 
     return patch
 
 
-def first_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let layers share the keys of the first layer of their type instead of the last's."""
-    owners = [0, 1, 2, 3, 0, 1]
-    monkeypatch.setattr(packed_model, "key_owners", lambda _: owners)
+def other_architecture(**changes: Any) -> Patch:
+    """Let what is packed be of another architecture."""
+    right = packing_plan.describe
+    return lambda monkeypatch: monkeypatch.setattr(
+        packing_plan, "describe", lambda module: replace(right(module), **changes)
+    )
 
 
-def no_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_model, "logits_cap", lambda _: None)
+def no_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what layers read beside the residual stream be normed without a scale."""
+
+    def wrong(norm: Any) -> Any:
+        numbers = norm_of(norm)
+        return numbers and numbers._replace(scale=numbers.scale**0)
+
+    monkeypatch.setattr(packed_model, "norm_of", wrong)
 
 
 def whole_heads_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rotary embeddings turn the pairs too that they leave alone."""
-    right = packed_model.rotaries_of
+    right = packing_plan._rotaries
 
     def wrong(*given: Any) -> Any:
         return {kind: (own.where(own > 0, 0.01), scaling) for kind, (own, scaling) in right(*given).items()}
 
-    monkeypatch.setattr(packed_model, "rotaries_of", wrong)
+    monkeypatch.setattr(packing_plan, "_rotaries", wrong)
 
 
 MUTANTS: dict[str, tuple[str, Patch]] = {
@@ -87,14 +88,11 @@ MUTANTS: dict[str, tuple[str, Patch]] = {
     ),
     "values without their norm": ("gemma4", other_layers(lambda layer: layer.norms.pop("value"))),
     "no number behind a layer": ("gemma4", other_layers(lambda layer: layer.shape.pop("scalar"))),
-    "logits without their bound": ("gemma4", no_cap),
+    "logits without their bound": ("gemma4", other_architecture(logits_cap=None)),
     "all pairs turned": ("gemma4", whole_heads_turned),
     "a window of all layers": ("gemma4", other_layers(lambda layer: layer.shape.update(window=tiny.WINDOW))),
-    "keys of another layer": ("gemma4_shared_keys", first_keys),
-    "inputs without their norm's scale": (
-        "gemma4_shared_keys",
-        other_inputs(lambda own: setattr(own, "norm", (own.norm[0] ** 0, *own.norm[1:]))),
-    ),
+    "keys of another layer": ("gemma4_shared_keys", other_architecture(owners=[0, 1, 2, 3, 0, 1])),
+    "inputs without their norm's scale": ("gemma4_shared_keys", no_scale),
     "experts that count for their share alone": (
         "gemma4_experts",
         other_layers(lambda layer: layer.shape.pop("expert_scales")),
@@ -119,7 +117,7 @@ MUTANTS: dict[str, tuple[str, Patch]] = {
 def test_native_passes_that_are_wrong_are_refused(mutant, monkeypatch):
     name, patch = MUTANTS[mutant]
     patch(monkeypatch)
-    backend = TargetModel(tiny.from_config(CONFIGS[name]()), select_backend).backend
+    backend = TargetModel(tiny.from_config(CONFIGS[name]()), choose_backend).backend
     assert "NativeBackend: its logits differ" in str(backend.fallback_reason)
 
 
@@ -144,7 +142,7 @@ def logits(model: TargetModel) -> torch.Tensor:
 @pytest.mark.parametrize("edited", EDITS)
 def test_edits_are_in_the_next_text(edited):
     name, find = EDITS[edited]
-    model = TargetModel(tiny.from_config(CONFIGS[name]()), select_backend)
+    model = TargetModel(tiny.from_config(CONFIGS[name]()), choose_backend)
     before = logits(model)
     with torch.no_grad():
         find(model.module.get_decoder()).mul_(-2)

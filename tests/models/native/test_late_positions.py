@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, PreTrainedConfig
 
-from drafttree.models import TargetModel, select_backend
-from drafttree.models.native import native_backend, native_layers, packed_model
+from drafttree.models import TargetModel, choose_backend
+from drafttree.models.native import native_backend, packing_plan
 from drafttree.models.native.native_backend import NativeBackend
 from testing import tiny
 from testing.fused_families import CONFIGS
@@ -34,27 +34,27 @@ def at_true_size(config: PreTrainedConfig, window: int = 4096) -> PreTrainedConf
 def test_native_passes_run_every_family_at_true_contexts(name, context, dtype):
     config = at_true_size(CONFIGS[name]())
     config.max_position_embeddings = context
-    backend = TargetModel(tiny.from_config(config).to(dtype), select_backend).backend
+    backend = TargetModel(tiny.from_config(config).to(dtype), choose_backend).backend
     assert isinstance(backend, NativeBackend), backend.fallback_reason
 
 
 def wider_window(by: int) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        right = native_layers.NativeLlamaLayer.__init__
+        right = packing_plan.PackedLayer.__init__
 
-        def wrong(self: Any, block: Any, config: Any) -> None:
-            right(self, block, config)
+        def wrong(self: Any, block: Any) -> None:
+            right(self, block)
             self.shape["window"] += by
 
-        monkeypatch.setattr(native_layers.NativeLlamaLayer, "__init__", wrong)
+        monkeypatch.setattr(packing_plan.PackedLayer, "__init__", wrong)
 
     return patch
 
 
 def no_attention_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = packed_model.rotaries_of
+    right = packing_plan._rotaries
     monkeypatch.setattr(
-        packed_model, "rotaries_of", lambda *given: {kind: (own, 1.0) for kind, (own, _) in right(*given).items()}
+        packing_plan, "_rotaries", lambda *given: {kind: (own, 1.0) for kind, (own, _) in right(*given).items()}
     )
 
 
@@ -77,7 +77,10 @@ def other_late_positions(shift: int) -> Patch:
 
 
 def no_long_frequencies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_model, "long_frequencies_of", lambda _: None)
+    right = packing_plan._rotaries
+    monkeypatch.setattr(
+        packing_plan, "_rotaries", lambda *given: {k: v for k, v in right(*given).items() if k != packing_plan.LONG}
+    )
 
 
 MUTANTS: dict[str, tuple[Callable[[], PreTrainedConfig], Patch]] = {
@@ -98,7 +101,7 @@ MUTANTS: dict[str, tuple[Callable[[], PreTrainedConfig], Patch]] = {
 def test_native_passes_that_are_wrong_late_are_refused(mutant, dtype, monkeypatch):
     make, patch = MUTANTS[mutant]
     config = at_true_size(make())
-    assert isinstance(TargetModel(tiny.from_config(config).to(dtype), select_backend).backend, NativeBackend)
+    assert isinstance(TargetModel(tiny.from_config(config).to(dtype), choose_backend).backend, NativeBackend)
     patch(monkeypatch)
-    backend = TargetModel(tiny.from_config(config).to(dtype), select_backend).backend
+    backend = TargetModel(tiny.from_config(config).to(dtype), choose_backend).backend
     assert "NativeBackend: its logits differ" in str(backend.fallback_reason)

@@ -26,14 +26,14 @@ from transformers import (
 
 import drafttree
 from drafttree.core.openmp import openmp_libraries
-from drafttree.models import Segment, TargetModel, append, prefill, select_backend, select_exact_text
+from drafttree.models import Segment, TargetModel, Wants, append, choose_backend, prefill
 from drafttree.models.fused.fused_backend import FusedBackend
-from drafttree.models.fused.int8_linear import Int8Linear
-from drafttree.models.fused.int8_model import quantize_int8
 from drafttree.models.module.module_backend import ModuleBackend
-from drafttree.models.native import kernels, native_backend, native_layers
+from drafttree.models.native import kernels, native_backend, packing_plan
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.native.packed_model import packed_models
+from drafttree.models.quantization.int8_linear import Int8Linear
+from drafttree.models.quantization.quantize import quantize_int8
 from testing import tiny
 from testing.fused_families import CONFIGS
 from testing.marks import needs_native
@@ -56,7 +56,7 @@ def in_kind(module: PreTrainedModel, dtype: torch.dtype, quantize: str | None) -
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> TargetModel:
-    model = TargetModel(in_kind(tiny.from_config(CONFIGS[name]()), dtype, quantize), select_backend)
+    model = TargetModel(in_kind(tiny.from_config(CONFIGS[name]()), dtype, quantize), choose_backend)
     assert isinstance(model.backend, NativeBackend)
     return model
 
@@ -262,7 +262,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_exact_text_needs_no_padding():
     module: Any = tiny.build("llama")
-    assert isinstance(select_exact_text(module.to(torch.bfloat16)), NativeBackend)
+    assert isinstance(choose_backend(module.to(torch.bfloat16), Wants(exact_text=True)), NativeBackend)
 
 
 @torch.inference_mode()
@@ -296,21 +296,21 @@ def test_weights_are_packed_once():
 def test_what_is_not_known_is_left_to_the_module(change):
     module = tiny.build("llama")
     change(module)
-    assert not isinstance(select_backend(module), NativeBackend)
+    assert not isinstance(choose_backend(module), NativeBackend)
 
 
 def test_a_pass_that_gives_other_logits_is_not_trusted(monkeypatch):
     def wrong(block):
-        return {place: (scale * 1.1, *rest) for place, (scale, *rest) in right(block).items()}
+        return {place: norm and norm._replace(scale=norm.scale * 1.1) for place, norm in right(block).items()}
 
-    right = native_layers._block_norms
-    monkeypatch.setattr(native_layers, "_block_norms", wrong)
-    assert isinstance(select_backend(tiny.build("llama")), FusedBackend | ModuleBackend)
+    right = packing_plan._norms
+    monkeypatch.setattr(packing_plan, "_norms", wrong)
+    assert isinstance(choose_backend(tiny.build("llama")), FusedBackend | ModuleBackend)
 
 
 def test_without_the_package_layers_are_fused(monkeypatch):
     monkeypatch.setattr(kernels, "native", None)
-    assert isinstance(select_backend(tiny.build("llama")), FusedBackend)
+    assert isinstance(choose_backend(tiny.build("llama")), FusedBackend)
 
 
 @pytest.mark.parametrize(("later", "said"), [(-1, "a newer one"), (1, "an older one")])
@@ -334,9 +334,9 @@ def test_where_memory_is_short_no_second_copy_is_made(monkeypatch):
     monkeypatch.setattr(native_backend, "machine_memory", lambda: short)
     module = tiny.build("llama")
     held = [*module.parameters()]
-    assert isinstance(select_backend(module), FusedBackend)
+    assert isinstance(choose_backend(module), FusedBackend)
     del held
-    assert isinstance(select_backend(tiny.build("llama")), NativeBackend)
+    assert isinstance(choose_backend(tiny.build("llama")), NativeBackend)
 
 
 @torch.inference_mode()

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import drafttree.models.native.native_layers as native_layers
-from drafttree.models import TargetModel, append, select_backend
-from drafttree.models.fused.int8_model import quantize_int8
+import drafttree.models.native.products as products
+from drafttree.models import TargetModel, append, choose_backend
 from drafttree.models.module.released import ReleasedWeight
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.native.packed_model import PackedModel
+from drafttree.models.quantization.quantize import quantize_int8
 from testing import tiny
 from testing.fused_families import CONFIGS
 from testing.marks import needs_native
@@ -48,14 +48,14 @@ def cut(weight: torch.Tensor) -> torch.Tensor:
 @every_kind
 @pytest.mark.parametrize("damage", [swapped, scaled, cut])
 def test_a_product_that_is_packed_wrongly_is_refused_and_told(dtype, quantize, damage, monkeypatch):
-    read = native_layers._read
+    read = products._read
 
     def read_wrongly(layers, taken):
         weights, bias, scales = read(layers, taken)
         return [damage(weights[0]), *weights[1:]], bias, scales
 
-    monkeypatch.setattr(native_layers, "_read", read_wrongly)
-    model = TargetModel(make("llama", dtype, quantize), select_backend)
+    monkeypatch.setattr(products, "_read", read_wrongly)
+    model = TargetModel(make("llama", dtype, quantize), choose_backend)
     assert not isinstance(model.backend, NativeBackend)
     assert "no NativeBackend: the packed product of a layer of 32 inputs" in model.runs_on
 
@@ -94,7 +94,7 @@ def test_a_row_that_is_no_number_is_not_hidden():
 def test_a_tied_head_and_its_embedding_are_one_copy(name, dtype, quantize):
     module, tokens = make(name, dtype, quantize), tiny.random_tokens(9, 1)
     own = make(name, dtype, quantize)(torch.tensor([tokens])).logits[:, -1:].float()
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     assert isinstance(model.backend, NativeBackend)
     assert model.packed_nbytes == 0
     head = module.get_output_embeddings()

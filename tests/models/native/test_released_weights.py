@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 import drafttree
 from drafttree.drafters.heads import own_bytes
 from drafttree.engine.drafting.prices import _digest
-from drafttree.models import TargetModel, append, select_backend
-from drafttree.models.fused.int8_linear import Int8Linear, int8_scales
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models import TargetModel, append, choose_backend
 from drafttree.models.module.released import MOST, ReleasedWeight, shapes
 from drafttree.models.native.native_backend import NativeBackend
+from drafttree.models.quantization.int8_linear import Int8Linear
+from drafttree.models.quantization.quantize import quantize_int8
+from drafttree.models.quantization.quantized_linear import quantized_scales
 from testing import tiny
 from testing.fused_families import CONFIGS
 from testing.marks import needs_native
@@ -41,7 +42,7 @@ def make(name: str = "llama", dtype: torch.dtype = torch.float32, quantize: str 
 
 def build(name: str = "llama", dtype: torch.dtype = torch.float32, quantize: str | None = None) -> TargetModel:
     gc.collect()
-    model = TargetModel(make(name, dtype, quantize), select_backend)
+    model = TargetModel(make(name, dtype, quantize), choose_backend)
     assert isinstance(model.backend, NativeBackend)
     assert released(model.module)
     return model
@@ -84,7 +85,7 @@ def test_weights_exist_once_and_come_back_as_they_were(name, dtype, quantize):
     assert len(released(model.module)) == len(linear(model.module))
     assert model.packed_nbytes == 0
     fresh = make(name, dtype, quantize)
-    sizes = {each.data_ptr(): each.nbytes for each in [*fresh.parameters(), *int8_scales(fresh)]}
+    sizes = {each.data_ptr(): each.nbytes for each in [*fresh.parameters(), *quantized_scales(fresh)]}
     assert model.nbytes == sum(sizes.values())
     found = model.module.state_dict()
     assert found.keys() == expected.keys()
@@ -152,7 +153,7 @@ def test_who_only_looks_gives_nothing_back():
 
 def test_memory_goes_and_what_was_read_is_released_again():
     module = make()
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     assert [kept_bytes(part.weight) for part in linear(module)] == [4] * len(linear(module))
     module.state_dict()
     assert all(kept_bytes(part.weight) == part.weight.nbytes for part in linear(module))
@@ -211,7 +212,7 @@ def test_what_is_set_at_a_weight_stays():
 def test_what_somebody_holds_is_not_released(hold, when):
     module = make()
     held = hold(module.model.layers[1].mlp.up_proj.weight) if when == "before" else None
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     if when == "after":
         module.state_dict()
         held = hold(module.model.layers[1].mlp.up_proj.weight)
@@ -236,7 +237,7 @@ def test_a_shallow_copy_edits_the_model_that_writes():
         module = make()
         layer = module.model.layers[1].mlp.up_proj
         other = copy.copy(layer) if when == "before" else None
-        model = TargetModel(module, select_backend)
+        model = TargetModel(module, choose_backend)
         if when == "given back":
             module.state_dict()
         other = other or copy.copy(layer)
@@ -258,7 +259,7 @@ def steps(module: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
 def test_an_optimiser_trains_the_model_that_writes(when):
     module = make()
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0) if when == "before" else None
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     if when == "after a text":
         logits(model)
     optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=1.0)
@@ -338,12 +339,12 @@ def test_adapters_are_added_scaled_and_removed():
     adapted: Any = get_peft_model(
         model.module, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     )
-    found = TargetModel(adapted.get_base_model(), select_backend)
+    found = TargetModel(adapted.get_base_model(), choose_backend)
     assert_as_module(found)
     assert not torch.allclose(logits(model), before, atol=1e-3)
     assert torch.equal(logits(model), logits(found))
     del found
-    merged = TargetModel(adapted.merge_and_unload(), select_backend)
+    merged = TargetModel(adapted.merge_and_unload(), choose_backend)
     assert isinstance(merged.backend, NativeBackend)
     assert_as_module(merged)
 
@@ -376,13 +377,13 @@ def test_saved_and_loaded_it_is_the_same(tmp_path):
     model = build()
     model.release()
     model.module.save_pretrained(tmp_path)
-    again = TargetModel(type(model.module).from_pretrained(tmp_path), select_backend)
+    again = TargetModel(type(model.module).from_pretrained(tmp_path), choose_backend)
     assert torch.equal(logits(again), logits(model))
 
 
 def test_two_targets_share_a_module():
     first = build()
-    second = TargetModel(first.module, select_backend)
+    second = TargetModel(first.module, choose_backend)
     assert released(first.module)
     expected = logits(first)
     assert torch.equal(logits(second), expected)

@@ -13,7 +13,7 @@ from torch import Tensor
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
-from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, select_backend
+from drafttree.models import CacheLayout, LossyWindow, Output, Segment, TargetModel, append, choose_backend
 from drafttree.models.attention.varlen_attention import Prefixes, find_varlen_attention
 from drafttree.models.base import Backend
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, PADDING_ROW, PooledCache, RangePool
@@ -356,7 +356,7 @@ def on_cuda(segments: list[Segment]) -> list[Segment]:
 def test_on_cuda_a_packed_pass_gives_each_what_it_gets_alone(lengths, dtype, recorded, monkeypatch):
     if not recorded:
         monkeypatch.setattr("drafttree.models.recorded.cuda_graphs.CudaGraphs.__call__", lambda *_: None)
-    model = TargetModel(long_llama(dtype, "cuda"), select_backend)
+    model = TargetModel(long_llama(dtype, "cuda"), choose_backend)
     assert isinstance(model.backend, RecordedBackend)
     passes = model.backend._passes
     assert passes._packed, "torch's kernel does not serve these rows here"
@@ -369,7 +369,7 @@ def test_on_cuda_a_packed_pass_gives_each_what_it_gets_alone(lengths, dtype, rec
 @torch.inference_mode()
 def test_on_cuda_texts_of_a_batch_are_those_of_each_alone_up_to_rounding():
     """A token may differ where two are equally likely up to the rounding of the dtype."""
-    target, draft = (TargetModel(long_llama(torch.bfloat16, "cuda"), select_backend) for _ in range(2))
+    target, draft = (TargetModel(long_llama(torch.bfloat16, "cuda"), choose_backend) for _ in range(2))
     decoder = Decoder(target, LanguageModelDrafter(draft), make_policy("talon:budget=16"))
     prompts = [tiny.random_tokens(length, length) for length in (3, 300, 1, 14, 520, 8)]
     texts = decoder.generate(prompts, max_new_tokens=24)

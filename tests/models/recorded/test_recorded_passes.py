@@ -13,7 +13,7 @@ import torch
 from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.loading import make_policy
-from drafttree.models import Output, TargetModel, append, prefill, select_backend, validation
+from drafttree.models import Output, TargetModel, append, backend_choice, choose_backend, prefill
 from drafttree.models.cache.buffer_pool import MIN_CAPACITY, POOL_SIZE, Recorder
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.probe import make_probes, own_logits
@@ -38,7 +38,7 @@ def models(name: str, seed: int = 0, context: int = 64) -> tuple[TargetModel, Ta
     """A model on fused layers and one that records the same weights' passes."""
     config = tiny.CONFIGS[name]()
     config.max_position_embeddings = context
-    fused = TargetModel(tiny.from_config(config, seed), select_backend)
+    fused = TargetModel(tiny.from_config(config, seed), choose_backend)
     assert isinstance(fused.backend, FusedBackend)
     recorder = Replays()
     return fused, recorded_by(fused.module, recorder), recorder
@@ -175,8 +175,8 @@ def test_a_recording_that_repeats_its_first_pass_is_not_trusted():
     model.release()
     fused = FusedBackend(model.module)
     own = [(probe, own_logits(model.module, probe)) for probe in make_probes(model.module)]
-    assert validation._repeats(RecordedBackend(fused, Replays()), own, 1e-4)
-    assert not validation._repeats(RecordedBackend(fused, frozen), own, 1e-4)
+    assert backend_choice._repeats(RecordedBackend(fused, Replays()), own, 1e-4)
+    assert not backend_choice._repeats(RecordedBackend(fused, frozen), own, 1e-4)
 
 
 def test_prompts_run_as_they_come():
@@ -249,7 +249,7 @@ def test_what_a_recording_took_is_told_once_for_every_size(caplog):
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["gpt_neox", "llama", "qwen3"])
 def test_graphs_give_the_modules_logits(name):
-    recorded = TargetModel(tiny.from_config(tiny.CONFIGS[name]()).cuda(), select_backend)
+    recorded = TargetModel(tiny.from_config(tiny.CONFIGS[name]()).cuda(), choose_backend)
     assert isinstance(recorded.backend, RecordedBackend)
     fused = TargetModel(recorded.module, FusedBackend)
     prefix = tiny.random_tokens(9, 1)

@@ -184,11 +184,13 @@ def _make_decoders(
 ) -> dict[str, "Decoder"]:
     """Plain decoding and every method, with `exact_text` too if that is wanted."""
     from drafttree.measure.method_decoders import make_decoders
-    from drafttree.models import TargetModel, select_exact_text
+    from drafttree.models import TargetModel, Wants, choose_backend
 
     found = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
     if exact_text:
-        exact = TargetModel(measure.transformers_model(decoder).module, select_exact_text)
+        exact = TargetModel(
+            measure.transformers_model(decoder).module, partial(choose_backend, wants=Wants(exact_text=True))
+        )
         found |= {f"{name}{EXACT}": each.with_target(exact) for name, each in found.items()}
     return found
 

@@ -90,14 +90,14 @@ class Way:
     def _load(self) -> "TargetModel":
         from drafttree.loading.placement import find_placement
         from drafttree.loading.pretrained import load_model
-        from drafttree.models import TargetModel, select_backend
-        from drafttree.models.fused.int8_model import quantize_int8
+        from drafttree.models import TargetModel, choose_backend
+        from drafttree.models.quantization.quantize import quantize_int8
 
         device, dtype = find_placement(self._model, self._dtype, "auto")
         module = load_model(self._model, dtype, device)
         if self._name != BASE:
             quantize_int8(module, head=self._name == WHOLE)
-        return TargetModel(module, select_backend)
+        return TargetModel(module, choose_backend)
 
 
 def score(target: "TargetModel", part: Sequence[int]) -> Scores:

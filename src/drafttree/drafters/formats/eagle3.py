@@ -35,7 +35,7 @@ from drafttree.drafters.formats.format import (
     usual_rows,
     with_layers,
 )
-from drafttree.drafters.fused_eagle3 import select_backend
+from drafttree.drafters.head_backend import choose_head_backend
 from drafttree.drafters.heads import own_bytes
 
 FIRST, FIRST_ELSEWHERE = "layers.0.", "midlayer."
@@ -233,7 +233,7 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
 
 def _built(found: Checkpoint[Eagle3Head], target: PreTrainedModel) -> Drafter:
     head, layers = found.filled(target), found.hidden_layers(target)
-    return eagle_drafter(head, layers, own_bytes(head, target), select_backend)
+    return eagle_drafter(head, layers, own_bytes(head, target), choose_head_backend)
 
 
 FORMAT = HeadFormat(

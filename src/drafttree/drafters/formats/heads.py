@@ -30,7 +30,7 @@ from drafttree.drafters.formats.format import (
     usual_rows,
     with_layers,
 )
-from drafttree.drafters.fused_eagle3 import select_backend
+from drafttree.drafters.head_backend import choose_head_backend
 from drafttree.drafters.heads import (
     HydraDrafter,
     HydraHeads,
@@ -192,7 +192,7 @@ def _hydra(found: Checkpoint[HydraHeads], target: PreTrainedModel) -> Drafter:
 
 def _eagle(found: Checkpoint[EagleHead], target: PreTrainedModel) -> Drafter:
     head = found.filled(target)
-    return eagle_drafter(head, (last_layer(target),), own_bytes(head, target), select_backend)
+    return eagle_drafter(head, (last_layer(target),), own_bytes(head, target), choose_head_backend)
 
 
 INSIDE = re.compile(r"medusa_heads?\.")

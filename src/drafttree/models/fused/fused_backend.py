@@ -1,9 +1,9 @@
-"""The backend that runs families like Llama and GPT-NeoX on fused layers: the module's function with less in between.
+"""The backend that runs decoders of the known families on fused layers: their function with less in between.
 
 A pass over a small model is mostly the price of calling it: a transformers layer runs some thirty operations under a
 dozen Python frames. Here a layer is a dozen operations on fused weights (query, key and value; gate and up). They are
 the module's own: its parameters become views of them, and the module keeps working.
-`drafttree.models.validation.select_backend` compares the two before it prefers this one.
+`drafttree.models.backend_choice.choose_backend` compares the two before it prefers this one.
 """
 
 from collections.abc import Sequence
@@ -12,57 +12,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.fused.fused_layers import (
-    FusedLayer,
-    LlamaLayer,
-    NeoXLayer,
-    PassContext,
-    RotaryAngles,
-    key_owners,
-    layout_of,
-    rms_norm,
-)
+from drafttree.models.families import Entry, LayerInputs, describe, why_not_known
+from drafttree.models.fused.fused_layer import FusedLayer, NormCall, PassContext
 from drafttree.models.fused.fused_linear import fuse
-from drafttree.models.fused.gemma4_layer import Gemma4Layer
 from drafttree.models.fused.pass_inputs import PassInputs
-from drafttree.models.module.long_rope import long_frequencies_of, ropes
+from drafttree.models.fused.rotary_angles import RotaryAngles
+from drafttree.models.module.mtp_embedding import states_read_by
 from drafttree.models.module.plain_module import why_not_plain
-from drafttree.models.segment import Output, Segment, forward_in_groups, join, split, split_layers
-
-LLAMAS = {
-    "gemma3_text",
-    "gemma4_text",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "smollm3",
-}
-LAYERS = {"gemma4_text": Gemma4Layer, "gpt_neox": NeoXLayer}
-"""The layers of families that are unlike Llama."""
-STATIC_ROPES = {"default", "linear", "llama3", "proportional", "yarn"}
-ROPES = STATIC_ROPES | {"longrope"}
+from drafttree.models.norms import norm_call
+from drafttree.models.segment import BEFORE_NORM, Output, Segment, forward_in_groups, join, split, split_layers
 
 
 class FusedBackend:
     """Runs fused layers. See `drafttree.models.base.Backend` for the protocol.
 
     Args:
-        module: a model of which `why_not_fused` says nothing.
+        module: a model of which `why_not_fused` says nothing, or a draft head that describes itself.
 
     Attributes:
-        layers: the fused layers.
         layout: layout of its KV caches.
         spans: how far back layers attend, each value once.
+        groups: query heads that share a key head, in the first layer.
+        hidden: width of the states that a draft head reads, 0 for a model.
         has_long_rope: whether rotary embeddings have other frequencies beyond their original context.
+        is_uniform: whether all layers have heads of one shape, and keys and values of their own.
         empty: an empty tensor of the model's dtype, on its device.
     """
 
@@ -72,58 +47,60 @@ class FusedBackend:
     packed_nbytes = 0
     fallback_reason: str | None = None
 
-    def __init__(self, module: PreTrainedModel) -> None:
-        decoder: Any = module.get_decoder()
-        config = module.config
-        is_llama = config.model_type in LLAMAS
+    def __init__(self, module: Any) -> None:
+        own = describe(module)
         self.device = module.device
-        self._embed: Any = module.get_input_embeddings()
         self.empty = torch.empty(0, dtype=module.dtype, device=module.device)
-        layer = LAYERS.get(config.model_type, LlamaLayer)
-        self.layers: list[FusedLayer] = [layer(block, config) for block in decoder.layers]
-        self._owners = key_owners(decoder.layers)
-        self.layout = layout_of([(layer.key_heads, layer.width) for layer in self.layers], self._owners)
-        self._decoder = decoder if getattr(decoder, "hidden_size_per_layer_input", None) else None
-        self._norm = rms_norm(decoder.norm) if is_llama else decoder.final_layer_norm
-        self._head = fuse(module.get_output_embeddings())
-        self._angles = {
-            layer.kind: RotaryAngles(decoder.rotary_emb, self.empty.dtype, layer.kind.layer_type)
-            for layer in self.layers
+        self.layout, self.spans, self.has_long_rope = own.layout, own.spans, own.has_long_rope
+        first = own.blocks[0].attention
+        shapes = {(each.attention.key_heads, each.attention.kind.groups, each.attention.width) for each in own.blocks}
+        self.is_uniform = len(shapes) == 1 and len(own.layout.slots) == len(own.blocks)
+        self.groups, self.hidden = first.kind.groups, own.embedding.embedding_dim if own.entry else 0
+        self._module, self._embed = module, own.embedding
+        self._layers = [FusedLayer(block, index) for index, block in enumerate(own.blocks)]
+        self._owners = own.owners
+        self._entry = _FusedEntry(own.entry) if own.entry else None
+        self._layer_inputs = own.layer_inputs
+        self._norm: NormCall = (lambda x: x) if own.norm is None else norm_call(own.norm)
+        self._head = fuse(own.head)
+        kinds = dict.fromkeys(layer.kind for layer in self._layers)
+        rotaries = {kind: own.rotaries[kind.layer_type] for kind in kinds}
+        dtype = self.empty.dtype
+        self._angles = {kind: RotaryAngles(each.frequencies, each.scaling, dtype) for kind, each in rotaries.items()}
+        self._long_angles = self._angles | {
+            kind: RotaryAngles(each.long_frequencies, each.scaling, dtype)
+            for kind, each in rotaries.items()
+            if each.long_frequencies is not None
         }
-        long = long_frequencies_of(decoder.rotary_emb) if is_llama else None
-        self._long_angles = self._angles
-        if long is not None:
-            angles = RotaryAngles(decoder.rotary_emb, self.empty.dtype, frequencies=long)
-            self._long_angles = dict.fromkeys(self._angles, angles)
-        self.spans = tuple({kind.span for kind in self._angles})
-        multiplier = embedding_multiplier(decoder)
-        self._embedding_scale = 1.0 if multiplier is None else multiplier
-        self._logits_divisor, self._logits_cap = logits_divisor(config), logits_cap(config)
+        self._embedding_scale = 1.0 if own.embedding_multiplier is None else own.embedding_multiplier
+        self._logits_divisor, self._logits_cap = own.logits_divisor, own.logits_cap
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)
 
-    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+    def forward(
+        self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = (), states: Tensor | None = None
+    ) -> list[Output]:
+        """A pass; see `drafttree.models.base.Backend.forward`.
+
+        Args:
+            segments: the texts.
+            hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
+            states: `[1, nodes, hidden]` that a draft head reads.
+        """
         if not segments:
             return []
         if self.has_long_rope and len(segments) > 1:
             run = partial(self._run, hidden_layers=hidden_layers)
             return forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
-        return self._run(segments, hidden_layers)
+        return self._run(segments, hidden_layers, states)
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all layers have heads of one shape, and keys and values of their own."""
-        shapes = {(layer.key_heads, layer.groups, layer.width) for layer in self.layers}
-        return len(shapes) == 1 and len(self.layout.slots) == len(self.layers)
-
-    @property
-    def has_long_rope(self) -> bool:
-        return self._long_angles is not self._angles
-
-    def _run(self, segments: Sequence[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
+    def _run(
+        self, segments: Sequence[Segment], hidden_layers: tuple[int, ...], states: Tensor | None = None
+    ) -> list[Output]:
         """A pass over segments that have the same rotary frequencies."""
-        inputs = PassInputs.of(segments, self.empty)
+        read = states_read_by(self._module, segments, states)
+        inputs = PassInputs.of(segments, self.empty if read is None else read)
         x, hidden = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
         for segment in segments:
             segment.cache.grow(segment.positions)
@@ -149,21 +126,22 @@ class FusedBackend:
         x = self._embed(inputs.tokens).flatten(0, 1)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
-        layer_inputs = None
-        if self._decoder is not None:
-            of_tokens = self._decoder.get_per_layer_inputs(inputs.tokens)
-            layer_inputs = self._decoder.project_per_layer_inputs(x[None], of_tokens)[0]
+        layer_inputs = _computed(self._layer_inputs, inputs.tokens, x)
         contexts = {
             kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span, kind.groups), layer_inputs)
             for kind, angles in (self._long_angles if long_rope else self._angles).items()
         }
+        pair = None
+        if self._entry:
+            x, pair = self._entry(x, inputs.hidden.flatten(0, 1))
         states: dict[int, Tensor] = {}
         rows_of = dict(zip(self.layout.slots, inputs.rows, strict=True))
-        for index, (layer, owner) in enumerate(zip(self.layers, self._owners, strict=True)):
+        for index, (layer, owner) in enumerate(zip(self._layers, self._owners, strict=True)):
             if index in hidden_layers:
                 states[index] = x
-            x = layer.forward(x, contexts[layer.kind], rows_of[owner])
-        x = states[len(self.layers)] = self._norm(x)
+            x = layer.forward(x, contexts[layer.kind], rows_of[owner], None if index else pair)
+        states[BEFORE_NORM] = x
+        x = states[len(self._layers)] = self._norm(x)
         shape = *inputs.tokens.shape, -1
         return x.view(shape), tuple(states[layer].view(shape) for layer in hidden_layers)
 
@@ -177,34 +155,35 @@ class FusedBackend:
         return logits if self._logits_cap is None else logits.div_(self._logits_cap).tanh_().mul_(self._logits_cap)
 
 
-def embedding_multiplier(decoder: Any) -> float | None:
-    """What a decoder multiplies embeddings with (Granite), None for one that does not."""
-    multiplier = getattr(decoder, "embedding_multiplier", None)
-    return None if multiplier is None else float(multiplier)
+class _FusedEntry:
+    """What a draft head begins with."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._token_norm, self._state_norm = (
+            (lambda x: x) if norm is None else norm_call(norm) for norm in (entry.token_norm, entry.state_norm)
+        )
+        self._projection = None if entry.projection is None else fuse(entry.projection)
+
+    def __call__(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual stream at its beginning, and what the attention of the first layer reads instead of it."""
+        normed = self._state_norm(states)
+        pair = [self._token_norm(embedded), normed]
+        side_by_side = torch.cat(pair[::-1] if self._entry.states_first else pair, -1)
+        if self._projection:
+            return self._projection(side_by_side), None
+        return normed if self._entry.normed_residual else states, side_by_side
 
 
-def logits_divisor(config: PreTrainedConfig) -> float:
-    """What a model divides its logits by (Granite)."""
-    return float(config.logits_scaling) if config.model_type == "granite" else 1.0
+def _computed(inputs: LayerInputs | None, tokens: Tensor, x: Tensor) -> Tensor | None:
+    """What layers read beside the residual stream, which begins with `x`, as the module computes it."""
+    if inputs is None:
+        return None
+    decoder = inputs.decoder
+    return decoder.project_per_layer_inputs(x[None], decoder.get_per_layer_inputs(tokens))[0]
 
 
-def logits_cap(config: PreTrainedConfig) -> float | None:
-    """What no logit of a model goes beyond (Gemma 4), None for no such bound."""
-    return getattr(config, "final_logit_softcapping", None)
-
-
-def why_not_known(config: PreTrainedConfig) -> str | None:
-    """What a config has by which fused layers are not those of its models; None if they are."""
-    if config.model_type not in LLAMAS | {"gpt_neox"}:
-        return f"layers of the family {config.model_type} are not known"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "its config has attn_logit_softcapping"
-    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
-        return f"rotary embeddings of the type {min(changing)} are not known"
-    return None
-
-
-def why_not_fused(module: PreTrainedModel) -> str | None:
+def why_not_fused(module: Any) -> str | None:
     """Why fused layers cannot stand in for a module: its family, layers, hooks or devices; None if they can."""
     if reason := why_not_known(module.config):
         return reason

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafttree.models.fused.int8_linear import Int8Linear, int8_product
+from drafttree.models.quantization.int8_linear import Int8Linear, int8_product
 
 
 class FusedLinear:

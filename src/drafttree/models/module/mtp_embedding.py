@@ -1,6 +1,7 @@
 """The embedding of a multi-token-prediction (MTP) layer, which is run as a language model of one layer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,3 +49,11 @@ class MtpEmbedding(nn.Module):
         if self.states is None:
             return self.embed_tokens(join([segment.tokens for segment in segments]))
         return self.states
+
+
+def states_read_by(module: Any, segments: Sequence[Segment], states: Tensor | None) -> Tensor | None:
+    """The states `[1, nodes, hidden]` that a pass reads: those given, or what the embedding of an MTP layer holds."""
+    if states is not None:
+        return states
+    embedding = module.get_input_embeddings()
+    return embedding.read_states(segments) if isinstance(embedding, MtpEmbedding) else None

@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,16 +12,15 @@ from torch import Tensor
 
 from drafttree.core.openmp import openmp_libraries
 from drafttree.models.cache.kv_cache import CacheLayout, TreeCache
+from drafttree.models.quantization.blocks import random_blocks
 from drafttree.models.segment import Segment
 
 logger = logging.getLogger("drafttree")
-CALLS = 8
+CALLS = 9
 """The version of what is called of drafttree-native."""
 MOST_CANDIDATES = 64
 """Tokens of a row for which keeping them sorted is faster than sorting the row."""
 FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-BEFORE_NORM = -1
-"""Stands for the layer whose states are what the last norm reads."""
 
 
 def find_native() -> Any:
@@ -45,52 +44,70 @@ def find_native() -> Any:
 native: Any = find_native()
 
 
-def why_not_packed(dtype: torch.dtype, device: torch.device, quantized: bool = False) -> str | None:
-    """Why weights of a dtype on a device, some of eight bits if `quantized`, are not packed; None if they can be."""
+def why_not_packed(dtype: torch.dtype, device: torch.device, kinds: Collection[torch.dtype | str] = ()) -> str | None:
+    """Why a model of a dtype on a device is not packed, some of whose weights are of other kinds; None if it can be.
+
+    Args:
+        dtype: its dtype.
+        device: where it is.
+        kinds: as of `_rows_agree`.
+    """
     if device.type != "cpu":
         return f"weights on {device.type} are not packed"
     if native is None:
         return "drafttree-native is not installed, or cannot be used here"
     if dtype not in FORMATS:
         return f"weights of {str(dtype).removeprefix('torch.')} are not packed"
-    if not all(map(_rows_agree, [dtype, *([torch.int8] if quantized else [])])):
+    if not all(map(_rows_agree, [dtype, *kinds])):
         return "this build of drafttree-native computes rows in different ways on this processor"
     return None
 
 
-def knows(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of a dtype on a device can be packed."""
-    return why_not_packed(dtype, device) is None
-
-
 @lru_cache
-def _rows_agree(dtype: torch.dtype) -> bool:
-    """Whether this build computes rows on this processor alike in a pass over all of them and in one over each."""
-    width = 160  # more than a chunk, in every dtype but float32
-    kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **kind) / 10
-    cached = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+def _rows_agree(kind: torch.dtype | str) -> bool:
+    """Whether this build computes rows on this processor alike in a pass over all of them and in one over each.
+
+    Args:
+        kind: dtype of the weights, or the name of the blocks that they are.
+    """
+    width = 512 if isinstance(kind, str) else 160  # more than a chunk, in every dtype but float32
+    like: Any = {"dtype": torch.float32, "device": "cpu"}
+    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **like) / 10
+    cached = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
     model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cached])
-    norm = torch.ones(width, **kind), None, 1e-6, False
-    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **kind), 1.0)
-    sizes = {"key_heads": 1, "groups": 1, "width": 32, "window": None, "scale": 0.2, "multiplier": 1.0, "rotary": 0}
-    sizes |= {"buffer": 0, "key_slot": 0, "value_slot": 1}
-    weight = (embedding * 400).to(dtype) if dtype == torch.int8 else embedding.to(dtype)
-    scales = torch.full((width,), 1 / 400, **kind)
-    weights = {"out": ([weight[:, :32].contiguous()], None, scales)}
-    weights["qkv"] = [weight[:96]], None, scales[:96]
-    weights |= dict.fromkeys(("gate", "up", "down"), ([weight], None, scales))
+    norm = torch.ones(width, **like), None, 1e-6, False
+    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **like), 1.0)
+    sizes = {
+        "key_heads": 1,
+        "groups": 1,
+        "width": width if isinstance(kind, str) else 32,
+        "window": None,
+        "scale": 0.2,
+        "multiplier": 1.0,
+    }
+    sizes |= {"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1}
+    if isinstance(kind, str):
+        weight, scales, blocks = random_blocks(kind, width, width), None, kind
+        heads = torch.cat([weight] * 3)
+    else:
+        weight = (embedding * 400).to(kind) if kind == torch.int8 else embedding.to(kind)
+        scales, blocks = torch.full((width,), 1 / 400, **like), None
+        heads = weight[:96]
+    whole = [weight], None, scales, blocks
+    attended = weight if blocks else weight[:, :32].contiguous()
+    weights = {"qkv/0": ([heads], None, None if scales is None else scales[:96], blocks)}
+    weights |= {"out": ([attended], None, scales, blocks)} | dict.fromkeys(("gate", "up", "down"), whole)
     norms = {"before_attention": norm, "before_mlp": norm}
     model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
-    model.add_head(norm, ([weight], None, scales), 1.0, 0.0)
-    layout, rows = CacheLayout.uniform(1, 1, 32), 19
-    like = torch.empty(0, dtype=cached, device="cpu")
+    model.add_head(norm, whole, 1.0, 0.0)
+    layout, rows = CacheLayout.uniform(1, 1, sizes["width"]), 19
+    empty = torch.empty(0, dtype=cached, device="cpu")
     found = []
     for step in (rows, 1):
         cache = TreeCache(layout, rows)
         for first in range(0, rows, step):
             segment = Segment.of_text(cache, list(range(first, first + step)), torch.device("cpu"))
-            found.append(run_pass(model, [segment._replace(wanted=slice(None))], like, ())[0][:, :width])
+            found.append(run_pass(model, [segment._replace(wanted=slice(None))], empty, ())[0][:, :width])
             cache.commit(range(step))
     return torch.equal(found[0], torch.cat(found[1:]))
 
@@ -134,7 +151,7 @@ def draft_chains(
     count: int,
     allowed: int,
     *,
-    output: int = BEFORE_NORM,
+    output: int,
     read: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from drafttree.core.errors import ModelError
-from drafttree.models.fused.int8_embedding import Int8Embedding, only_looks_up, scale_of
-from drafttree.models.fused.int8_linear import INT8_MAX, ROWS_AT_ONCE, Int8Linear
+from drafttree.models.families import Stacked
 from drafttree.models.module.recurrent import replaced_forward
-from drafttree.models.native.native_layers import Place, Products, Stacked
+from drafttree.models.native.products import Place, Products
+from drafttree.models.quantization.int8_linear import INT8_MAX, Int8Linear
+from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up, scale_of, table_of
+from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, QuantizedLinear
 
 UNITS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-13}
 """The largest gap between two products of a row, in parts of the largest output: what one of bfloat16 is rounded by,
@@ -75,15 +77,17 @@ def check_products(model: Any, index: int, products: Products) -> None:
 def _own_product(layer: Any) -> tuple[Tensor, Tensor]:
     """A row, and what a linear layer computes of it.
 
-    For weights of eight bits the row has whole numbers, and the largest in each chunk: rounding does not change it.
+    For quantised weights the row has whole numbers, and the largest in each chunk: rounding does not change it.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    if not isinstance(layer, Int8Linear):
+    if not isinstance(layer, QuantizedLinear):
         row = torch.randn((1, layer.in_features), generator=generator, dtype=torch.float32, device="cpu")
         row = row.to(layer.weight.dtype)
         return row, nn.functional.linear(row, layer.weight, layer.bias)
     row = torch.randint(-INT8_MAX, INT8_MAX, (1, layer.in_features), generator=generator, device="cpu").float()
     row[:, ::CHUNK] = INT8_MAX
+    if not isinstance(layer, Int8Linear):
+        return row, layer(row)
     # some outputs at a time: in float32 a whole head of eight bits would take four times its memory
     parts = layer.quantized.split(ROWS_AT_ONCE)
     product = torch.cat([nn.functional.linear(row, part.float()) for part in parts], 1) * layer.scale
@@ -91,7 +95,7 @@ def _own_product(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Tensor) -> Tensor:
-    if not isinstance(layer, Int8Linear) and x.dtype != layer.weight.dtype:
+    if not isinstance(layer, QuantizedLinear) and x.dtype != layer.weight.dtype:
         raise RuntimeError(f"rows of {x.dtype} are multiplied with a weight of {layer.weight.dtype}")
     rows = x.flatten(0, -2).float().contiguous()
     outputs = torch.empty((len(rows), layer.out_features), dtype=x.dtype, device="cpu")
@@ -105,12 +109,11 @@ def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Te
 
 
 def _look_up(model: Any, embedding: Any, tokens: Tensor) -> Tensor:
-    is_int8 = isinstance(embedding, Int8Embedding)
-    table = embedding.quantized if is_int8 else embedding.weight
-    rows = torch.empty((tokens.numel(), embedding.embedding_dim), dtype=table.dtype, device="cpu")
-    for row, token in zip(rows, tokens.flatten().tolist(), strict=True):
+    table, ids = table_of(embedding), tokens.flatten()
+    rows = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device="cpu")
+    for row, token in zip(rows, ids.tolist(), strict=True):
         model.unpack(-1, "head", token, 1, row.data_ptr())
-    if is_int8:
-        rows = (rows * embedding.scale[tokens.flatten()][:, None]).to(embedding.dtype)
+    if isinstance(embedding, QuantizedEmbedding):
+        return embedding.scaled(rows, ids).unflatten(0, tokens.shape)
     scale = scale_of(embedding)
     return (rows if scale == 1 else rows * scale).unflatten(0, tokens.shape)

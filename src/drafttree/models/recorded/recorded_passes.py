@@ -188,7 +188,7 @@ class RecordedBackend:
         self.device, self.packed_nbytes = fused.device, fused.packed_nbytes
         self._fused = fused
         varlen = varlen if fused.spans == (EVERYTHING,) else None
-        self._passes = RecordedPasses(recorder, fused.layout, fused.layers[0].groups, fused.empty, varlen=varlen)
+        self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.empty, fused.hidden, varlen)
 
     def new_cache(self, capacity: int) -> TreeCache:
         return self._passes.new_cache(capacity)
@@ -197,7 +197,10 @@ class RecordedBackend:
         """Make room for so many rows of KV caches; see `RecordedPasses.reserve`."""
         self._passes.reserve(rows)
 
-    def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
+    def forward(
+        self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = (), states: Tensor | None = None
+    ) -> list[Output]:
+        """A pass; see `FusedBackend.forward`."""
         fused = self._fused
 
         def run(inputs: PassInputs) -> tuple[Tensor, ...]:
@@ -206,5 +209,5 @@ class RecordedBackend:
 
         if not segments:
             return []
-        x, *hidden = self._passes.replay(segments, run, variant=hidden_layers)
+        x, *hidden = self._passes.replay(segments, run, variant=hidden_layers, hidden=states)
         return fused.outputs_of(segments, x, tuple(hidden))

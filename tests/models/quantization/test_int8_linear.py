@@ -7,17 +7,12 @@ import torch
 from torch import nn
 
 from drafttree.errors import ModelError
-from drafttree.models import TargetModel, prefill, select_backend
+from drafttree.models import TargetModel, choose_backend, prefill
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.fused.fused_linear import fuse
-from drafttree.models.fused.int8_linear import (
-    INT8_MAX,
-    LARGEST,
-    Int8Linear,
-    quantization,
-    rounded_product,
-)
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models.quantization.int8_linear import INT8_MAX, LARGEST, Int8Linear, rounded_product
+from drafttree.models.quantization.quantize import quantize_int8
+from drafttree.models.quantization.quantized_linear import quantization
 from helpers.refusals import told
 from testing import tiny
 
@@ -105,7 +100,7 @@ def test_fused_layers_give_the_quantised_modules_logits(name):
     module, clone = tiny.build(name), tiny.build(name)
     quantize_int8(module)
     quantize_int8(clone)
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     assert isinstance(model.backend, FusedBackend)
     prefix, tree = tiny.random_tokens(9, 1), tiny.random_tree((3, 5, 4), 2)
     cache = model.new_cache(40)
@@ -118,7 +113,7 @@ def test_fused_layers_give_the_quantised_modules_logits(name):
 def test_fused_layers_are_trusted_in_bfloat16(name):
     module = tiny.build(name).bfloat16()
     quantize_int8(module)
-    assert isinstance(select_backend(module), FusedBackend)
+    assert isinstance(choose_backend(module), FusedBackend)
 
 
 @pytest.mark.parametrize("head", [False, True])
@@ -131,7 +126,7 @@ def test_memory_is_a_quarter(head):
     rest = sum(each.nbytes for each in module.parameters()) - before
     scales = 4 * sum(each.out_features for each in linear)
     quantize_int8(module, head=head)
-    model = TargetModel(module, select_backend)
+    model = TargetModel(module, choose_backend)
     assert model.nbytes == rest + before // 4 + scales
     assert repr(model).startswith(f"TargetModel(LlamaForCausalLM, {model.nbytes / 1e6:.1f} MB")
     assert ", float32 with int8 weights, cpu" in repr(model)
@@ -158,4 +153,4 @@ def test_a_layer_that_reads_weights_itself_is_told():
     quantize_int8(module)
     mlp = module.model.layers[0].mlp
     mlp.forward = lambda x: nn.functional.linear(x, mlp.up_proj.weight)
-    assert "cannot compute its own logits ('Int8Linear' object has no" in told(ModelError, select_backend, module)
+    assert "cannot compute its own logits ('Int8Linear' object has no" in told(ModelError, choose_backend, module)

@@ -7,8 +7,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
-from drafttree.models.fused.int8_embedding import Int8Embedding, only_looks_up
-from drafttree.models.fused.int8_linear import Int8Linear, quantization, why_not_multiplied
+from drafttree.models.quantization.int8_linear import Int8Linear, why_not_multiplied
+from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
+from drafttree.models.quantization.quantized_linear import quantization
 
 
 @torch.no_grad()
@@ -54,4 +55,4 @@ def _quantize_head(module: PreTrainedModel) -> None:
     quantized = Int8Linear(head)
     module.set_output_embeddings(quantized)
     if is_tied:
-        module.set_input_embeddings(Int8Embedding(quantized, embedding))
+        module.set_input_embeddings(QuantizedEmbedding(quantized, embedding))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from drafttree.models.fused.int8_embedding import Int8Embedding
-from drafttree.models.fused.int8_linear import Int8Linear
-from drafttree.models.fused.int8_model import quantize_int8
+from drafttree.models.quantization.int8_linear import Int8Linear
+from drafttree.models.quantization.quantize import quantize_int8
+from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 from testing import tiny
 from testing.fused_families import CONFIGS
 
@@ -40,7 +40,7 @@ def test_embedding_and_head_are_one_weight_of_the_rounded_model(name):
     quantize_int8(module, head=True)
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     assert isinstance(head, Int8Linear)
-    assert isinstance(embedding, Int8Embedding)
+    assert isinstance(embedding, QuantizedEmbedding)
     assert embedding.quantized is head.quantized
     assert embedding.scale.data_ptr() == head.scale.data_ptr()
     torch.testing.assert_close(module(IDS).logits, dequantised(name)(IDS).logits, atol=1e-4, rtol=1e-4)

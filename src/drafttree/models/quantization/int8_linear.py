@@ -1,9 +1,9 @@
 """Linear layers with weights of eight bits: less memory and time, and another model with its own text.
 
 A weight has one scale per output. What that costs depends on the model: the embedded target's perplexity changes by
--0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.86 +- 0.06 %
-(28,672 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
-another 0.1 % of both; that of a drafter does not, whose drafts change no text.
+-0.004 +- 0.010 % (143,080 tokens of the books' test set, rows as they are), Qwen2.5-Coder 0.5B's by 0.81 +- 0.04 %
+(71,540 tokens of WikiText-2, rows in eight bits too). The head of a target stays as it is, since eight bits cost
+another 0.14 +- 0.015 %; that of a drafter does not, whose drafts change no text.
 
 On a CPU drafttree-native runs such layers, on rows that it rounds to eight bits as well (`native/src/panels.h`). The
 module itself multiplies rows as they are: another way to compute the same model, which passes of drafttree-native are
@@ -14,47 +14,23 @@ so a token's logits do not depend on the others in its pass. Eight bits would be
 rows up in another order than a chain's there: the last place of a sum would then decide between integers far apart.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from torch import Tensor, nn
+
+from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, QuantizedLinear, rounds_activations
 
 INT8_MAX = 127
 MIDDLE = 128
 """What stands for 0 in the bytes of activations."""
 LARGEST = 256 * INT8_MAX
 """An activation of sixteen bits, which is 256 times its upper byte and its lower one, both from -128 to 127."""
-ROWS_AT_ONCE = 256
-"""Rows of a weight that are in float32 at once, so that they do not leave a processor's cache."""
 SHIFT = float(2**23 + 256 * MIDDLE + MIDDLE)
 CUDA_ROWS, CUDA_MULTIPLE = 32, 8
 """Rows that torch's product of integers on CUDA takes at least, and what its sizes are multiples of."""
 
 
-_rounds: ContextVar[bool] = ContextVar("rounds", default=True)
-
-
-@contextmanager
-def unrounded_activations() -> Iterator[None]:
-    """Multiply activations as they are, on CUDA too.
-
-    Two ways to compute one sum differ in its last place, which may round an activation to another integer. Whether the
-    ways agree is seen without that.
-    """
-    token = _rounds.set(False)
-    try:
-        yield
-    finally:
-        _rounds.reset(token)
-
-
-class Int8Linear(nn.Module):
+class Int8Linear(QuantizedLinear):
     """A linear layer with the weight of another, rounded to eight bits.
-
-    The weight is not called `weight`, so a model that reads a layer's weight itself fails instead of computing with
-    something else.
 
     Args:
         layer: the layer to be quantised; the products have its dtype.
@@ -62,15 +38,13 @@ class Int8Linear(nn.Module):
     Attributes:
         quantized: the weight, int8 `[out, in]`.
         scale: float32 `[out]`: what an integer stands for.
-        bias: `[out]` or None.
     """
 
-    scale: Tensor
+    method = "int8"
+    scale: Tensor  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.training = layer.training
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+        super().__init__(layer)
         weight = layer.weight.detach()
         quantized = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
         scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
@@ -83,19 +57,14 @@ class Int8Linear(nn.Module):
         self.quantized = nn.Parameter(quantized, requires_grad=False)
         # no parameter, or transformers would take its dtype for the model's
         self.register_buffer("scale", scale)
-        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = int8_product(x.flatten(0, -2), self.quantized, self.scale)
-        return (product if self.bias is None else product + self.bias).unflatten(0, x.shape[:-1])
+    def product(self, x: Tensor) -> Tensor:
+        return int8_product(x, self.quantized, self.scale)
 
 
 def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
     """The product of `[rows, in]` with a weight; `[rows, out]` of the dtype of `x`."""
-    if x.is_cuda and _rounds.get():
+    if x.is_cuda and rounds_activations():
         return rounded_product(x, quantized, scale)
     return nn.functional.linear(x, (quantized * scale[:, None]).to(x.dtype))
 
@@ -126,23 +95,3 @@ def why_not_multiplied(layer: nn.Linear) -> str | None:
             f"has {sizes[0]} inputs and {sizes[1]} outputs, and on CUDA int8 weights need multiples of {CUDA_MULTIPLE}"
         )
     return None
-
-
-def int8_scales(module: nn.Module) -> list[Tensor]:
-    """The scales of all `Int8Linear` of a module, which are no parameters."""
-    return [part.scale for part in module.modules() if isinstance(part, Int8Linear)]
-
-
-def quantization(module: nn.Module) -> str | None:
-    """How the weights of a model are quantised, None if they are not."""
-    if any(isinstance(part, Int8Linear) for part in module.modules()):
-        return "int8"
-    return quantization_method(getattr(getattr(module, "config", None), "quantization_config", None))
-
-
-def quantization_method(settings: object) -> str | None:
-    """The name of the method in the `quantization_config` of a model, None without one."""
-    if not settings:
-        return None
-    found = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
-    return str(getattr(found, "value", found) or "by a method it does not name")

@@ -1,0 +1,134 @@
+"""The fastest way to run an EAGLE head: on a backend of its layers, which are those of a model.
+
+A head is one layer, so the price of calling it weighs more than in any model: transformers' layer makes twice as many
+operations as a fused one, and drafttree-native runs a level in one call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drafttree.drafters.base import HiddenStates
+from drafttree.drafters.eagle import EagleHead, over_vocabulary
+from drafttree.drafters.head import Head
+from drafttree.models import Segment, TreeCache
+from drafttree.models.attention.varlen_attention import find_varlen_attention
+from drafttree.models.backend_choice import NOT_RUN
+from drafttree.models.families import STATIC_ROPES
+from drafttree.models.fused.fused_backend import FusedBackend
+from drafttree.models.module.plain_module import is_plain_module
+from drafttree.models.native.native_backend import NativeBackend, why_not_packable
+from drafttree.models.recorded.cuda_graphs import CudaGraphs
+from drafttree.models.recorded.recorded_passes import RecordedBackend
+from drafttree.models.segment import join
+from drafttree.models.windows import EVERYTHING
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+REDUCED_TOLERANCE = 0.1
+"""For dtypes of less precision than float32."""
+ROWS = 3
+CPU_ROWS = 16
+"""Above so many rows, hidden states are fused by multiples of them on a CPU."""
+
+
+class HeadBackend:
+    """Runs a head on a backend of its layers; see `drafttree.drafters.head.Head` for the protocol.
+
+    Args:
+        head: frozen.
+        backend: of the head's layers.
+
+    Attributes:
+        backend: as given.
+    """
+
+    def __init__(self, head: EagleHead, backend: NativeBackend | FusedBackend | RecordedBackend) -> None:
+        self.backend = backend
+        self._head = head
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        return self.backend.new_cache(capacity)
+
+    def fuse(self, hidden_states: HiddenStates) -> Tensor:
+        """As the head does, on a CPU over more rows than are given where these are many.
+
+        For each number of rows torch makes a kernel in bfloat16 there, which takes 1 ms and 80 kB, and keeps some
+        1,000.
+        """
+        rows = hidden_states[0].shape[1]
+        if rows > CPU_ROWS and self._head.device.type == "cpu":
+            hidden_states = tuple(F.pad(states, (0, 0, 0, -rows % CPU_ROWS)) for states in hidden_states)
+        return self._head.fuse(hidden_states)[:, :rows]
+
+    def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.backend.forward(segments, hidden_layers=(self._head.output_layer,), states=states)
+        logits = join([output.logits[0] for output in outputs], 0)
+        return over_vocabulary(self._head, logits), join([output.hidden[0] for output in outputs])
+
+    @property
+    def draft_chains(self) -> Any:
+        """Drafts chains in one call where the backend does; see `drafttree.models.native.kernels.draft_chains`."""
+        return self._draft_chains if isinstance(self.backend, NativeBackend) else None
+
+    def _draft_chains(self, segments: Sequence[Segment], count: int, allowed: int, states: Tensor) -> Any:
+        assert isinstance(self.backend, NativeBackend)
+        head = self._head
+        allowed = allowed if head.target_ids is None else head.lm_head.out_features
+        return self.backend.draft_chains(segments, count, allowed, states, head.output_layer, head.target_ids)
+
+
+def choose_head_backend(head: EagleHead) -> Head:
+    """The fastest backend that gives a frozen head's own logits; on CUDA fused passes are recorded."""
+    rope = (head.config.layer.rope_parameters or {}).get("rope_type")
+    if rope not in STATIC_ROPES or not is_plain_module(head):
+        return head
+    own = _probe(head, head)
+    if native := _trusted(NativeBackend, head, own):
+        return native
+    fused = _trusted(FusedBackend, head, own)
+    if fused is None or own.device.type != "cuda" or fused.backend.spans != (EVERYTHING,):
+        return fused or head
+    heads, width, _ = head.layout.buffers[0]
+    varlen = find_varlen_attention(fused.backend.empty, heads, width)
+    recorded = HeadBackend(head, RecordedBackend(fused.backend, CudaGraphs(own.device), varlen))
+    return recorded if _repeats(recorded, head, own) else fused
+
+
+def _trusted(kind: Any, head: EagleHead, own: Tensor) -> Any:
+    """A head on such a backend, None where it cannot be run so or gives other logits."""
+    if kind is NativeBackend and why_not_packable(head):
+        return None
+    try:
+        backend = HeadBackend(head, kind(head))
+        return backend if _agrees(backend, head, own) else None
+    except NOT_RUN:  # a layer was replaced by one of another kind or size
+        return None
+
+
+def _repeats(recorded: HeadBackend, head: EagleHead, own: Tensor) -> bool:
+    """Whether passes that were recorded on other tokens give the head's own logits when they are replayed."""
+    _probe(recorded, head, shift=1)
+    return _agrees(recorded, head, own)
+
+
+def _agrees(backend: Head, head: EagleHead, own: Tensor) -> bool:
+    gap = float((_probe(backend, head) - own).abs().max()) / max(float(own.abs().max()), 1.0)
+    return gap <= TOLERANCE.get(own.dtype, REDUCED_TOLERANCE)
+
+
+@torch.inference_mode()
+def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
+    """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
+    weight = head.fc.weight
+    states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
+    hidden = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))
+    rows = torch.arange(ROWS, device=weight.device)[None]
+    causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
+    cache, tokens = backend.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
+    _, hidden = backend([Segment(cache, tokens, rows, causal)], hidden)
+    cache.commit(range(ROWS))
+    logits, _ = backend([Segment(cache, tokens, rows + ROWS, causal)], hidden)
+    return logits if head.target_ids is None else logits[:, head.target_ids]

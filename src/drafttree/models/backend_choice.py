@@ -1,0 +1,216 @@
+"""The backend that runs a module: the fastest that gives its own logits and has what is wanted beside that."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+
+from drafttree.core.errors import ModelError
+from drafttree.core.stages import stage
+from drafttree.models.attention.varlen_attention import find_varlen_attention
+from drafttree.models.base import Backend
+from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
+from drafttree.models.fused.fused_backend import FusedBackend, why_not_fused
+from drafttree.models.module.experts import routed_experts, unknown_experts
+from drafttree.models.module.long_rope import context_limit
+from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.module.module_checks import logits_width, recurrent_layers, takes_mask
+from drafttree.models.module.probe import tree_logits
+from drafttree.models.native.native_backend import NativeBackend, reads_packed_weights, why_not_native
+from drafttree.models.native.packed_products import WrongProductError
+from drafttree.models.quantization.quantized_linear import unrounded_activations
+from drafttree.models.recorded.cuda_graphs import CudaGraphs
+from drafttree.models.recorded.recorded_passes import RecordedBackend
+from drafttree.models.tensor_parallel import ShardedBackend, tensor_parallel_size
+from drafttree.models.validation import OwnLogits, Reference, largest_gap, verify
+from drafttree.models.windows import EVERYTHING, LossyWindow
+from drafttree.models.wrapped_backends import WindowedBackend
+
+ROWS = ((1, None), (1, 32), (16, None), (16, 16))
+"""Bounds of the rows of a pass that are tried, the cheapest first, until a token's logits do not depend on its pass."""
+
+NOT_RUN = (AttributeError, RuntimeError, TypeError, ValueError)
+"""What is raised where a layer was replaced by one of another kind or size."""
+
+FusedOrModule = TypeVar("FusedOrModule", FusedBackend, ModuleBackend)
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a backend is to have beside the module's own logits.
+
+    Attributes:
+        exact_text: a row is computed the same whatever stands beside it, which is tried.
+        lossy_window: the window of its KV caches, None for none.
+        recorded: passes may be recorded; not those of modules whose layers read more than is recorded.
+    """
+
+    exact_text: bool = False
+    lossy_window: LossyWindow | None = None
+    recorded: bool = True
+
+
+EVERY_TEXT = Wants()
+"""What texts want that are neither `exact_text` nor windowed."""
+
+
+def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backend:
+    """The fastest backend whose tree pass gives a module's own logits along both of a small tree's paths.
+
+    Passes in one call are preferred, then fused layers, where they support the module; on CUDA the passes of these are
+    recorded. Only what is to serve is checked. A module that is sharded over processes is run as it is: fused layers
+    would leave out the sums over its shares.
+
+    Raises:
+        ModelError: the model has layers that cannot be verified in a tree, its tree pass gives other logits, or there
+            is no backend of it that has what is wanted.
+    """
+    own, window = OwnLogits(module), wants.lossy_window
+    if wants.exact_text:
+        return _exact_text(own)
+    if window and recurrent_layers(module):
+        kind = type(module).__name__
+        raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
+    if tensor_parallel_size(module) > 1:
+        backend = ShardedBackend(verify(own))
+    else:
+        backend = _fastest(own, native=window is None)
+        if wants.recorded:
+            backend = _recorded(backend, own)
+    return WindowedBackend(backend, window) if window else backend
+
+
+def _recorded(fast: Backend, own: OwnLogits) -> Backend:
+    """A backend with recorded passes where it runs fused layers on CUDA, else as it is, and why."""
+    if own.module.device.type != "cuda" or not isinstance(fast, FusedBackend):
+        return fast
+    if fast.spans != (EVERYTHING,):
+        return _instead(fast, RecordedBackend="its layers have windows")
+    if not fast.is_uniform:
+        return _instead(fast, RecordedBackend="its layers have heads of several shapes, or share keys")
+    if fast.has_long_rope:
+        return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
+    key_heads, width, _ = fast.layout.buffers[0]
+    recorded = RecordedBackend(fast, CudaGraphs(own.module.device), find_varlen_attention(fast.empty, key_heads, width))
+    if _repeats(recorded, own.in_trees, own.allowed()):
+        return recorded
+    return _instead(fast, RecordedBackend="its passes give other logits when they are replayed")
+
+
+def _exact_text(own: OwnLogits) -> Backend:
+    """A backend that computes a row the same whatever stands beside it, which is tried.
+
+    Raises:
+        ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
+    """
+    module, kind = own.module, type(own.module).__name__
+    if has := _own_sums(module):
+        verify(own)  # what cannot be verified at all is told so
+        raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
+    inner = _fastest(own)
+    if inner.exact_text:
+        return inner
+    experts = routed_experts(module)
+    for least, most in ROWS:
+        found = ExactTextBackend(inner, least, most, experts)
+        if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
+            return found
+    where = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
+    raise ModelError(
+        f"exact_text cannot hold for {kind} in {where}: a token's logits depend on the others in its pass; "
+        "leave it out, or try another dtype"
+    )
+
+
+def _own_sums(module: PreTrainedModel) -> str | None:
+    """The part of a module whose sums drafttree cannot rearrange, None if there is no such part."""
+    if tensor_parallel_size(module) > 1:
+        return "weights that are sharded over processes"
+    if takes_mask(module):
+        return "attention of its own"
+    if recurrent_layers(module):
+        return "recurrent layers, which read a prompt by other sums than they decode with"
+    if (experts := unknown_experts(module)) is not None:
+        return f"experts ({experts}) that it routes tokens to in a way of its own"
+    return None
+
+
+@stage("check")
+def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBackend | ModuleBackend:
+    """The fastest backend that gives a module's own logits, but for recorded passes; it knows why it is no faster one.
+
+    Args:
+        own: the module's own logits.
+        native: whether passes in one call will do.
+
+    Raises:
+        ModelError: as of `choose_backend`.
+    """
+    refused: dict[str, str] = {}
+    if native and own.module.device.type == "cpu":
+        packed = _trusted_native(own)
+        if not isinstance(packed, str):
+            return packed
+        refused["NativeBackend"] = packed
+    backend = verify(own)
+    fused = _trusted_fused(own)
+    if not isinstance(fused, str):
+        return _instead(fused, **refused)
+    return _instead(backend, **refused, FusedBackend=fused)
+
+
+def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
+    """A backend that is to say why faster ones, given by name, do not run the module."""
+    by_reason = defaultdict[str, list[str]](list)
+    for name, reason in refused.items():
+        by_reason[reason].append(name)
+    reasons = [f"no {' or '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    backend.fallback_reason = "; ".join(reasons) or None
+    return backend
+
+
+def _trusted_native(own: OwnLogits) -> NativeBackend | str:
+    """A module's passes in one call if that supports it and gives its own logits, else why not."""
+    module = own.module
+    if reason := why_not_native(module):
+        return reason
+    # before weights are packed that the module itself reads, since it would take them back
+    computed = own.for_native if reads_packed_weights(module) else None
+    try:
+        native = NativeBackend(module)
+    except WrongProductError as error:
+        return str(error)
+    except NOT_RUN as error:
+        return _other_layer(error)
+    reference, allowed = computed or OwnLogits(module, native.packed).for_native
+    return native if (gap := largest_gap(native, reference)) <= allowed else _other_logits(gap)
+
+
+@unrounded_activations()
+def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
+    """The fused layers of a module if they support it and give its own logits, else why not."""
+    if reason := why_not_fused(own.module):
+        return reason
+    try:
+        fused = FusedBackend(own.module)
+        gap = largest_gap(fused, [*own.in_trees, *own.late])
+    except (AttributeError, RuntimeError) as error:
+        return _other_layer(error)
+    return fused if gap <= own.allowed() else _other_logits(gap)
+
+
+def _other_logits(gap: float) -> str:
+    return f"its logits differ by {gap:.3g} from the module's own"
+
+
+def _other_layer(error: Exception) -> str:
+    """Why a layer cannot be run that was replaced by one of another kind or size."""
+    return f"a layer is not as those of its family ({str(error).partition(chr(10))[0]})"
+
+
+def _repeats(recorded: RecordedBackend, own: Reference, allowed: float) -> bool:
+    """Whether passes that were recorded on other tokens give the module's logits when they are replayed."""
+    for probe, logits in own:
+        tree_logits(recorded, probe.shifted(logits.shape[-1]))
+    return largest_gap(recorded, own) <= allowed

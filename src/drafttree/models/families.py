@@ -1,0 +1,579 @@
+"""What the decoders of the known families compute, said once.
+
+`describe` reads a module of transformers. Torch's fused layers (`drafttree.models.fused`) and drafttree-native
+(`drafttree.models.native`) run what it says, and what draft heads say of themselves, which begin otherwise (`Entry`).
+To add a family: name it in `LLAMAS` if its layers have the parts of Llama's, or write a function for `BLOCKS`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from drafttree.models.cache.kv_cache import CacheLayout, LayerShape
+from drafttree.models.module.long_rope import long_frequencies_of, ropes, short_frequencies_of
+from drafttree.models.module.mtp_embedding import MtpEmbedding
+from drafttree.models.norms import Norm
+from drafttree.models.windows import EVERYTHING, Span, span_of
+
+LLAMAS = {
+    "gemma3_text",
+    "gemma4_text",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+}
+NEOX = "gpt_neox"
+STATIC_ROPES = {"default", "linear", "llama3", "proportional", "yarn"}
+ROPES = STATIC_ROPES | {"longrope"}
+
+
+class LayerKind(NamedTuple):
+    """What layers of one kind share in a pass.
+
+    Attributes:
+        layer_type: transformers' name of the type, None where all layers are alike.
+        span: how far back they attend.
+        groups: query heads that share a key head.
+    """
+
+    layer_type: str | None
+    span: Span
+    groups: int
+
+    @classmethod
+    def of(cls, attention: Any) -> "LayerKind":
+        """The kind of an attention layer."""
+        types = getattr(attention.config, "layer_types", None)
+        layer_type = types[attention.layer_idx] if types else None
+        return cls(layer_type, span_of(attention), attention.num_key_value_groups)
+
+
+class Stacked(NamedTuple):
+    """A weight that is no linear layer's: a router's, or those of all experts of a layer, `[experts, out, in]`.
+
+    Attributes:
+        owner: the module that has it.
+        name: its name there.
+        out_features: rows of all its matrices.
+    """
+
+    owner: Any
+    name: str
+    out_features: int
+    bias = None
+
+    @classmethod
+    def of(cls, owner: Any, name: str) -> "Stacked":
+        return cls(owner, name, getattr(owner, name).shape[:-1].numel())
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention of a decoder layer.
+
+    Attributes:
+        qkv: linear layers of one input, whose outputs are the query heads, the key heads and the value heads.
+        out: linear layer of what was attended to.
+        key_heads: heads of keys and values.
+        width: width of a head.
+        kind: what it shares with others.
+        scale: factor of the scores.
+        turns: whether queries and keys are turned by the rotary embedding; in some layers of SmolLM3 not (NoPE).
+        projected: what is projected of each key head: its key and its value, 2; one that is both, 1; or nothing, 0,
+            where they are another layer's (Gemma 4).
+        interleaved: whether each head's query, key and value stand beside each other in the outputs (GPT-NeoX).
+        query_norm: norm of every query head, or of all together (OLMo); None without, as the others.
+        key_norm: the same of keys.
+        value_norm: norm of every value head.
+    """
+
+    qkv: Sequence[Any]
+    out: Any
+    key_heads: int
+    width: int
+    kind: LayerKind
+    scale: float
+    turns: bool = True
+    projected: int = 2
+    interleaved: bool = False
+    query_norm: Any = None
+    key_norm: Any = None
+    value_norm: Any = None
+
+    @property
+    def query_heads(self) -> int:
+        """Heads of queries."""
+        return self.key_heads * self.kind.groups
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """The MLP of a decoder layer.
+
+    Attributes:
+        gate_up: linear layers of one input, the gates' before the others'; the only one where there are no gates.
+        down: linear layer of what is inside.
+        activation: of the gates, or of what they would gate.
+        gated: whether there are gates.
+    """
+
+    gate_up: Sequence[Any]
+    down: Any
+    activation: Any
+    gated: bool = True
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of an MLP, or beside one.
+
+    Attributes:
+        mix: what the module makes of the residual stream `[nodes, hidden]` and of what the experts read of it.
+        router: linear layer of the experts' scores.
+        gate_up: weights of the experts, the gates' before the others'.
+        down: the same of what is inside.
+        count: number of experts.
+        chosen: experts of a token.
+        rescaled: whether what they count for adds up to 1.
+        activation: of the gates.
+        before_router: norm of what the router reads.
+        before: norm of what the experts read.
+        scales: float32 `[experts]`: what the output of each is multiplied with, None for 1.
+        after_mlp: norm of what the MLP beside them gives; None where there is no MLP.
+        after: the same of what the experts give.
+    """
+
+    mix: Callable[[Tensor, Tensor], Tensor]
+    router: Any
+    gate_up: Stacked
+    down: Stacked
+    count: int
+    chosen: int
+    rescaled: bool
+    activation: Any
+    before_router: Any
+    before: Any
+    scales: Tensor | None = None
+    after_mlp: Any = None
+    after: Any = None
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """How a layer reads its own part of `LayerInputs`, behind everything else (Gemma 4).
+
+    Attributes:
+        gate: linear layer of the residual stream, which gates them.
+        projection: linear layer of what is gated.
+        after: norm of that.
+    """
+
+    gate: Any
+    projection: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """A decoder layer.
+
+    Attributes:
+        attention: its attention.
+        mlp: its MLP, None where experts stand in its place.
+        experts: its experts, None for none.
+        before_attention: norm, None for none, as the others: where they are tells the families apart.
+        after_attention: norm of what is added to the residual stream.
+        before_mlp: norm of what the MLP reads.
+        after_mlp: norm of what MLP and experts give.
+        parallel: whether the MLP reads what attention reads (GPT-NeoX), instead of what it gives.
+        multiplier: of what is added to the residual stream.
+        scalar: of the residual stream behind the layer.
+        inputs: how it reads its own part of `LayerInputs`, None without.
+    """
+
+    attention: Attention
+    mlp: Mlp | None
+    experts: Experts | None
+    before_attention: Any
+    after_attention: Any
+    before_mlp: Any
+    after_mlp: Any
+    parallel: bool = False
+    multiplier: float = 1.0
+    scalar: float = 1.0
+    inputs: BlockInputs | None = None
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What each layer reads of a token beside the residual stream (Gemma 4).
+
+    Attributes:
+        decoder: the module that computes it.
+        embedding: of the tokens, for all layers behind each other.
+        projection: linear layer of what the residual stream begins with.
+        norm: of a layer's part of the projection.
+        projection_scale: factor of the projection.
+        sum_scale: factor of the sum of both.
+    """
+
+    decoder: Any
+    embedding: Any
+    projection: Any
+    norm: Any
+    projection_scale: float
+    sum_scale: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a draft head begins with, which reads a token beside a state of the target or of its own.
+
+    Attributes:
+        token_norm: norm of embeddings, None for none.
+        state_norm: norm of states, None for none.
+        projection: linear layer of both side by side, whose outputs the residual stream begins with; None where the
+            first layer's attention reads the pair, and the stream begins with the state (EAGLE-3).
+        states_first: whether states stand before embeddings in the pair.
+        normed_residual: whether the stream begins with the normed state.
+    """
+
+    token_norm: Any
+    state_norm: Any
+    projection: Any
+    states_first: bool = False
+    normed_residual: bool = False
+
+
+class Rotary(NamedTuple):
+    """The frequencies of a rotary embedding.
+
+    Attributes:
+        frequencies: `[pairs]`, where LongRoPE has others too the short ones.
+        long_frequencies: `[pairs]` of texts beyond the original context of LongRoPE; None in others.
+        scaling: factor of cosines and sines.
+    """
+
+    frequencies: Tensor
+    long_frequencies: Tensor | None
+    scaling: float
+
+    @classmethod
+    def of(cls, rotary: Any, layer_type: str | None = None) -> "Rotary":
+        """Those of an embedding of transformers.
+
+        Args:
+            rotary: the embedding.
+            layer_type: type of the layers that they are for, where the embedding knows several (Gemma 3).
+        """
+        prefix = f"{layer_type}_" if hasattr(rotary, f"{layer_type}_inv_freq") else ""
+        scaling = float(getattr(rotary, f"{prefix}attention_scaling"))
+        return cls(short_frequencies_of(rotary, layer_type), long_frequencies_of(rotary), scaling)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that a decoder computes, in terms of its modules.
+
+    Attributes:
+        embedding: of the tokens.
+        blocks: the decoder layers.
+        owners: by layer, the one whose keys and values it attends to: itself, but for those that share others'.
+        rotaries: the rotary embeddings of layers, by `LayerKind.layer_type`.
+        norm: the last norm, None for none.
+        head: the output projection.
+        layout: layout of the KV caches.
+        embedding_multiplier: factor of embeddings (Granite), None for the embedding's own.
+        entry: what a draft head begins with, None for a model.
+        layer_inputs: what layers read beside the residual stream, None for nothing.
+        logits_divisor: what logits are divided by (Granite).
+        logits_cap: what no logit goes beyond (Gemma 4), None for no such bound.
+    """
+
+    embedding: Any
+    blocks: Sequence[Block]
+    owners: Sequence[int]
+    rotaries: Mapping[str | None, Rotary]
+    norm: Any
+    head: Any
+    layout: CacheLayout
+    embedding_multiplier: float | None = None
+    entry: Entry | None = None
+    layer_inputs: LayerInputs | None = None
+    logits_divisor: float = 1.0
+    logits_cap: float | None = None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """How far back layers attend, each value once."""
+        return tuple({block.attention.kind.span for block in self.blocks})
+
+    @property
+    def has_long_rope(self) -> bool:
+        """Whether rotary embeddings have other frequencies beyond their original context."""
+        return any(rotary.long_frequencies is not None for rotary in self.rotaries.values())
+
+
+def describe(module: Any) -> Architecture:
+    """What a module computes.
+
+    Args:
+        module: a model of transformers of which `why_not_known` says nothing, or a draft head, which says it itself.
+
+    Raises:
+        AttributeError: a layer is not as those of its family.
+    """
+    if not isinstance(module, PreTrainedModel):
+        return module.architecture()
+    decoder: Any = module.get_decoder()
+    config = module.config
+    describe_block = BLOCKS.get(config.model_type, llama_block)
+    blocks = [describe_block(block, config) for block in decoder.layers]
+    owners = _key_owners(decoder.layers, blocks)
+    embedding: Any = module.get_input_embeddings()
+    entry = None
+    if isinstance(embedding, MtpEmbedding):
+        entry = Entry(embedding.enorm, embedding.hnorm, embedding.eh_proj, embedding.states_first)
+        embedding = embedding.embed_tokens
+    multiplier = getattr(decoder, "embedding_multiplier", None)
+    return Architecture(
+        embedding=embedding,
+        blocks=blocks,
+        owners=owners,
+        rotaries=rotaries_of(blocks, decoder.rotary_emb),
+        norm=decoder.final_layer_norm if config.model_type == NEOX else decoder.norm,
+        head=module.get_output_embeddings(),
+        layout=_layout_of(blocks, owners),
+        embedding_multiplier=None if multiplier is None else float(multiplier),
+        entry=entry,
+        layer_inputs=_layer_inputs(decoder),
+        logits_divisor=float(config.logits_scaling) if config.model_type == "granite" else 1.0,
+        logits_cap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def why_not_known(config: PreTrainedConfig) -> str | None:
+    """What a config has by which its models are not described here; None if they are."""
+    if config.model_type not in LLAMAS | {NEOX}:
+        return f"layers of the family {config.model_type} are not known"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its config has attn_logit_softcapping"
+    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
+        return f"rotary embeddings of the type {min(changing)} are not known"
+    return None
+
+
+def llama_block(block: Any, config: PreTrainedConfig) -> Block:
+    """A layer with rotary grouped-query attention, a gated MLP, and RMS norms before or after them or both.
+
+    Where the norms are tells the families apart: before (Llama, Mistral, Qwen, Phi-3, Granite, SmolLM3), after (OLMo 2
+    and 3) or on both sides (Gemma 3). Qwen3 and Gemma 3 norm every query and key head, OLMo all heads together.
+    """
+    experts = mlp = None
+    before_attention, after_attention, before_mlp, after_mlp = _norms(block)
+    if hasattr(block.mlp, "experts"):
+        experts, before_mlp = _qwen3_experts(block.mlp, before_mlp), None
+    else:
+        mlp = _gated_mlp(block.mlp)
+    return Block(
+        _llama_attention(block.self_attn),
+        mlp,
+        experts,
+        before_attention,
+        after_attention,
+        before_mlp,
+        after_mlp,
+        multiplier=float(getattr(block, "residual_multiplier", 1.0)),
+    )
+
+
+def gemma4_block(block: Any, config: PreTrainedConfig) -> Block:
+    """A layer of Gemma 4, which reads more of a token than the residual stream and may have experts beside an MLP.
+
+    Values are normed. Some layers have wider heads than others, keys that are values too, or those of another layer.
+    """
+    inputs = None
+    if block.hidden_size_per_layer_input:
+        inputs = BlockInputs(
+            block.per_layer_input_gate, block.per_layer_projection, after=block.post_per_layer_input_norm
+        )
+    experts = _gemma4_experts(block) if block.enable_moe_block else None
+    return replace(llama_block(block, config), experts=experts, scalar=float(block.layer_scalar), inputs=inputs)
+
+
+def neox_block(block: Any, config: PreTrainedConfig) -> Block:
+    """A layer of GPT-NeoX: layer norms, no gates, attention and MLP in parallel or in sequence."""
+    attention, mlp = block.attention, block.mlp
+    return Block(
+        Attention(
+            qkv=[attention.query_key_value],
+            out=attention.dense,
+            key_heads=config.num_attention_heads,
+            width=attention.head_size,
+            kind=LayerKind(None, EVERYTHING, groups=1),
+            scale=float(attention.scaling),
+            interleaved=True,
+        ),
+        Mlp([mlp.dense_h_to_4h], mlp.dense_4h_to_h, mlp.act, gated=False),
+        experts=None,
+        before_attention=block.input_layernorm,
+        after_attention=None,
+        before_mlp=block.post_attention_layernorm,
+        after_mlp=None,
+        parallel=block.use_parallel_residual,
+    )
+
+
+BLOCKS: dict[str, Callable[[Any, PreTrainedConfig], Block]] = {"gemma4_text": gemma4_block, NEOX: neox_block}
+"""The layers of families that are unlike Llama."""
+
+
+def rotaries_of(blocks: Iterable[Block], rotary: Any) -> dict[str | None, Rotary]:
+    """The rotary embeddings of layers by type, given transformers' for all of them."""
+    types = dict.fromkeys(block.attention.kind.layer_type for block in blocks)
+    return {layer_type: Rotary.of(rotary, layer_type) for layer_type in types}
+
+
+def _llama_attention(attention: Any) -> Attention:
+    kind, width, projected = LayerKind.of(attention), attention.head_dim, _projected(attention)
+    names = ("q_proj", "k_proj", "v_proj")[: 1 + projected]
+    qkv = _joined(attention, "qkv_proj", *names)
+    return Attention(
+        qkv=qkv,
+        out=attention.o_proj,
+        key_heads=sum(layer.out_features for layer in qkv) // width // (projected + kind.groups),
+        width=width,
+        kind=kind,
+        scale=float(attention.scaling),
+        turns=bool(getattr(attention, "use_rope", True)),
+        projected=projected,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        value_norm=getattr(attention, "v_norm", None),
+    )
+
+
+def _projected(attention: Any) -> int:
+    """What an attention layer projects of each key head, as of `Attention.projected`."""
+    if getattr(attention, "is_kv_shared_layer", False):
+        return 0
+    return 1 if getattr(attention, "v_proj", attention) is None else 2
+
+
+def _gated_mlp(mlp: Any) -> Mlp:
+    return Mlp(_joined(mlp, "gate_up_proj", "gate_proj", "up_proj"), mlp.down_proj, _activation(mlp))
+
+
+def _activation(part: Any) -> Any:
+    return part.act_fn if hasattr(part, "act_fn") else part.activation_fn
+
+
+def _qwen3_experts(mlp: Any, before: Any) -> Experts:
+    """The experts of Qwen3, which are chosen by a softmax over the scores of all."""
+    router, experts = mlp.gate, mlp.experts
+    return Experts(
+        mix=lambda _, normed: mlp(normed[None])[0],
+        router=Stacked.of(router, "weight"),
+        gate_up=Stacked.of(experts, "gate_up_proj"),
+        down=Stacked.of(experts, "down_proj"),
+        count=router.num_experts,
+        chosen=router.top_k,
+        rescaled=bool(router.norm_topk_prob),
+        activation=_activation(experts),
+        before_router=before,
+        before=before,
+    )
+
+
+def _gemma4_experts(block: Any) -> Experts:
+    router, experts = block.router, block.experts
+
+    def mix(x: Tensor, normed: Tensor) -> Tensor:
+        _, shares, chosen = router(x)
+        return experts(normed, chosen, shares)
+
+    scales = router.per_expert_scale.detach().float()
+    return Experts(
+        mix=mix,
+        router=router.proj,
+        gate_up=Stacked.of(experts, "gate_up_proj"),
+        down=Stacked.of(experts, "down_proj"),
+        count=len(scales),
+        chosen=router.config.top_k_experts,
+        rescaled=True,
+        activation=_activation(block.mlp),
+        before_router=Norm(router.scale.detach().float() * router.scalar_root_size, None, float(router.eps), False),
+        before=block.pre_feedforward_layernorm_2,
+        scales=scales,
+        after_mlp=block.post_feedforward_layernorm_1,
+        after=block.post_feedforward_layernorm_2,
+    )
+
+
+def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
+    """The norms of a layer before and after attention and MLP; transformers' name does not always say where one is."""
+    second = block.post_attention_layernorm
+    if not hasattr(block, "post_feedforward_layernorm"):
+        return block.input_layernorm, None, second, None
+    last = block.post_feedforward_layernorm
+    if not hasattr(block, "pre_feedforward_layernorm"):
+        return None, second, None, last
+    return block.input_layernorm, second, block.pre_feedforward_layernorm, last
+
+
+def _joined(part: Any, joined: str, *names: str) -> list[Any]:
+    """Linear layers of one input, which some families (Phi-3) have as one."""
+    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
+
+
+def _layer_inputs(decoder: Any) -> LayerInputs | None:
+    if not getattr(decoder, "hidden_size_per_layer_input", None):
+        return None
+    return LayerInputs(
+        decoder,
+        embedding=decoder.embed_tokens_per_layer,
+        projection=decoder.per_layer_model_projection,
+        norm=decoder.per_layer_projection_norm,
+        projection_scale=float(decoder.per_layer_model_projection_scale),
+        sum_scale=float(decoder.per_layer_input_scale),
+    )
+
+
+def _key_owners(layers: Iterable[nn.Module], blocks: Sequence[Block]) -> list[int]:
+    """By layer, the one whose keys and values it attends to.
+
+    Raises:
+        AttributeError: there are none that a layer could share.
+    """
+    owners, stored = list[int](), dict[str, int]()
+    for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
+        attention: Any = getattr(layer, "self_attn", layer)
+        owners.append(index if block.attention.projected else stored.get(attention.layer_type, -1))
+        if owners[-1] < 0:
+            raise AttributeError(f"there are no keys that layer {index} could share")
+        if getattr(attention, "store_full_length_kv", False):
+            stored[attention.layer_type] = index
+    return owners
+
+
+def _layout_of(blocks: Sequence[Block], owners: Sequence[int]) -> CacheLayout:
+    """The layout of KV caches.
+
+    Raises:
+        AttributeError: a layer's heads are not of the shape of the keys that it shares.
+    """
+    shapes = [(block.attention.key_heads, block.attention.width) for block in blocks]
+    for shape, owner in zip(shapes, owners, strict=True):
+        if shape != shapes[owner]:
+            raise AttributeError("layers with heads of several shapes share keys")
+    return CacheLayout({index: LayerShape(*shapes[index], shapes[index][1]) for index in sorted({*owners})})

@@ -1,0 +1,189 @@
+"""A decoder layer of any known family in few operations, on the weights of the modules that it stands in for."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drafttree.models.families import Attention, Block, BlockInputs, Experts
+from drafttree.models.fused.fused_linear import FusedProduct, fuse
+from drafttree.models.fused.pass_inputs import PassAttention
+from drafttree.models.norms import norm_call
+
+NormCall = Callable[[Tensor], Tensor]
+
+
+class PassContext(NamedTuple):
+    """The values that all layers of one kind share in a pass.
+
+    Attributes:
+        cosine: `[nodes, 1, rotated]`.
+        sine: the same, negative in its first half.
+        attention: attends to the rows of the KV caches.
+        layer_inputs: `[nodes, layers, width]` that layers read beside the residual stream, None in most families.
+    """
+
+    cosine: Tensor
+    sine: Tensor
+    attention: PassAttention
+    layer_inputs: Tensor | None = None
+
+    def rotate(self, heads: Tensor) -> None:
+        """Apply the rotary embedding to queries and keys `[nodes, heads, width]` in place."""
+        width = self.cosine.shape[-1]
+        rotated = heads if heads.shape[-1] == width else heads[..., :width]
+        halves = rotated.roll(width // 2, -1)
+        rotated.mul_(self.cosine).addcmul_(halves, self.sine)
+
+
+class FusedLayer:
+    """One decoder layer.
+
+    Args:
+        block: what it computes.
+        index: its place among the layers.
+
+    Attributes:
+        kind: what it shares with other layers.
+    """
+
+    def __init__(self, block: Block, index: int) -> None:
+        self.kind = block.attention.kind
+        self._attention = _FusedAttention(block.attention)
+        self._before_attention, self._after_attention = _before(block.before_attention), _after(block.after_attention)
+        self._before_mlp, self._after_mlp = _before(block.before_mlp), _after(block.after_mlp)
+        self._out = fuse(block.attention.out)
+        self._mlp = block.mlp
+        if block.mlp:
+            self._gate_up, self._down = fuse(*block.mlp.gate_up), fuse(block.mlp.down)
+        self._experts = _FusedExperts(block.experts) if block.experts else None
+        self._parallel, self._multiplier, self._scalar = block.parallel, block.multiplier, block.scalar
+        self._inputs = _FusedInputs(block.inputs, index) if block.inputs else None
+
+    def forward(self, x: Tensor, context: PassContext, rows: Any, read: Tensor | None = None) -> Tensor:
+        """The residual stream `[nodes, hidden]` after the layer.
+
+        Args:
+            x: the residual stream.
+            context: what layers of its kind share.
+            rows: its part of the pass's rows.
+            read: what its attention reads, None for the stream after the norm before it.
+        """
+        attended = self._attention(self._before_attention(x) if read is None else read, context, rows)
+        after = self._add(x, self._out, attended, self._after_attention)
+        after = self._feed(after, x if self._parallel else after)
+        if self._inputs and context.layer_inputs is not None:
+            after = after + self._inputs(after, context.layer_inputs, self._activation)
+        return after if self._scalar == 1 else after * self._scalar
+
+    @property
+    def _activation(self) -> Callable[[Tensor], Tensor]:
+        assert self._mlp
+        return self._mlp.activation
+
+    def _feed(self, x: Tensor, read: Tensor) -> Tensor:
+        """The residual stream after the MLP, given what it reads, and after the experts."""
+        if self._experts is None:
+            return self._add(x, self._down, self._inner(self._before_mlp(read)), self._after_mlp)
+        mixed = self._experts(x)
+        if self._mlp is None:
+            return x + mixed
+        beside = self._experts.after_mlp(self._down(self._inner(self._before_mlp(read))))
+        both = beside + mixed
+        return x + (self._after_mlp(both) if self._after_mlp else both)
+
+    def _inner(self, normed: Tensor) -> Tensor:
+        """What the MLP's last projection reads."""
+        assert self._mlp
+        if not self._mlp.gated:
+            return self._activation(self._gate_up(normed))
+        gate, up = self._gate_up(normed).chunk(2, -1)
+        return self._activation(gate).mul_(up)
+
+    def _add(self, x: Tensor, projection: FusedProduct, out: Tensor, norm: NormCall | None) -> Tensor:
+        """The residual stream after an output was projected and normed."""
+        if norm is None and self._multiplier == 1:
+            return projection.add_to(x, out)
+        projected = projection(out)
+        return torch.add(x, norm(projected) if norm else projected, alpha=self._multiplier)
+
+
+class _FusedAttention:
+    """Attention without its last projection."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self._qkv = fuse(*attention.qkv)
+        self._rotated = attention.query_heads + (attention.key_heads if attention.projected else 0)
+        self._head_norm = _head_norm(attention) if attention.query_norm else None
+        self._value_norm = norm_call(attention.value_norm) if attention.value_norm else None
+
+    def __call__(self, read: Tensor, context: PassContext, rows: Any) -> Tensor:
+        """What was attended to, `[nodes, query heads * width]`."""
+        own = self._attention
+        if own.interleaved:
+            query, key, value = self._qkv(read).unflatten(1, (-1, 3, own.width)).unbind(2)
+            context.rotate(query)
+            context.rotate(key)
+            return context.attention.attend(query, key, value, rows, own.scale)
+        heads = self._qkv(read).unflatten(1, (-1, own.width))
+        rotated, value = heads[:, : self._rotated], heads[:, -own.key_heads :]
+        if self._value_norm:  # before a key that is the value too is turned in place
+            value = self._value_norm(value)
+        if self._head_norm:
+            rotated = self._head_norm(rotated)
+        if own.turns:
+            context.rotate(rotated)
+        query, key = rotated[:, : own.query_heads], rotated[:, own.query_heads :]
+        if not own.projected:
+            return context.attention.read(query, rows, own.scale)
+        return context.attention.attend(query, key, value, rows, own.scale)
+
+
+class _FusedExperts:
+    """A mixture of experts as its module routes and runs them."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._mix, self._before = experts.mix, norm_call(experts.before)
+        self._after = _before(experts.after)
+        self.after_mlp = _before(experts.after_mlp)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._after(self._mix(x, self._before(x)))
+
+
+class _FusedInputs:
+    """What a layer makes of its own inputs."""
+
+    def __init__(self, inputs: BlockInputs, index: int) -> None:
+        self._index = index
+        self._gate, self._projection = fuse(inputs.gate), fuse(inputs.projection)
+        self._after = norm_call(inputs.after)
+
+    def __call__(self, x: Tensor, layer_inputs: Tensor, activation: NormCall) -> Tensor:
+        gated = activation(self._gate(x)) * layer_inputs[:, self._index]
+        return self._after(self._projection(gated))
+
+
+def _before(norm: Any) -> NormCall:
+    return (lambda x: x) if norm is None else norm_call(norm)
+
+
+def _after(norm: Any) -> NormCall | None:
+    return None if norm is None else norm_call(norm)
+
+
+def _head_norm(attention: Attention) -> NormCall:
+    """The norm of query heads and key heads behind each other."""
+    query, query_heads = norm_call(attention.query_norm), attention.query_heads
+    if attention.key_norm is None:  # of a layer that shares keys
+        return query
+    key = norm_call(attention.key_norm)
+    if len(attention.query_norm.weight) != attention.width:
+        query, key = _over_all_heads(query), _over_all_heads(key)
+    return lambda heads: torch.cat((query(heads[:, :query_heads]), key(heads[:, query_heads:])), 1)
+
+
+def _over_all_heads(norm: NormCall) -> NormCall:
+    return lambda heads: norm(heads.flatten(1)).view_as(heads)

@@ -1,0 +1,214 @@
+"""All that is packed of a module: what `drafttree.models.families` says of it, as drafttree-native takes it."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from drafttree.models.cache.kv_cache import Slot
+from drafttree.models.families import Attention, Block, Experts, Rotary, describe
+from drafttree.models.native.products import Products, tensors_of, weight_of, weight_place
+from drafttree.models.norms import Norm, norm_of
+from drafttree.models.quantization.quantized_embedding import scale_of, table_of
+
+ACTIVATIONS = {
+    **{"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELU": "gelu", "ReLU": "relu"},
+    **{"NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh", "GELUTanh": "gelu_tanh"},
+}
+"""Names of activations in drafttree-native by those of transformers' and torch's classes."""
+LONG = "long"
+"""Stands among the types of rotary embeddings for the long frequencies of LongRoPE."""
+
+
+class PackedLayer:
+    """A decoder layer as drafttree-native takes it.
+
+    Args:
+        block: what the layer computes.
+
+    Attributes:
+        norms: by place; None or nothing for none.
+        products: its products.
+        shape: sizes and numbers of the layer.
+        rotary: type of the rotary embedding, None where all layers have the same.
+        turns: whether queries and keys are turned by it.
+
+    Raises:
+        AttributeError: a part of it is none that drafttree-native knows.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.products = Products.of(block)
+        self.norms = _norms(block)
+        self.shape = _shape(block)
+        self.rotary, self.turns = block.attention.kind.layer_type, block.attention.turns
+
+
+def _norms(block: Block) -> dict[str, Norm | None]:
+    attention, experts = block.attention, block.experts
+    norms: dict[str, Any] = {
+        "before_attention": block.before_attention,
+        "after_attention": block.after_attention,
+        "before_mlp": block.before_mlp,
+        "after_mlp": block.after_mlp,
+        "query": attention.query_norm,
+        "key": attention.key_norm,
+    }
+    if experts:
+        norms |= {"before_router": experts.before_router, "before_experts": experts.before}
+        norms |= {"after_inner": experts.after_mlp, "after_experts": experts.after}
+    if block.inputs:
+        norms["after_inputs"] = block.inputs.after
+    return {name: norm_of(norm) for name, norm in norms.items()} | {
+        "value": norm_of(attention.value_norm, attention.width)
+    }
+
+
+def _shape(block: Block) -> dict[str, Any]:
+    attention, experts = block.attention, block.experts
+    activated = block.mlp or experts
+    assert activated
+    return {
+        **_attention_shape(attention),
+        "multiplier": block.multiplier,
+        "scalar": block.scalar,
+        "parallel": block.parallel,
+        "activation": _activation(activated.activation),
+        **(_experts_shape(experts) if experts else {}),
+    }
+
+
+def _attention_shape(attention: Attention) -> dict[str, Any]:
+    if attention.kind.span.chunk is not None:
+        raise AttributeError("layers that attend in chunks are not known")
+    return {
+        "key_heads": attention.key_heads,
+        "groups": attention.kind.groups,
+        "projected": attention.projected,
+        "width": attention.width,
+        "window": attention.kind.span.window,
+        "scale": attention.scale,
+    }
+
+
+def _experts_shape(experts: Experts) -> dict[str, Any]:
+    """How tokens are routed to experts: by a softmax over the scores of all."""
+    scales = {} if experts.scales is None else {"expert_scales": experts.scales}
+    return {"experts": experts.count, "chosen": experts.chosen, "rescaled": experts.rescaled, **scales}
+
+
+def _activation(function: Any) -> str:
+    name = type(function).__name__
+    if name not in ACTIVATIONS or getattr(function, "approximate", "none") not in ("none", "tanh"):
+        raise AttributeError(f"{name} is no activation that is known")
+    return "gelu_tanh" if getattr(function, "approximate", "none") == "tanh" else ACTIVATIONS[name]
+
+
+class PackingPlan:
+    """All that is packed of a module; weights that are released stay so until they are packed.
+
+    Args:
+        module: the module, as of `drafttree.models.families.describe`.
+
+    Attributes:
+        architecture: what it computes.
+        layers: its decoder layers.
+        rotaries: frequencies and scaling of the rotary embeddings of layers that turn by them, by type; by `LONG` those
+            beyond the original context of LongRoPE.
+        norm: the last norm, None for none.
+
+    Raises:
+        AttributeError: a layer is not as those of its family, or has a part that drafttree-native does not know.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.architecture = describe(module)
+        self.layers = [PackedLayer(block) for block in self.architecture.blocks]
+        self.rotaries = _rotaries(self.layers, self.architecture.rotaries)
+        self.norm = norm_of(self.architecture.norm)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head has the embedding's weight."""
+        return table_of(self.architecture.embedding) is getattr(*weight_place(self.architecture.head))
+
+    @property
+    def entry(self) -> tuple[Any, ...] | None:
+        """What a draft head begins with, as drafttree-native takes it; None for a model."""
+        entry = self.architecture.entry
+        if entry is None:
+            return None
+        projection = None if entry.projection is None else weight_of(entry.projection)
+        return *self._entry_norms, projection, entry.states_first, entry.normed_residual
+
+    @property
+    def products(self) -> list[tuple[int, Products]]:
+        """The products that stand in for linear layers, by the layer that they are of there, -1 for those of none."""
+        own = self.architecture.layer_inputs
+        inputs = [(-1, Products.alone("layer_inputs", own.projection))] if own else []
+        layers = [(index, layer.products) for index, layer in enumerate(self.layers)]
+        return [*inputs, *layers, (-1, Products.alone("head", self.architecture.head))]
+
+    @property
+    def linear_layers(self) -> list[Any]:
+        """The linear layers that products stand in for."""
+        return [layer for _, products in self.products for layer in products.linear_layers]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors of embeddings and of linear layers."""
+        own = self.architecture
+        entry = [] if own.entry is None or own.entry.projection is None else tensors_of(own.entry.projection)
+        inputs = [own.layer_inputs.embedding.weight] if own.layer_inputs else []
+        return [
+            table_of(own.embedding),
+            *entry,
+            *inputs,
+            *(each for layer in self.linear_layers for each in tensors_of(layer)),
+        ]
+
+    @property
+    def settings(self) -> list[Any]:
+        """All else that is packed."""
+        own = self.architecture
+        entry = [*self._entry_norms, own.entry.states_first, own.entry.normed_residual] if own.entry else None
+        scale, inputs = embedding_scale(own.embedding, own.embedding_multiplier), own.layer_inputs
+        of_inputs = None
+        if inputs:
+            scales = embedding_scale(inputs.embedding), inputs.projection_scale, inputs.sum_scale
+            of_inputs = [*scales, norm_of(inputs.norm)]
+        layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
+        last = self.norm, own.logits_divisor, own.logits_cap
+        return [scale, entry, of_inputs, layers, own.owners, self.rotaries, *last]
+
+    def shape_of(self, index: int) -> dict[str, Any]:
+        """Sizes and numbers of a layer, and where its keys and values are, and its rotary embedding."""
+        layer, (keys, values) = self.layers[index], self._slots(index)
+        shape = {**layer.shape, "buffer": keys.buffer, "key_slot": keys.place, "value_slot": values.place}
+        types = [*self.rotaries]
+        shape["rotary"] = types.index(layer.rotary) if layer.turns else None
+        if layer.turns and LONG in self.rotaries:
+            shape["long_rotary"] = types.index(LONG)
+        return shape
+
+    def _slots(self, index: int) -> tuple[Slot, Slot]:
+        return self.architecture.layout.slots[self.architecture.owners[index]]
+
+    @property
+    def _entry_norms(self) -> list[Norm | None]:
+        entry = self.architecture.entry
+        return [norm_of(entry.token_norm), norm_of(entry.state_norm)] if entry else []
+
+
+def embedding_scale(embedding: Any, multiplier: float | None = None) -> float:
+    """What embeddings are multiplied with: a multiplier if there is one, else the embedding's own."""
+    return scale_of(embedding) if multiplier is None else multiplier
+
+
+def _rotaries(layers: list[PackedLayer], rotaries: Any) -> dict[str | None, tuple[Tensor, float]]:
+    found: dict[str | None, tuple[Tensor, float]] = {}
+    for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.turns):
+        rotary: Rotary = rotaries[layer_type]
+        found[layer_type] = rotary.frequencies.detach().float().contiguous(), rotary.scaling
+        if rotary.long_frequencies is not None:
+            found[LONG] = rotary.long_frequencies.float().contiguous(), rotary.scaling
+    return found

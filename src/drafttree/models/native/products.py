@@ -1,0 +1,179 @@
+"""The products of a decoder for drafttree-native: which linear layers they are made of, and where outputs are."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drafttree.models.families import Attention, Block, Experts, Mlp, Stacked
+from drafttree.models.quantization.quantized_linear import QuantizedLinear
+
+Arrays = tuple[list[Tensor], Tensor | None, Tensor | None, str | None]
+"""The weights that a product is made of, their bias, the scales of int8 weights, and the name of others' blocks."""
+
+
+class Place(NamedTuple):
+    """Where outputs of a linear layer are.
+
+    Attributes:
+        product: the product that they are in.
+        first: the first of them there.
+        outputs: which they are, None for all in order.
+    """
+
+    product: str
+    first: int
+    outputs: Tensor | None
+
+
+class Products:
+    """The products of a decoder layer, whose weights are read only when they are packed.
+
+    Attributes:
+        layers: by name, the linear layers of one input whose outputs lie behind each other.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Sequence[Any]] = {}
+        self._takes: dict[str, Callable[[Tensor], Tensor] | None] = {}
+
+    @classmethod
+    def of(cls, block: Block) -> "Products":
+        """Those of a decoder layer."""
+        products = cls()
+        products._add_attention(block.attention)
+        if block.experts:
+            products._add_experts(block.experts)
+        if block.mlp:
+            products._add_mlp(block.mlp)
+        if block.inputs:
+            products.add("input_gate", [block.inputs.gate])
+            products.add("input_projection", [block.inputs.projection])
+        return products
+
+    @classmethod
+    def alone(cls, name: str, layer: Any) -> "Products":
+        """A linear layer that is a product by itself, and of no decoder layer."""
+        products = cls()
+        products.add(name, [layer])
+        return products
+
+    def add(self, name: str, layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Add the product of linear layers of one input.
+
+        Args:
+            name: its name.
+            layers: the layers.
+            taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
+                without.
+        """
+        self.layers[name], self._takes[name] = layers, taken
+
+    def read(self) -> dict[str, Arrays]:
+        """By name, what is packed; layers that have released their weights get them back."""
+        return {name: _read(layers, self._takes[name]) for name, layers in self.layers.items()}
+
+    @property
+    def places(self) -> dict[Any, list[Place]]:
+        """Where the outputs of each linear layer are."""
+        places = defaultdict[Any, list[Place]](list)
+        for name, layers in self.layers.items():
+            first, taken = 0, self._takes[name]
+            for layer in layers:
+                outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
+                places[layer].append(Place(name, first, outputs))
+                first += layer.out_features if outputs is None else len(outputs)
+        return places
+
+    @property
+    def linear_layers(self) -> list[Any]:
+        """The linear layers, each once."""
+        return [*dict.fromkeys(layer for layers in self.layers.values() for layer in layers)]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """What is packed of linear layers, None for no bias."""
+        return [tensor for layer in self.linear_layers for tensor in tensors_of(layer)]
+
+    def _add_attention(self, attention: Attention) -> None:
+        heads, width = attention.query_heads, attention.width
+        taken = partial(_by_kind, heads=heads, width=width) if attention.interleaved else None
+        for part, (_, layers) in enumerate(groupby(attention.qkv, _format)):
+            self.add(f"qkv/{part}", [*layers], taken)
+        self.add("out", [attention.out])
+
+    def _add_mlp(self, mlp: Mlp) -> None:
+        """Add the products of an MLP, whose gate and up projection some families (Phi-3) have as one."""
+        if not mlp.gated:
+            self.add("up", mlp.gate_up)
+        else:
+            for half, name in enumerate(("gate", "up")):
+                if len(mlp.gate_up) == 1:
+                    self.add(name, mlp.gate_up, lambda rows, half=half: rows.chunk(2)[half])
+                else:
+                    self.add(name, [mlp.gate_up[half]])
+        self.add("down", [mlp.down])
+
+    def _add_experts(self, experts: Experts) -> None:
+        """Add the products of a mixture of experts, whose weights are stacked: gates and up projections in one."""
+        inner = experts.gate_up.out_features // experts.count // 2
+        hidden = experts.down.out_features // experts.count
+        self.add("router", [experts.router])
+        for expert in range(experts.count):
+            for half, name in enumerate(("gate", "up")):
+                self.add(f"{name}/{expert}", [experts.gate_up], _rows((2 * expert + half) * inner, inner))
+            self.add(f"down/{expert}", [experts.down], _rows(expert * hidden, hidden))
+
+
+def _format(layer: Any) -> tuple[type, str | None]:
+    """What is alike of linear layers whose weights can be one product's."""
+    return type(layer), getattr(layer, "blocks", None)
+
+
+def _by_kind(rows: Tensor, heads: int, width: int) -> Tensor:
+    """Query heads, key heads and value heads behind each other, of outputs that are interleaved by heads."""
+    return rows.unflatten(0, (heads, 3, width)).transpose(0, 1).flatten(0, 2)
+
+
+def _rows(first: int, count: int) -> Callable[[Tensor], Tensor]:
+    return lambda rows: rows[first : first + count]
+
+
+def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Arrays:
+    take = taken or (lambda rows: rows)
+    held = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
+    weights = [take(weight).contiguous() for weight in held]
+    quantized = layers[0] if isinstance(layers[0], QuantizedLinear) else None
+    scales = None
+    if quantized and quantized.scale is not None:
+        scales = torch.cat([take(layer.scale.detach()) for layer in layers])
+    assert len({*map(_format, layers)}) == 1
+    biases = [  # some may have one and others none
+        torch.zeros(layer.out_features, dtype=torch.float32) if layer.bias is None else layer.bias.detach().float()
+        for layer in layers
+    ]
+    has_bias = any(layer.bias is not None for layer in layers)
+    bias = torch.cat([take(bias) for bias in biases]) if has_bias else None
+    return weights, bias, scales, quantized.blocks if quantized else None
+
+
+def weight_of(layer: Any) -> Arrays:
+    """The product of a linear layer alone."""
+    return _read([layer], None)
+
+
+def tensors_of(layer: Any) -> list[Any]:
+    """What is packed of a linear layer, as of `Products.tensors`."""
+    scale = layer.scale if isinstance(layer, QuantizedLinear) else None
+    return [getattr(*weight_place(layer)), layer.bias, scale]
+
+
+def weight_place(layer: Any) -> tuple[Any, str]:
+    """The module that has a linear layer's weight, and the weight's name there."""
+    if isinstance(layer, Stacked):
+        return layer.owner, layer.name
+    return layer, "quantized" if isinstance(layer, QuantizedLinear) else "weight"

@@ -1,0 +1,80 @@
+"""Norms of transformers: as one call, and as the numbers that they are made of."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Norm(NamedTuple):
+    """The numbers of a norm.
+
+    Attributes:
+        scale: float32 `[width]`.
+        shift: float32 `[width]`, None for none.
+        epsilon: what is added to the mean square.
+        centred: whether the mean is taken off first.
+    """
+
+    scale: Tensor
+    shift: Tensor | None
+    epsilon: float
+    centred: bool
+
+
+def norm_of(norm: Any, width: int = 0) -> Norm | None:
+    """The numbers of a norm, None for one that does nothing.
+
+    Args:
+        norm: the module, or its numbers.
+        width: numbers that are normed, which one without a scale (Gemma 4) does not say.
+
+    Raises:
+        AttributeError: it is no norm that is known.
+    """
+    if norm is None or isinstance(norm, Norm):
+        return norm
+    if isinstance(norm, nn.Identity):
+        return None
+    scale = getattr(norm, "weight", None)
+    scale = torch.ones(width, dtype=torch.float32, device="cpu") if scale is None else scale.detach()
+    weight = scale.float()
+    if isinstance(norm, nn.LayerNorm):
+        return Norm(weight, None if norm.bias is None else norm.bias.detach().float(), float(norm.eps), True)
+    offset, epsilon = _offset(norm, scale), _epsilon(norm)
+    if offset is None or epsilon is None:
+        raise AttributeError(f"{type(norm).__name__} is no norm that is known")
+    return Norm(weight + offset, None, float(epsilon), False)
+
+
+def norm_call(norm: Any) -> Callable[[Tensor], Tensor]:
+    """A transformers RMS norm as one call; whatever else is called a norm stays as it is.
+
+    On a CPU `F.rms_norm` is nine small operations; dividing by a length that includes epsilon is four. The scale is
+    a copy there, which does not follow changes of the weight.
+    """
+    if getattr(norm, "weight", None) is None or isinstance(norm, nn.LayerNorm):
+        return norm
+    weight, epsilon = norm.weight.detach(), _epsilon(norm)
+    offset = _offset(norm, weight)
+    if epsilon is None or offset is None:
+        return norm
+    if weight.is_cuda or weight.dtype != torch.float32:
+        return norm if offset else lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
+    scale = (weight + offset) * math.sqrt(len(weight))
+    shortest = torch.tensor(math.sqrt(len(weight) * epsilon))
+    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(shortest)).mul_(scale)
+
+
+def _epsilon(norm: Any) -> float | None:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+@torch.inference_mode()
+def _offset(norm: Any, weight: Tensor) -> int | None:
+    """The number an RMS norm adds to its weight (1 in Gemma), None if it does something else."""
+    scale = norm(torch.full_like(weight, 64.0))  # so long that epsilon does not show
+    return next((offset for offset in (0, 1) if torch.allclose(scale, weight + offset, rtol=1e-2, atol=1e-3)), None)

@@ -1,0 +1,36 @@
+"""Linear layers whose weight is in blocks of a few inputs, in the bytes that files have them in."""
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, QuantizedLinear, dequantized_rows
+
+
+class BlockLinear(QuantizedLinear):
+    """A linear layer whose weight is in blocks.
+
+    On a CPU drafttree-native multiplies them, with rows that it rounds to eight bits. The module itself converts whole
+    weights and multiplies rows as they are, which passes of drafttree-native are compared with.
+
+    Args:
+        layer: the layer in whose place it stands; its weight is not read.
+        quantized: the weight, uint8 `[out, bytes]`.
+        form: name of its blocks, as of `drafttree.models.quantization.blocks.FORMATS`.
+
+    Attributes:
+        blocks: the name of its blocks.
+    """
+
+    def __init__(self, layer: nn.Linear, quantized: Tensor, form: str) -> None:
+        super().__init__(layer)
+        self.quantized = nn.Parameter(quantized, requires_grad=False)
+        self.register_buffer("scale", None)
+        self.method = self.blocks = form
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, blocks={self.blocks}"
+
+    def product(self, x: Tensor) -> Tensor:
+        parts = self.quantized.split(ROWS_AT_ONCE)
+        weights = (dequantized_rows(part, None, self.blocks).to(x.dtype) for part in parts)
+        return torch.cat([nn.functional.linear(x, weight) for weight in weights], -1)

@@ -1,0 +1,173 @@
+"""Weights in blocks, as GGUF files have them: some inputs of an output, with their scales.
+
+The layouts are those of llama.cpp (`ggml-common.h`, read out by `ggml-quants.c`). One is ours, for what GPTQ and AWQ
+files hold: numbers of four bits that count from a whole number of the group.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+"""Inputs of a group, which has a scale."""
+
+
+class BlockFormat(NamedTuple):
+    """How weights lie in blocks.
+
+    Attributes:
+        inputs: of a block.
+        nbytes: of a block.
+        read: float32 `[blocks, inputs]` of blocks uint8 `[blocks, nbytes]`.
+    """
+
+    inputs: int
+    nbytes: int
+    read: Callable[[Tensor], Tensor]
+
+
+def dequantized(blocks: Tensor, name: str) -> Tensor:
+    """The weight `[out, in]` in float32 of blocks uint8 `[out, bytes]`."""
+    form = FORMATS[name]
+    return form.read(blocks.reshape(-1, form.nbytes)).reshape(len(blocks), -1)
+
+
+def has_whole_blocks(name: str, inputs: int) -> bool:
+    """Whether so many inputs are whole blocks of a format."""
+    return inputs % FORMATS[name].inputs == 0
+
+
+def pack_q4_0(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Blocks of numbers from 0 to 15 that count from 8.
+
+    Args:
+        numbers: `[out, in]`.
+        scales: `[out, groups]`.
+
+    Returns:
+        uint8 `[out, bytes]`.
+    """
+    return _packed(numbers, _bytes_of_halves(scales))
+
+
+def pack_q4_1(numbers: Tensor, scales: Tensor, mins: Tensor) -> Tensor:
+    """The same of numbers that count from 0, and what is added to each, `[out, groups]`."""
+    return _packed(numbers, _bytes_of_halves(scales), _bytes_of_halves(mins))
+
+
+def pack_q4_zero(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """The same of numbers that count from whole numbers `[out, groups]`."""
+    return _packed(numbers, _bytes_of_halves(scales), zeros.to(torch.uint8)[..., None])
+
+
+def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
+    """Blocks uint8 `[outputs, bytes]` for trials, of numbers and scales that are not large."""
+    form, generator = FORMATS[name], torch.Generator().manual_seed(0)
+    # a float16 whose upper byte is below 64 is finite, and below 2
+    return torch.randint(
+        64, (outputs, inputs // form.inputs * form.nbytes), dtype=torch.uint8, generator=generator, device="cpu"
+    )
+
+
+def _packed(numbers: Tensor, *heads: Tensor) -> Tensor:
+    grouped = numbers.to(torch.uint8).unflatten(1, (-1, GROUP))
+    first, second = grouped.chunk(2, -1)
+    return torch.cat([*heads, first | second << 4], -1).flatten(1)
+
+
+def _bytes_of_halves(values: Tensor) -> Tensor:
+    return values.half().contiguous()[..., None].view(torch.uint8)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """float32 `[blocks, 1]` of the float16 there."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(blocks: Tensor) -> Tensor:
+    """Numbers of four bits `[blocks, 2 n]`: those of the lower halves of n bytes, then those of the upper ones."""
+    return torch.cat((blocks & 15, blocks >> 4), 1)
+
+
+def _bits(blocks: Tensor) -> Tensor:
+    """The bits `[blocks, 8 n]` of n bytes."""
+    return (blocks[..., None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1).flatten(1)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+
+
+def _q4_zero(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 3:]).float() - blocks[:, 2:3].float())
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    numbers = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    return _half(blocks, 0) * (numbers.float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    numbers = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return _half(blocks, 0) * numbers.float() + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * blocks[:, 2:].view(torch.int8).float()
+
+
+def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and mins of eight groups, each float32 `[blocks, 8, 1]`: six bits each, in 12 bytes."""
+    first, second, last = blocks[:, 4:16].chunk(3, 1)
+    scales = torch.cat((first & 63, last & 15 | first >> 6 << 4), 1)
+    mins = torch.cat((second & 63, last >> 4 | second >> 6 << 4), 1)
+    return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * mins)[..., None]
+
+
+def _pairs_of_groups(blocks: Tensor) -> Tensor:
+    """Numbers `[blocks, 8, 32]` of four bits: 32 bytes have one group in their lower halves and the next above."""
+    pairs = blocks.unflatten(1, (4, 1, GROUP))
+    return torch.cat((pairs & 15, pairs >> 4), 2).flatten(1, 2)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(blocks)
+    return (scales * _pairs_of_groups(blocks[:, 16:]) - mins).flatten(1)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scales, mins = _scales_and_mins(blocks)
+    fifths = (
+        blocks[:, 16:48].unflatten(1, (1, GROUP)) >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+        & 1
+    )
+    return (scales * (_pairs_of_groups(blocks[:, 48:]) | fifths << 4) - mins).flatten(1)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low, high = blocks[:, :128].unflatten(1, (2, 1, 64)), blocks[:, 128:192].unflatten(1, (2, 1, GROUP))
+    fours = torch.cat((low & 15, low >> 4), 2).unflatten(3, (2, GROUP)).flatten(2, 3)
+    twos = high >> torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None] & 3
+    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
+    numbers = (fours | twos << 4).float() - 32
+    return (scales[..., None] * numbers.reshape(len(blocks), 16, 16)).flatten(1)
+
+
+FORMATS = {
+    "q4_0": BlockFormat(32, 18, _q4_0),
+    "q4_1": BlockFormat(32, 20, _q4_1),
+    "q4_zero": BlockFormat(32, 19, _q4_zero),
+    "q4_k": BlockFormat(256, 144, _q4_k),
+    "q5_0": BlockFormat(32, 22, _q5_0),
+    "q5_1": BlockFormat(32, 24, _q5_1),
+    "q5_k": BlockFormat(256, 176, _q5_k),
+    "q6_k": BlockFormat(256, 210, _q6_k),
+    "q8_0": BlockFormat(32, 34, _q8_0),
+}
+"""The formats by name; names are llama.cpp's, in small letters, but for `q4_zero`."""

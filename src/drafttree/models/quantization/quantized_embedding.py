@@ -1,0 +1,76 @@
+"""An embedding whose weight is a quantised output projection's."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drafttree.models.quantization.quantized_linear import QuantizedLinear, dequantized_rows
+
+SCALED = "ScaledWordEmbedding"
+"""What the names of transformers' classes end with whose embeddings have a factor (Gemma)."""
+
+
+class QuantizedEmbedding(nn.Module):
+    """An embedding whose rows are those of an output projection's weight.
+
+    Args:
+        head: the output projection.
+        embedding: the embedding in whose place it stands, which had the projection's weight before.
+
+    Attributes:
+        quantized: the projection's weight.
+        scale: the projection's, None where it has none.
+        blocks: name of the projection's blocks, None where it has none.
+        embed_scale: the factor of the embedding, in its dtype.
+    """
+
+    scale: Tensor | None
+
+    def __init__(self, head: QuantizedLinear, embedding: Any) -> None:
+        super().__init__()
+        self.training = embedding.training
+        self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
+        self.quantized = head.quantized
+        self.register_buffer("scale", head.scale, persistent=False)
+        self.dtype = embedding.weight.dtype
+        self.embed_scale = scale_of(embedding)
+        self.blocks = head.blocks
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+    def dequantized(self) -> Tensor:
+        """The rows of all tokens, `[vocab, hidden]` in float32, without the factor."""
+        return dequantized_rows(self.quantized.detach(), self.scale, self.blocks)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ids = tokens.flatten()
+        return self.scaled(self.quantized[ids], ids).unflatten(0, tokens.shape)
+
+    def scaled(self, quantized: Tensor, ids: Tensor) -> Tensor:
+        """The embeddings `[tokens, hidden]` of token ids, given their rows of `quantized`."""
+        scale = None if self.scale is None else self.scale[ids]
+        rows = dequantized_rows(quantized, scale, self.blocks).to(self.dtype)
+        return rows if self.embed_scale == 1 else rows * self.embed_scale
+
+
+def only_looks_up(embedding: Any) -> bool:
+    """Whether an embedding does nothing but look up rows, and multiply them with a factor perhaps."""
+    kind = type(embedding)
+    return kind in (nn.Embedding, QuantizedEmbedding) or kind.__name__.endswith(SCALED)
+
+
+def table_of(embedding: Any) -> Tensor:
+    """The weight of an embedding, as it lies in memory."""
+    return embedding.quantized if isinstance(embedding, QuantizedEmbedding) else embedding.weight
+
+
+def dtype_of(embedding: Any) -> torch.dtype:
+    """The dtype of the rows that an embedding looks up."""
+    return embedding.dtype if isinstance(embedding, QuantizedEmbedding) else embedding.weight.dtype
+
+
+def scale_of(embedding: Any) -> float:
+    """What an embedding multiplies its rows with; Gemma rounds it to the dtype of the weights."""
+    return torch.as_tensor(getattr(embedding, "embed_scale", 1.0)).to(dtype_of(embedding)).item()
