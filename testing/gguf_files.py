@@ -110,6 +110,7 @@ def write(
     tokenizer: Any = None,
     metadata: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
+    kinds: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a model.
 
@@ -120,6 +121,7 @@ def write(
         tokenizer: what merges bytes; the embedded one where it is None.
         metadata: values besides, or instead.
         without: the tensors to leave out.
+        kinds: of matrices that are of another kind.
     """
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     values = _model_metadata(model.config, architecture) | _tokenizer_metadata(tokenizer) | dict(metadata or {})
@@ -130,7 +132,8 @@ def write(
     for name, weight in _tensors(model, architecture):
         if name in without:
             continue
-        matrix_kind = gguf.GGMLQuantizationType[kind if weight.ndim > 1 else "F32"]
+        own_kind = (kinds or {}).get(name, kind) if weight.ndim > 1 else "F32"
+        matrix_kind = gguf.GGMLQuantizationType[own_kind]
         packed = gguf.quants.quantize(weight.float().contiguous().numpy(), matrix_kind)
         writer.add_tensor(name, packed, raw_dtype=matrix_kind)
     writer.write_header_to_file()

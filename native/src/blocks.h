@@ -65,7 +65,7 @@ struct Q4_ZERO {
 
 // d, fifth bits, numbers
 struct Q5_0 {
-  typedef GroupLayout<HalfScales<16>, 8> Layout;
+  typedef GroupLayout<HalfScales<16>, 5> Layout;
   static constexpr int64_t GROUPS = 1, BYTES = 22;
   static Group read(const uint8_t* block, int64_t) {
     Group group;
@@ -79,7 +79,7 @@ struct Q5_0 {
 
 // d, m, fifth bits, numbers
 struct Q5_1 {
-  typedef GroupLayout<HalfScalesAndMins, 8> Layout;
+  typedef GroupLayout<HalfScalesAndMins, 5> Layout;
   static constexpr int64_t GROUPS = 1, BYTES = 24;
   static Group read(const uint8_t* block, int64_t) {
     Group group;
@@ -148,7 +148,7 @@ struct Q4_K {
 
 // d, dmin, scales and mins, fifth bits: a bit of each group in a byte, numbers as before
 struct Q5_K {
-  typedef GroupLayout<TwoLevels, 8> Layout;
+  typedef GroupLayout<TwoLevels, 5> Layout;
   static constexpr int64_t GROUPS = 8, BYTES = 176;
   static Group read(const uint8_t* block, int64_t index) {
     Group group;
@@ -168,7 +168,7 @@ struct Q5_K {
 
 // numbers' lower four bits, their upper two, scales of 16 numbers, d
 struct Q6_K {
-  typedef GroupLayout<ScalesOfHalves, 8> Layout;
+  typedef GroupLayout<ScalesOfHalves, 6> Layout;
   static constexpr int64_t GROUPS = 8, BYTES = 210;
   static Group read(const uint8_t* block, int64_t index) {
     Group group;

@@ -11,7 +11,9 @@ namespace drafttree {
 // keeps them in memory (AVX2, GCC 12: two to three times as slow).
 #define ROLLED _Pragma("GCC unroll 1")
 constexpr int64_t CHUNK_GROUPS = INT8_CHUNK * 4 / GROUP;  // groups of 128 inputs
-constexpr int64_t CALLED_AHEAD = 8192;                    // bytes that weights are called ahead
+// Bytes that weights are called ahead. What is best depends on how long a group takes: 8 KB at 64 bytes a vector (a pass
+// over one row at 300 M: 4.66 ms, with 16 KB 5.09), 16 KB at 32.
+constexpr int64_t CALLED_AHEAD = WIDTH == 64 ? 8192 : 16384;
 
 // Bytes times bytes of a row, in pairs of 16 bits: unsigned ones, and their sums in 32 bits.
 #if defined(__AVX512BW__)
@@ -30,21 +32,31 @@ INLINE Ints without_sign(Ints a) { return (Ints)_mm256_abs_epi8((__m256i)a); }
 INLINE Ints with_sign_of(Ints a, Ints of) { return (Ints)_mm256_sign_epi8((__m256i)a, (__m256i)of); }
 #endif
 
-// Words of four inputs times a row's, added. Numbers of four bits, a group of whose pairs fits into 16 bits: 8 * 2 * 15
-// * 127.
-struct Nibbles {
+// An even word of four inputs and the odd one behind it times a row's, added. Numbers have 4 to 6 bits.
+template <int BITS>
+struct FewBits {
+  // A group's pairs of numbers of four bits fit into 16 bits: 8 * 2 * 15 * 127; of six bits those of two words do.
+  static constexpr bool in_pairs = BITS == 4 && HAS_PAIRS_OF_BYTES && !HAS_BYTES;
+
+  INLINE Ints add(Ints sum, Ints even, Ints odd, const char* row) {
 #if defined(__AVX512VNNI__)
-  INLINE Ints add(Ints sum, Ints weights, const char* row) {
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)broadcast(row));
-  }
-  INLINE Ints whole(Ints sum) { return sum; }
+    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)even, (__m512i)broadcast(row));
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)odd, (__m512i)broadcast(row + GROUP_ROW_WORD));
 #elif defined(__AVX2__)
-  INLINE Ints add(Ints sum, Ints weights, const char* row) { return add_pairs(sum, pairs(weights, broadcast(row))); }
-  INLINE Ints whole(Ints sum) { return whole_pairs(sum); }
+    const Ints first = pairs(even, broadcast(row)), second = pairs(odd, broadcast(row + GROUP_ROW_WORD));
+    if constexpr (in_pairs) return add_pairs(add_pairs(sum, first), second);
+    return sum + whole_pairs(add_pairs(first, second));
 #else
-  INLINE Ints add(Ints sum, Ints weights, const char* row) { return Word<Format::int8>::add(sum, weights, row); }
-  INLINE Ints whole(Ints sum) { return sum; }
+    sum = Word<Format::int8>::add(sum, even, row);
+    return Word<Format::int8>::add(sum, odd, row + GROUP_ROW_WORD);
 #endif
+  }
+  INLINE Ints whole(Ints sum) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    if constexpr (in_pairs) return whole_pairs(sum);
+#endif
+    return sum;
+  }
 };
 // Numbers of eight bits, which count from a constant.
 template <int ZERO>
@@ -66,10 +78,6 @@ struct Octets {
   }
 };
 
-// Whether a tile sums the upper halves of bytes by themselves, 16 times as large: an instruction less for each load, and
-// two sums of an output. Both are exact.
-constexpr bool splits_halves(int rows) { return HAS_BYTES && rows <= 4; }
-
 // A tile's part of 128 inputs, of all 64 outputs. All strides are in bytes.
 struct GroupTile {
   const char *weights, *outer;  // its first group, and what the scales of that and the others are multiplied with
@@ -90,12 +98,12 @@ struct GroupTile {
 template <class Layout, int ROWS, int VECTORS>
 static __attribute__((noinline)) void group_tile(const GroupTile& at) {
   typedef typename Layout::Scales Scales;
+  typedef FewBits<Layout::BITS> Few;
   typedef Octets<Scales::zero> Eight;
   constexpr int BITS = Layout::BITS, SPANS = Scales::SPANS, WORDS = GROUP / 4 / SPANS;  // words of a span
   constexpr int PASSES = PANEL / LANES / VECTORS;
-  constexpr bool split = BITS == 4 && splits_halves(ROWS);
   constexpr bool counts_from_zero = Scales::zero == 0 || (BITS == 8 && Eight::counts_from_zero);
-  const Ints lower = splat(0x0f0f0f0f), upper = splat((int32_t)0xf0f0f0f0);
+  const Ints lower = splat(0x0f0f0f0f), fifths = splat(BITS == 5 ? 0x10101010 : 0x30303030);
   const int64_t stride = at.stride;
   for (int pass = 0; pass < PASSES; pass++) {
     const int64_t from = pass * VECTORS * LANES;
@@ -107,27 +115,29 @@ static __attribute__((noinline)) void group_tile(const GroupTile& at) {
       const char* numbers = weights + Scales::HEAD + from * 4;
       UNROLL
       for (int span = 0; span < SPANS; span++) {
-        Ints sum[ROWS][VECTORS] = {}, above[ROWS][VECTORS] = {};
-        if constexpr (BITS == 4) {
+        Ints sum[ROWS][VECTORS] = {};
+        if constexpr (BITS < 8) {
+          Ints upper[VECTORS];  // the bits above the fourth of the words to come
+          if constexpr (BITS > 4) {
+            UNROLL
+            for (int v = 0; v < VECTORS; v++)
+              upper[v] = load<Ints>(weights + Layout::UPPER + span * GROUP_PANEL * 4 + from * 4 + v * WIDTH);
+          }
           ROLLED
           for (int step = 0; step < WORDS / 2; step++, numbers += GROUP_PANEL * 4, rows += 2 * GROUP_ROW_WORD) {
-            Ints low[VECTORS], high[VECTORS];
+            Ints even[VECTORS], odd[VECTORS];
             UNROLL
             for (int v = 0; v < VECTORS; v++) {
               const Ints both = load<Ints>(numbers + v * WIDTH);
-              low[v] = both & lower;
-              high[v] = split ? both & upper : (Ints)((Unsigneds)both >> 4) & lower;
-            }
-            UNROLL
-            for (int row = 0; row < ROWS; row++) {
-              const char *even = rows + row * stride, *odd = even + GROUP_ROW_WORD;
-              UNROLL
-              for (int v = 0; v < VECTORS; v++) {
-                sum[row][v] = Nibbles::add(sum[row][v], low[v], even);
-                Ints& to = split ? above[row][v] : sum[row][v];
-                to = Nibbles::add(to, high[v], odd);
+              even[v] = both & lower, odd[v] = (Ints)((Unsigneds)both >> 4) & lower;
+              if constexpr (BITS > 4) {
+                even[v] |= upper[v] << 4 & fifths, odd[v] |= upper[v] << (8 - BITS) & fifths;
+                upper[v] = (Ints)((Unsigneds)upper[v] >> 2 * (BITS - 4));
               }
             }
+            UNROLL
+            for (int row = 0; row < ROWS; row++) UNROLL
+            for (int v = 0; v < VECTORS; v++) sum[row][v] = Few::add(sum[row][v], even[v], odd[v], rows + row * stride);
           }
         } else {
           ROLLED
@@ -149,8 +159,7 @@ static __attribute__((noinline)) void group_tile(const GroupTile& at) {
           const Ints row_sum = broadcast((const char*)(row_sums + row * at.chunks * Rows::CHUNK_SUMS));
           UNROLL
           for (int v = 0; v < VECTORS; v++) {
-            Ints whole = BITS == 4 ? Nibbles::whole(sum[row][v]) : sum[row][v];
-            if constexpr (split) whole += above[row][v] >> 4;
+            Ints whole = Few::whole(sum[row][v]);
             if constexpr (!counts_from_zero) whole -= row_sum * Scales::zero;
             if constexpr (Scales::HAS_ZEROS) whole -= Scales::zeros(weights, from + v * LANES) * row_sum;
             part[row][v] = fused(__builtin_convertvector(whole, Floats), scale[v], part[row][v]);

@@ -1,18 +1,20 @@
-// Weights whose inputs have a scale by groups of 32, in four or eight bits a number: of files for llama.cpp, GPTQ, AWQ
+// Weights whose inputs have a scale by groups of 32, in four, five, six or eight bits a number: of files for llama.cpp, GPTQ, AWQ
 // and MLX, and those that `quantize="int4"` makes.
 //
 //   [panel of 64 outputs][8 groups of 32 inputs: what their scales are multiplied with][group: scales][numbers]
 //
 // Numbers of four bits lie in steps of 64 words of 32 bits, a word for each output. A byte of a step holds a number of
 // an even word of inputs in its lower half, and one of the odd word behind it in its upper half: one load feeds two
-// words of products. Numbers of eight bits lie as those of other weights do, a word of four for each output.
+// words of products. Behind them are the fifth bits, a bit of each of the 8 words in a byte, or the fifth and the sixth
+// ones, two bits of each of 4 words. Numbers of eight bits lie as those of other weights do, a word of four for each
+// output.
 //
 // A number stands for scale * (number - zero) + min. All of that is kept as the file has it, so nothing is rounded
 // anew, and what a file held can be read out again.
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -49,14 +51,19 @@ INLINE Floats halves_at(const char* from) {
   return out;
 #endif
 }
-// As many bytes as there are lanes.
-template <class Byte>
+// As many bytes as there are lanes. (GCC 12 converts vectors of them number by number.)
 INLINE Ints bytes_at(const char* from) {
-  typedef Byte Bytes __attribute__((vector_size(WIDTH / 4)));
-  Bytes bytes;
-  memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, Ints);
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  Ints out;
+  for (int lane = 0; lane < LANES; lane++) out[lane] = (uint8_t)from[lane];
+  return out;
+#endif
 }
+INLINE Ints signed_bytes_at(const char* from) { return bytes_at(from) << 24 >> 24; }
 
 // A group of one output: its numbers and whatever stands for its scales.
 struct Group {
@@ -116,7 +123,7 @@ struct HalfScalesAndZeros {
 
   INLINE Floats scale(const char* head, const char*, int64_t output, int) { return halves_at(head + output * 2); }
   INLINE Ints zeros(const char* head, int64_t output) {
-    return bytes_at<uint8_t>(head + GROUP_PANEL * 2 + output);
+    return bytes_at(head + GROUP_PANEL * 2 + output);
   }
   static float scale(const Group& group, int) { return half_widened(group.scale); }
   static void write(char* head, char*, int64_t output, const Group& group) {
@@ -135,10 +142,10 @@ struct TwoLevels {
   static constexpr int zero = 0;
 
   INLINE Floats scale(const char* head, const char* outer, int64_t output, int) {
-    return halves_at(outer + output * 2) * __builtin_convertvector(bytes_at<uint8_t>(head + output), Floats);
+    return halves_at(outer + output * 2) * __builtin_convertvector(bytes_at(head + output), Floats);
   }
   INLINE Floats min(const char* head, const char* outer, int64_t output) {
-    const Ints inner = bytes_at<uint8_t>(head + GROUP_PANEL + output);
+    const Ints inner = bytes_at(head + GROUP_PANEL + output);
     return -halves_at(outer + (GROUP_PANEL + output) * 2) * __builtin_convertvector(inner, Floats);
   }
   static float scale(const Group& group, int) { return half_widened(group.scale) * group.inner[0]; }
@@ -161,7 +168,7 @@ struct ScalesOfHalves {
   static constexpr int zero = 32;
 
   INLINE Floats scale(const char* head, const char* outer, int64_t output, int span) {
-    const Ints inner = bytes_at<int8_t>(head + span * GROUP_PANEL + output);
+    const Ints inner = signed_bytes_at(head + span * GROUP_PANEL + output);
     return halves_at(outer + output * 2) * __builtin_convertvector(inner, Floats);
   }
   static float scale(const Group& group, int span) {
@@ -183,6 +190,8 @@ struct GroupLayout {
   typedef ScalesOfGroups Scales;
   static constexpr int BITS = BITS_OF_NUMBERS;
   static constexpr int64_t BYTES = Scales::HEAD + GROUP_PANEL * GROUP * BITS / 8;  // of a group
+  static constexpr int64_t UPPER = Scales::HEAD + GROUP_PANEL * GROUP / 2;          // where bits above the fourth lie
+  static constexpr int UPPER_BITS = BITS - 4, UPPER_WORDS = BITS == 6 ? 4 : 8;  // of a byte there
 
   static constexpr int64_t panel_bytes(int64_t groups) {
     return groups * BYTES + (groups + OUTER_GROUPS - 1) / OUTER_GROUPS * Scales::OUTER;
@@ -200,8 +209,13 @@ struct GroupLayout {
     uint8_t* numbers = (uint8_t*)head + Scales::HEAD + output * 4;
     for (int64_t input = 0; input < GROUP; input++) {
       const int64_t word = input / 4;
-      if constexpr (BITS == 8) numbers[word * GROUP_PANEL * 4 + input % 4] = from.numbers[input];
-      else numbers[word / 2 * GROUP_PANEL * 4 + input % 4] |= from.numbers[input] << word % 2 * 4;
+      const uint8_t number = from.numbers[input];
+      if constexpr (BITS == 8) {
+        numbers[word * GROUP_PANEL * 4 + input % 4] = number;
+      } else {
+        numbers[word / 2 * GROUP_PANEL * 4 + input % 4] |= (number & 15) << word % 2 * 4;
+        if constexpr (BITS > 4) *upper_byte(head, output, input) |= number >> 4 << word % UPPER_WORDS * UPPER_BITS;
+      }
     }
   }
   // What the numbers of a group stand for.
@@ -220,10 +234,24 @@ struct GroupLayout {
     const uint8_t* numbers = (const uint8_t*)head + Scales::HEAD + output * 4;
     for (int64_t input = 0; input < GROUP; input++) {
       const int64_t word = input / 4;
-      if constexpr (BITS == 8) found.numbers[input] = numbers[word * GROUP_PANEL * 4 + input % 4];
-      else found.numbers[input] = numbers[word / 2 * GROUP_PANEL * 4 + input % 4] >> word % 2 * 4 & 15;
+      uint8_t& number = found.numbers[input];
+      if constexpr (BITS == 8) {
+        number = numbers[word * GROUP_PANEL * 4 + input % 4];
+      } else {
+        number = numbers[word / 2 * GROUP_PANEL * 4 + input % 4] >> word % 2 * 4 & 15;
+        if constexpr (BITS > 4)
+          number |= (*upper_byte(head, output, input) >> word % UPPER_WORDS * UPPER_BITS & ((1 << UPPER_BITS) - 1)) << 4;
+      }
     }
     return found;
+  }
+
+ private:
+  // The byte with the bits above the fourth of an input.
+  template <class Byte>
+  static auto* upper_byte(Byte* head, int64_t output, int64_t input) {
+    typedef std::conditional_t<std::is_const_v<Byte>, const uint8_t, uint8_t> Bits;
+    return (Bits*)head + UPPER + input / 4 / UPPER_WORDS * GROUP_PANEL * 4 + output * 4 + input % 4;
   }
 };
 

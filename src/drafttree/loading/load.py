@@ -24,12 +24,14 @@ from drafttree.loading.drafters import (
     check_quantized,
     find_or_choose,
 )
+from drafttree.loading.gguf.stored_blocks import why_not_kept
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
 from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import (
+    AS_STORED,
     BY_DEFAULT,
     KINDS,
     NONE,
@@ -100,11 +102,12 @@ def load(
         sinks: number of first tokens that stay visible with `lossy_window`.
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
-            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`).
+            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`). Weights of a
+            GGUF file stay as they are stored where drafttree-native runs the model; "none" unpacks them to the dtype.
         quantize_drafter: "int8" does the same to a drafter that is a language model, its head included, and to those of
             `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded by name
-            where drafttree-native runs it on a CPU and its weights are 50 MB or more; "none" or None leaves it as it
-            is.
+            where drafttree-native runs it on a CPU and its weights are 50 MB or more, and a GGUF file as it is stored;
+            "none" or None loads it in the target's dtype.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same
@@ -140,15 +143,19 @@ def load(
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    on, kind = find_placement(target, dtype, device, quantize)
+    on, kind = find_placement(target, dtype, device, quantize if quantize in KINDS else None)
     refuse_autocast(on)
-    check_quantization("quantize", quantize, on, target)
+    check_quantization("quantize", quantize, on, target, (NONE,))
     check_quantization("quantize_drafter", quantize_drafter, on, drafter, (BY_DEFAULT, NONE))
     quantize_drafter = None if quantize_drafter == NONE else quantize_drafter
     drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)
     if quantize_drafter in KINDS and not is_auto(drafter):
         check_quantizable(drafter, drafter_files, quantize_drafter)
     origin = target if isinstance(target, PreTrainedModel) else ModelFiles.of_model(target)
+    as_stored = quantize is None and isinstance(origin, ModelFiles) and origin.gguf is not None
+    if as_stored and is_auto(dtype) and why_not_kept(origin.config, on) is None:
+        kind = torch.bfloat16  # as with int8: rows are rounded to eight bits anyway
+    quantize = AS_STORED if as_stored else None if quantize == NONE else quantize
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)

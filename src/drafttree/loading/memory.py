@@ -18,7 +18,7 @@ FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
 
-def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> None:
+def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device, *, as_stored: bool = False) -> None:
     """Refuse a model whose weights alone take more than the memory that is free.
 
     Nothing is said where either is not known: on other systems than Linux, of pickles, and of models that are still to
@@ -28,6 +28,7 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) ->
         files: the files of the model.
         dtype: that it is loaded in.
         device: where it is to run; only the memory of a CPU is looked at.
+        as_stored: whether weights stay in the blocks of a GGUF file.
 
     Raises:
         ModelError: they take more.
@@ -35,12 +36,16 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device) ->
     if device.type != "cpu" or (free := free_bytes()) is None:
         return
     try:
-        needed = dtype.itemsize * sum(_numbers(files))
+        if files.gguf and as_stored:
+            needed = sum(tensor.nbytes for tensor in files.gguf.tensors.values())
+        else:
+            needed = dtype.itemsize * sum(_numbers(files))
     except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
         return
     if needed > free:
         raise ModelError(
-            f"the weights of {str(files.source)!r} take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
+            f"the weights of {str(files.source)!r} take {needed / 1e9:.1f} GB "
+            f"{'as stored' if as_stored else 'in ' + str(dtype).removeprefix('torch.')}, "
             f"and {free / 1e9:.1f} GB of memory are free; free some, load in bfloat16, or take a smaller model"
         )
 

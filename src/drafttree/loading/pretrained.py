@@ -35,10 +35,12 @@ from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDraft
 from drafttree.loading import zoo
 from drafttree.loading.gguf.architectures import weights_of
 from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
+from drafttree.loading.gguf.stored_blocks import kept_weights, put_blocks, why_not_kept
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.target_options import (
+    AS_STORED,
     BY_DEFAULT,
     KINDS,
     apply_quantization,
@@ -51,6 +53,7 @@ from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_c
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
 
+logger = logging.getLogger("drafttree")
 MAX_LAYERS = 1000
 LOADERS: dict[Any, Any] = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -141,7 +144,8 @@ def read_model(
         files: the files of the model.
         dtype: the dtype.
         device: where it runs.
-        quantize: one of `KINDS`, or `BY_DEFAULT` for what `choose_quantization` says.
+        quantize: one of `KINDS`; `AS_STORED`; or `BY_DEFAULT` for the blocks of a GGUF file, and else for what
+            `choose_quantization` says.
         tensor_parallel_size: processes it is sharded over.
         drafts: whether it drafts, so that its head may be quantised too.
 
@@ -156,8 +160,9 @@ def read_model(
         if quantize in KINDS:
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
+        keeps_blocks = tensor_parallel_size == 1 and _keeps_blocks(files, device, quantize)
         if tensor_parallel_size == 1:
-            check_memory(files, dtype, device)
+            check_memory(files, dtype, device, as_stored=keeps_blocks)
         if tensor_parallel_size > 1:
             check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
@@ -166,7 +171,7 @@ def read_model(
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
             if files.gguf:
-                loaded: Any = _from_gguf(files, files.gguf, dtype, options)
+                loaded: Any = _from_gguf(files, files.gguf, dtype, options, keeps_blocks=keeps_blocks)
             else:
                 loaded = loader.from_pretrained(
                     path, config=files.config, dtype=dtype, trust_remote_code=False, **options
@@ -187,7 +192,7 @@ def read_model(
     _check_weights(source, info)
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
-    if kind := choose_quantization(model) if quantize == BY_DEFAULT else quantize:
+    if kind := choose_quantization(model) if quantize == BY_DEFAULT else quantize if quantize in KINDS else None:
         with stage("quantise"):
             apply_quantization(model, kind, source, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
@@ -198,11 +203,29 @@ def read_model(
     return model
 
 
-def _from_gguf(files: ModelFiles, gguf: GGUFFile, dtype: torch.dtype, options: Mapping[str, Any]) -> tuple[Any, Any]:
+def _keeps_blocks(files: ModelFiles, device: torch.device, quantize: str | None) -> bool:
+    """Whether the weights of a GGUF file stay in its blocks; where they could not, the log says why."""
+    if files.gguf is None or quantize not in (AS_STORED, BY_DEFAULT):
+        return False
+    if reason := why_not_kept(files.config, device):
+        logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", files.source, reason)
+    return not reason
+
+
+def _from_gguf(
+    files: ModelFiles, gguf: GGUFFile, dtype: torch.dtype, options: Mapping[str, Any], *, keeps_blocks: bool
+) -> tuple[Any, Any]:
     """The model of a GGUF file, and what transformers says of its loading; weights are read one by one."""
     weights = weights_of(gguf, files.settings, dtype)
+    kept = kept_weights(weights, files.config) if keeps_blocks else {}
+    for weight in kept.values():
+        weight.is_left_out = True
     kind: Any = class_of(files.config)
     model, info = kind.from_pretrained(None, config=files.config, state_dict=weights, dtype=dtype, **options)
+    put_blocks(model, kept)
+    if kept:
+        forms = ", ".join(sorted({weight.form for weight in kept.values()}))
+        logger.info("%s: %d weights stay in the blocks of the file (%s)", files.source, len(kept), forms)
     model.name_or_path = model.config.name_or_path = files.path
     model.generation_config = generation_config_of(gguf)
     return model, info

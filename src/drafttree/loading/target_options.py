@@ -25,6 +25,8 @@ KINDS = {"int8": quantize_int8}
 """Quantisations by name."""
 BY_DEFAULT, NONE = "auto", "none"
 """What else may be asked for a drafter: what is fastest, or its weights as they are."""
+AS_STORED = "as stored"
+"""The weights of a GGUF file stay in its blocks, where those are multiplied; others are what their files say."""
 MANY_BYTES = 50_000_000
 """Bytes of a drafter's weights from which on it is quantised by default: fewer stay in a processor's caches, and a pass
 is mostly the price of calling it."""

@@ -17,6 +17,7 @@ from drafttree.core.randomness import gumbel
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.models import TargetModel
+from drafttree.models.quantization.quantized_linear import quantized_layers
 
 TOLERANCE_ULPS = 4
 """A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
@@ -189,7 +190,7 @@ def _scores(
     tokens = sequence.tokens
     target = transformers_model(decoder)
     eps = 0.0 if target.dtype == torch.float32 else torch.finfo(target.dtype).eps
-    eps = max(eps, INT8_EPS if target.quantization == "int8" else 0.0)
+    eps = max(eps, INT8_EPS if quantized_layers(target.module) else 0.0)
     with released(target) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
     scores = sampling.process(sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0])

@@ -27,7 +27,7 @@ from drafttree.models.module.probe import (
     tree_logits,
 )
 from drafttree.models.native.packed_model import PackedModel
-from drafttree.models.quantization.quantized_linear import QuantizedLinear, quantized_scales, unrounded_activations
+from drafttree.models.quantization.quantized_linear import QuantizedLinear, quantized_layers, unrounded_activations
 
 FUSED_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 INT8_ROWS = 2.0**-6
@@ -105,7 +105,7 @@ class OwnLogits:
         """What passes in one call are compared with, and the gap that is allowed."""
         with told_of_training(self.module):
             reference = [*self.behind_prefix, *self.late]
-        return reference, self.allowed(INT8_ROWS if quantized_scales(self.module) else 0.0)
+        return reference, self.allowed(INT8_ROWS if quantized_layers(self.module) else 0.0)
 
     def allowed(self, unit: float = 0.0) -> float:
         """The largest gap that rounding explains between another way to compute the module and the module.

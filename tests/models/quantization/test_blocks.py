@@ -29,6 +29,18 @@ def test_sizes_are_those_of_gguf(name):
     assert gguf.GGML_QUANT_SIZES[type_of(name)] == blocks.FORMATS[name][:2]
 
 
+@pytest.mark.parametrize("name", blocks.FORMATS)
+def test_scales_that_are_not_finite_are_seen(name):
+    form = blocks.FORMATS[name]
+    for at in form.halves:
+        for scale in (torch.inf, -torch.inf, torch.nan):
+            weight = blocks.random_blocks(name, 3, 2 * form.inputs)
+            assert blocks.has_finite_scales(weight, name)
+            place = form.nbytes + at
+            weight[1, place : place + 2] = torch.tensor([scale]).half().view(torch.uint8)
+            assert not blocks.has_finite_scales(weight, name)
+
+
 def test_what_is_packed_is_what_numbers_and_scales_stand_for():
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randint(16, (5, 96), generator=generator)

@@ -281,10 +281,12 @@ def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
 def pass_bytes(model: Any, context: int) -> int:
     """Bytes a pass over one node reads: every weight but the embedding's other rows, and the cache of a context."""
     from drafttree.models import prefill
+    from drafttree.models.native.products import weight_place
+    from drafttree.models.quantization.quantized_embedding import table_of
 
     module = model.module
     weights = {id(parameter): parameter.nbytes for parameter in module.parameters()}
-    table, head = module.get_input_embeddings().weight, module.get_output_embeddings().weight
+    table, head = table_of(module.get_input_embeddings()), getattr(*weight_place(module.get_output_embeddings()))
     if table is not head:
         weights[id(table)] = table[0].nbytes
     cache = model.new_cache(context)

@@ -78,7 +78,11 @@ ExactText = Annotated[
     ),
 ]
 Quantize = Annotated[
-    str | None, typer.Option(help='"int8" rounds the target\'s weights to 8 bits. Changes the output.')
+    str | None,
+    typer.Option(
+        help='"int8" rounds the target\'s weights to 8 bits. Changes the output. "none" unpacks those of a GGUF file, '
+        "which else stay as they are stored."
+    ),
 ]
 Inflate = Annotated[
     str | None, typer.Option("--inflate", help=f"Make the target as expensive as a larger model: {', '.join(SHAPES)}.")

@@ -18,6 +18,7 @@ from torch import Tensor
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import few
 from drafttree.loading.gguf.reader import GGUFFile
+from drafttree.models.quantization.blocks import FORMATS
 
 Settings = dict[str, Any]
 """What a config.json says."""
@@ -418,24 +419,53 @@ class StoredWeight:
         dtype: of the values.
         heads: number of heads whose rows are interleaved, 0 for none.
         offset: what was added to its values.
+
+    Attributes:
+        is_left_out: whether a placeholder without values is read in its place.
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
         self._file, self._names, self._dtype = file, names, dtype
         self._heads, self._offset = heads, offset
+        self.is_left_out = False
 
     def __getitem__(self, _: object) -> Tensor:
         """The whole weight: transformers takes what it materialises by `[...]`."""
+        if self.is_left_out:
+            return torch.zeros((), dtype=self._dtype).expand(self.shape)
         if self._offset:
             return (self._file.read(self._names[0], torch.float32) - self._offset).to(self._dtype)
-        parts = [self._file.read(name, self._dtype) for name in self._names]
+        return self._joined([self._file.read(name, self._dtype) for name in self._names])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        shapes = [self._file.tensors[name].shape for name in self._names]
+        return shapes[0] if len(shapes) == 1 else (*shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1])
+
+    @property
+    def form(self) -> str:
+        """The name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty."""
+        kinds = {self._file.tensors[name].kind.lower() for name in self._names}
+        stays = len(kinds) == 1 and kinds <= FORMATS.keys() and not self._offset and len(self.shape) == 2
+        return kinds.pop() if stays else ""
+
+    def blocks(self) -> Tensor:
+        """Its blocks, uint8 `[outputs, bytes]`.
+
+        Raises:
+            ModelError: scales are not finite.
+        """
+        return self._joined([self._file.read_blocks(name) for name in self._names])
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
         weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
         if self._heads:
             weight = weight.unflatten(0, (self._heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return weight
 
 
-def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, Any]:
+def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, StoredWeight]:
     """The weights of a file's model, by the names of transformers; none is read yet.
 
     Args:

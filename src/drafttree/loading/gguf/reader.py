@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
+from drafttree.models.quantization.blocks import has_finite_scales
 
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
@@ -112,6 +113,19 @@ class GGUFFile:
         for start in range(0, stored.rows, step):
             values[start : start + step] = torch.from_numpy(unpack(rows[start : start + step], kind))
         return values.view(stored.shape)
+
+    def read_blocks(self, name: str) -> Tensor:
+        """A matrix in the blocks that it is stored in, uint8 `[outputs, bytes]`, in memory of its own.
+
+        Raises:
+            ModelError: scales are not finite.
+        """
+        stored = self.tensors[name]
+        packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start).reshape(stored.rows, -1)
+        blocks = torch.from_numpy(packed.copy())
+        if not has_finite_scales(blocks, stored.kind.lower()):
+            raise ModelError(f"{self.path} holds {name} with scales that are not finite numbers; {COPY}")
+        return blocks
 
     def _check_whole(self) -> None:
         """Refuse one of several files that a model was split into."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 GROUP = 32
 """Inputs of a group, which has a scale."""
+EXPONENT = 0x7C
+"""The exponent's bits in the upper byte of a float16, which are all set of what is infinite or no number."""
 
 
 class BlockFormat(NamedTuple):
@@ -20,11 +22,13 @@ class BlockFormat(NamedTuple):
     Attributes:
         inputs: of a block.
         nbytes: of a block.
+        halves: where the float16 of a block lie, in bytes from its beginning.
         read: float32 `[blocks, inputs]` of blocks uint8 `[blocks, nbytes]`.
     """
 
     inputs: int
     nbytes: int
+    halves: tuple[int, ...]
     read: Callable[[Tensor], Tensor]
 
 
@@ -34,9 +38,12 @@ def dequantized(blocks: Tensor, name: str) -> Tensor:
     return form.read(blocks.reshape(-1, form.nbytes)).reshape(len(blocks), -1)
 
 
-def has_whole_blocks(name: str, inputs: int) -> bool:
-    """Whether so many inputs are whole blocks of a format."""
-    return inputs % FORMATS[name].inputs == 0
+def has_finite_scales(blocks: Tensor, name: str) -> bool:
+    """Whether all scales of blocks uint8 `[out, bytes]` are finite numbers."""
+    form = FORMATS[name]
+    each = blocks.view(len(blocks), -1, form.nbytes)
+    exponents = (each[..., at + 1] & EXPONENT for at in form.halves)
+    return not any(bool((exponent == EXPONENT).any()) for exponent in exponents)
 
 
 def pack_q4_0(numbers: Tensor, scales: Tensor) -> Tensor:
@@ -160,14 +167,14 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 FORMATS = {
-    "q4_0": BlockFormat(32, 18, _q4_0),
-    "q4_1": BlockFormat(32, 20, _q4_1),
-    "q4_zero": BlockFormat(32, 19, _q4_zero),
-    "q4_k": BlockFormat(256, 144, _q4_k),
-    "q5_0": BlockFormat(32, 22, _q5_0),
-    "q5_1": BlockFormat(32, 24, _q5_1),
-    "q5_k": BlockFormat(256, 176, _q5_k),
-    "q6_k": BlockFormat(256, 210, _q6_k),
-    "q8_0": BlockFormat(32, 34, _q8_0),
+    "q4_0": BlockFormat(32, 18, (0,), _q4_0),
+    "q4_1": BlockFormat(32, 20, (0, 2), _q4_1),
+    "q4_zero": BlockFormat(32, 19, (0,), _q4_zero),
+    "q4_k": BlockFormat(256, 144, (0, 2), _q4_k),
+    "q5_0": BlockFormat(32, 22, (0,), _q5_0),
+    "q5_1": BlockFormat(32, 24, (0, 2), _q5_1),
+    "q5_k": BlockFormat(256, 176, (0, 2), _q5_k),
+    "q6_k": BlockFormat(256, 210, (208,), _q6_k),
+    "q8_0": BlockFormat(32, 34, (0,), _q8_0),
 }
 """The formats by name; names are llama.cpp's, in small letters, but for `q4_zero`."""

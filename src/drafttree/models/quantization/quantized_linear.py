@@ -86,17 +86,20 @@ def dequantized_rows(quantized: Tensor, scale: Tensor | None, form: str | None) 
     return quantized * scale[:, None]
 
 
+def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
+    """The quantised layers of a module."""
+    return [part for part in module.modules() if isinstance(part, QuantizedLinear)]
+
+
 def quantized_scales(module: nn.Module) -> list[Tensor]:
     """The scales of all quantised layers of a module, which are no parameters."""
-    layers = [part for part in module.modules() if isinstance(part, QuantizedLinear)]
-    return [layer.scale for layer in layers if layer.scale is not None]
+    return [layer.scale for layer in quantized_layers(module) if layer.scale is not None]
 
 
 def quantization(module: nn.Module) -> str | None:
     """How the weights of a model are quantised, None if they are not."""
-    methods = (part.method for part in module.modules() if isinstance(part, QuantizedLinear))
-    if method := next(methods, None):
-        return method
+    if methods := {layer.method for layer in quantized_layers(module)}:
+        return ", ".join(sorted(methods))
     return quantization_method(getattr(getattr(module, "config", None), "quantization_config", None))
 
 

@@ -1,0 +1,75 @@
+"""Weights of GGUF files that stay in the blocks that they are stored in, which drafttree-native multiplies."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from drafttree.loading.gguf.architectures import StoredWeight
+from drafttree.models.families import why_not_known
+from drafttree.models.native import kernels
+from drafttree.models.quantization.block_linear import BlockLinear
+from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LINEAR = re.compile(r"(.*\.)(\w+)_proj\.weight")
+"""Weights of linear layers but the head."""
+TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
+"""Linear layers of one input, whose rows are made once."""
+
+
+def why_not_kept(config: PreTrainedConfig, device: torch.device) -> str | None:
+    """Why weights of a model do not stay in blocks on a device, None if they do."""
+    if device.type != "cpu":
+        return f"nothing multiplies blocks on {device.type}"
+    if kernels.native is None:
+        return 'drafttree-native is not installed (pip install "drafttree[native]")'
+    return why_not_known(config)
+
+
+def kept_weights(weights: Mapping[str, StoredWeight], config: PreTrainedConfig) -> dict[str, StoredWeight]:
+    """Those of a file's weights that stay in blocks, by the names of transformers."""
+    heads = {EMBEDDING if config.tie_word_embeddings else HEAD}
+    blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in heads)}
+    return {name: weights[name] for name in weights if name in blocks and _siblings(name) & weights.keys() <= blocks}
+
+
+def _siblings(name: str) -> set[str]:
+    """The weights that are in blocks if this one is."""
+    if not (match := LINEAR.fullmatch(name)):
+        return {name}
+    before, own = match.groups()
+    parts = next((together for together in TOGETHER if own in together), {own})
+    return {f"{before}{part}_proj.weight" for part in parts}
+
+
+def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None:
+    """Replace the linear layers of a model by those with weights in blocks, and an embedding that has the head's.
+
+    Args:
+        model: the model, whose weights of these names are placeholders.
+        kept: as of `kept_weights`.
+
+    Raises:
+        ModelError: scales in the file are not finite.
+    """
+    for name, weight in kept.items():
+        if name == EMBEDDING:
+            _put_tied_head(model, weight)
+            continue
+        parent, _, own = name.removesuffix(".weight").rpartition(".")
+        owner: Any = model.get_submodule(parent) if parent else model
+        setattr(owner, own, BlockLinear(getattr(owner, own), weight.blocks(), weight.form))
+
+
+def _put_tied_head(model: PreTrainedModel, weight: StoredWeight) -> None:
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    assert type(head) is nn.Linear
+    assert only_looks_up(embedding)
+    blocks = BlockLinear(head, weight.blocks(), weight.form)
+    model.set_output_embeddings(blocks)
+    model.set_input_embeddings(QuantizedEmbedding(blocks, embedding))
