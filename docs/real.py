@@ -14,7 +14,7 @@ FIGURES = ROOT / "docs" / "real.json"
 BEGIN, END = "<!-- real: {} -->\n", "<!-- /real -->\n"
 MODEL = "qwen-coder-1.5b"
 """The model of the README's table."""
-PRECISIONS = ("bfloat16", "int8")
+PRECISIONS = ("as stored", "bfloat16", "int8")
 README_METHODS = {
     "draft model, auto": "drafttree, the 0.5B as draft model",
     "lookup and draft model, auto": "drafttree, lookup and the 0.5B",
@@ -51,6 +51,7 @@ def updated(document: str, report: Mapping[str, Any]) -> str:
 
 def _readme_table(report: Mapping[str, Any]) -> str:
     rows = {(row["method"], row["precision"]): row for row in report["speeds"] if row["model"] == MODEL}
+    precisions = [precision for precision in PRECISIONS if any(of == precision for _, of in rows)]
 
     def speed(method: str, precision: str) -> str:
         row = rows.get((method, precision), {})
@@ -63,10 +64,10 @@ def _readme_table(report: Mapping[str, Any]) -> str:
         return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**row["R"]) if method != "plain" else "1"
 
     lines = [
-        [name, *(cell(method, precision) for precision in PRECISIONS for cell in (speed, over_plain))]
+        [name, *(cell(method, precision) for precision in precisions for cell in (speed, over_plain))]
         for method, name in README_METHODS.items()
     ]
-    header = [f"{column}, {precision}" for precision in PRECISIONS for column in ("tokens/s", "over plain decoding")]
+    header = [f"{column}, {precision}" for precision in precisions for column in ("tokens/s", "over plain decoding")]
     return _table(["method", *header], [line for line in lines if any(line[1:])])
 
 

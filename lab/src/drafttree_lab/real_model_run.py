@@ -46,6 +46,10 @@ class Failure:
     failure: str
 
 
+AS_STORED = "as stored"
+"""The precision of weights that stay in the blocks of their file."""
+
+
 @dataclass(frozen=True)
 class RealModel:
     """What is run of a model.
@@ -53,7 +57,7 @@ class RealModel:
     Attributes:
         target: its GGUF file.
         draft_model: that of a smaller one with its vocabulary, None where there is none.
-        precision: "float32", "bfloat16" or "int8".
+        precision: "float32" or "bfloat16", which weights are unpacked to; "int8"; or `AS_STORED`.
         new_tokens: tokens of a text.
     """
 
@@ -68,8 +72,13 @@ class RealModel:
 
     @property
     def dtype(self) -> str:
-        """Of the weights before they are quantised."""
-        return "bfloat16" if self.precision == "int8" else self.precision
+        """What the model computes in beside quantised weights."""
+        return "float32" if self.precision == "float32" else "bfloat16"
+
+    @property
+    def quantize(self) -> str | None:
+        """How the target's weights are quantised, as of `drafttree.load`."""
+        return {AS_STORED: None, "int8": "int8"}.get(self.precision, "none")
 
     @property
     def methods(self) -> dict[str, str]:
@@ -160,8 +169,8 @@ class OpenModel:
         """Plain decoding by drafttree."""
         from drafttree.loading.load import load
 
-        quantize = "int8" if self._model.precision == "int8" else None
-        return load(self._model.target, "none", dtype=self._model.dtype, device="cpu", quantize=quantize)
+        model = self._model
+        return load(model.target, "none", dtype=model.dtype, device="cpu", quantize=model.quantize)
 
     def _decoder_of(self, spec: str) -> "Decoder":
         from drafttree.measure.method_decoders import make_decoders

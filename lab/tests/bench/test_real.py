@@ -48,7 +48,7 @@ def test_every_way_has_a_row_and_writes_the_text_of_its_precision(folder):
         assert file["kinds"] == {"F32": 1.0}
     speeds = {(row["model"], row["precision"], row["method"]): row for row in report["speeds"]}
     for name in ("lookup, auto", "draft model, chain:depth=3", "lookup and draft model, auto"):
-        for precision in ("bfloat16", "int8"):
+        for precision in ("as stored", "bfloat16", "int8"):
             row = speeds["target", precision, name]
             assert row["same text"] == "2/2"
             assert row["tau"] >= 1
@@ -56,7 +56,8 @@ def test_every_way_has_a_row_and_writes_the_text_of_its_precision(folder):
     assert speeds["target", "bfloat16", TRANSFORMERS]["prompts"] == 1
     assert speeds["target", "bfloat16", PLAIN]["over transformers"]["mean"] > 0
     assert speeds["target", "bfloat16", ASSISTED]["tokens/s"] > 0
-    assert speeds["target", "int8", LLAMA_CPP]["failure"] == NO_LLAMA_CPP
+    assert speeds["target", "as stored", LLAMA_CPP]["failure"] == NO_LLAMA_CPP
+    assert ("target", "as stored", TRANSFORMERS) not in speeds
     assert ("target", "int8", TRANSFORMERS) not in speeds
     assert ("draft", "bfloat16", ASSISTED) not in speeds
     assert ("draft", "bfloat16", PROMPT_LOOKUP) in speeds

@@ -26,6 +26,7 @@ from drafttree.interfaces.console import make_console, progress
 from drafttree.measure.method import PLAIN
 from drafttree.measure.prompts import Example, spread_examples
 from drafttree_lab.real_model_run import (
+    AS_STORED,
     LLAMA_CPP,
     NO_LLAMA_CPP,
     OF_TRANSFORMERS,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "DRAFTTREE_REAL_MODELS"
 HOW_TO_FILL = "give a folder with GGUF files of models"
-SPEEDS = ("bfloat16", "int8")
+SPEEDS = (AS_STORED, "bfloat16", "int8")
 TEXTS = "float32"
 CODE = ("drafttree", "drafttree_native")
 PACKAGES = ("drafttree", "drafttree-native", "torch", "transformers", "llama-cpp-python")
