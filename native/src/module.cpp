@@ -132,13 +132,21 @@ struct Held : Model {
   std::optional<Array> embeddings;  // read where they lie, as those of layers
   Array layer_embeddings;
 
-  Held(int threads, const nb::object& table, int64_t width, float scale, const std::string& cached)
+  Held(int threads, const nb::object& table, int64_t width, float scale, const std::string& cached,
+       const nb::object& blocks)
       : threads(threads) {
     this->cached = embedding.format = cache_format(cached);
     embedding.width = width, embedding.scale = scale;
     if (!table.is_none()) {
       embeddings = nb::cast<Array>(table);
-      embedding = embedding_of(*embeddings, scale);
+      if (blocks.is_none()) {
+        embedding = embedding_of(*embeddings, scale);
+      } else {
+        embedding.blocks = BLOCKS.at(nb::cast<std::string>(blocks));
+        if (embeddings->ndim() != 2 || inputs_of_bytes(embedding.blocks, embeddings->shape(1)) != width)
+          throw std::invalid_argument("embeddings in blocks are not of the width of a model");
+        embedding.table = (const char*)embeddings->data(), embedding.vocabulary = embeddings->shape(0);
+      }
     }
     hidden = embedding.width;
   }
@@ -312,8 +320,8 @@ NB_MODULE(NATIVE_VARIANT, module) {
       "threads"_a, "logits"_a, "rows"_a, "stride"_a, "columns"_a, "allowed"_a, "count"_a, "logprobs"_a, "tokens"_a);
   nb::class_<Held>(module, "Model")
       // embeddings: None for those of another model that are shared, or else of the head
-      .def(nb::init<int, const nb::object&, int64_t, float, const std::string&>(), "threads"_a, "embeddings"_a.none(),
-           "width"_a, "embedding_scale"_a, "cached"_a)
+      .def(nb::init<int, const nb::object&, int64_t, float, const std::string&, const nb::object&>(), "threads"_a,
+           "embeddings"_a.none(), "width"_a, "embedding_scale"_a, "cached"_a, "blocks"_a.none() = nb::none())
       .def(
           "share_embedding",
           [](Held& model, const Held& other) { model.take_embedding(other.embedding.panels); }, "other"_a)

@@ -90,21 +90,30 @@ struct Rotary {
   }
 };
 
-// A table of embeddings `[vocabulary][width]`: read where it lies in the module, or out of an output projection of the
-// same weight.
+// A table of embeddings `[vocabulary][width]`: read where it lies in the module, in its blocks perhaps, or out of an
+// output projection of the same weight.
 struct Embedding {
   const char* table = nullptr;
   std::shared_ptr<const Panels> panels;  // in place of a table
   Format format = Format::float32;       // that the module has them in; int8 weights are embeddings of another one
   int64_t vocabulary = 0, width = 0;
   float scale = 1;
+  Format blocks = Format::float32;  // of the table, where it is in blocks
 
   void read(int64_t token, float* to) const {
     if (panels) panels->read(token, to);
+    else if (has_groups(blocks)) visit_blocks(blocks, [&](auto block) { read_blocks<decltype(block)>(token, to); });
     for (int64_t i = 0; i < width; i++) {
-      if (!panels) to[i] = at(token, i);
+      if (!panels && !has_groups(blocks)) to[i] = at(token, i);
       else to[i] = scale * (format == Format::float32 ? to[i] : widened(rounded(to[i])));
     }
+  }
+  template <class Block>
+  void read_blocks(int64_t token, float* to) const {
+    const auto* row = (const uint8_t*)table + token * Panels::row_bytes(blocks, width);
+    for (int64_t group = 0; group < width / GROUP; group++)
+      Block::Layout::values(Block::read(row + group / Block::GROUPS * Block::BYTES, group % Block::GROUPS),
+                            to + group * GROUP);
   }
   float at(int64_t token, int64_t i) const {
     const int64_t place = token * width + i;

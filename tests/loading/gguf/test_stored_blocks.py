@@ -76,6 +76,16 @@ def test_a_tied_head_and_its_embedding_are_one_weight(tmp_path):
     assert decoder.target.dtype == torch.bfloat16  # which "auto" is for them on any CPU
 
 
+def test_an_embedding_of_its_own_stays_in_its_blocks(tmp_path):
+    model = tiny.from_config(gguf_files.CONFIGS["llama"]())
+    path = gguf_files.write(model, tmp_path / "model.gguf", "Q8_0", kinds={"token_embd.weight": "Q4_1"})
+    target: Any = drafttree.load(path, "none").target
+    head, embedding = target.module.get_output_embeddings(), target.module.get_input_embeddings()
+    assert (head.blocks, embedding.blocks) == ("q8_0", "q4_1")
+    assert isinstance(target.backend, NativeBackend), target.runs_on
+    assert target.nbytes < 1.1 * path.stat().st_size
+
+
 def test_none_unpacks_the_weights_and_int8_quantises_them_anew(tmp_path):
     model = tiny.from_config(gguf_files.CONFIGS["llama"]())
     path = gguf_files.write(model, tmp_path / "model.gguf", "Q8_0")

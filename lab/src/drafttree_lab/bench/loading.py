@@ -46,7 +46,7 @@ def bench(
     models: Annotated[list[str], typer.Argument(help="Folders, GGUF files, hub names or embedded names.")],
     dtype: Dtype = "auto",
     quantize: Annotated[
-        list[str] | None, typer.Option(help='How weights are quantised: "none", "int8". May be repeated.')
+        list[str] | None, typer.Option(help='"int8" or "none"; by default as they are stored. May be repeated.')
     ] = None,
     drafter: Drafter = "none",
     peers: Annotated[str | None, typer.Option(help=f"Programs that load the same GGUF files: {LLAMA_CPP}.")] = None,
@@ -58,14 +58,14 @@ def bench(
     check_installed(programs)
     if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
         raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
-    kinds = quantize or ["none"]
+    kinds: list[str | None] = [*quantize] if quantize else [None]
     names = [Path(model).name for model in models]
     labels = {model: name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)}
     tasks = {
-        f"{labels[model]} {kind if kind != 'none' else dtype}": {
+        f"{labels[model]} {kind if kind not in (None, 'none') else dtype}": {
             "target": model,
             "dtype": dtype,
-            "quantize": None if kind == "none" else kind,
+            "quantize": kind,
             "drafter": drafter,
         }
         for model in models

@@ -32,8 +32,8 @@ def why_not_kept(config: PreTrainedConfig, device: torch.device) -> str | None:
 
 def kept_weights(weights: Mapping[str, StoredWeight], config: PreTrainedConfig) -> dict[str, StoredWeight]:
     """Those of a file's weights that stay in blocks, by the names of transformers."""
-    heads = {EMBEDDING if config.tie_word_embeddings else HEAD}
-    blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in heads)}
+    ends = {EMBEDDING, HEAD}
+    blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
     return {name: weights[name] for name in weights if name in blocks and _siblings(name) & weights.keys() <= blocks}
 
 
@@ -58,18 +58,20 @@ def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None
     """
     for name, weight in kept.items():
         if name == EMBEDDING:
-            _put_tied_head(model, weight)
+            _put_embedding(model, weight)
             continue
         parent, _, own = name.removesuffix(".weight").rpartition(".")
         owner: Any = model.get_submodule(parent) if parent else model
         setattr(owner, own, BlockLinear(getattr(owner, own), weight.blocks(), weight.form))
 
 
-def _put_tied_head(model: PreTrainedModel, weight: StoredWeight) -> None:
+def _put_embedding(model: PreTrainedModel, weight: StoredWeight) -> None:
+    """Put an embedding in blocks in the place of a model's, and a head with the same weight if the two are tied."""
     head: Any = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
-    assert type(head) is nn.Linear
     assert only_looks_up(embedding)
-    blocks = BlockLinear(head, weight.blocks(), weight.form)
-    model.set_output_embeddings(blocks)
+    blocks = BlockLinear(head, weight.blocks(), weight.form)  # of the same sizes
+    if model.config.tie_word_embeddings:
+        assert type(head) is nn.Linear
+        model.set_output_embeddings(blocks)
     model.set_input_embeddings(QuantizedEmbedding(blocks, embedding))

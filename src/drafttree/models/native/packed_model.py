@@ -127,9 +127,10 @@ def _new_model(plan: PackingPlan) -> Any:
     own = plan.architecture
     embedding = own.embedding
     owner = None if plan.is_tied else _owner(lambda packed: packed.has_embedding(embedding))
-    table = None if plan.is_tied or owner else embedding.weight.detach()
-    width, scale = embedding.embedding_dim, embedding_scale(embedding, own.embedding_multiplier)
-    model = kernels.native.Model(torch.get_num_threads(), table, width, scale, kernels.FORMATS[dtype_of(embedding)])
+    table = None if plan.is_tied or owner else table_of(embedding).detach()
+    scale, dtype = embedding_scale(embedding, own.embedding_multiplier), kernels.FORMATS[dtype_of(embedding)]
+    given = table, embedding.embedding_dim, scale, dtype, getattr(embedding, "blocks", None)
+    model = kernels.native.Model(torch.get_num_threads(), *given)
     if owner:
         model.share_embedding(owner)
     if entry := plan.entry:

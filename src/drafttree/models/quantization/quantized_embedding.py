@@ -1,4 +1,4 @@
-"""An embedding whose weight is a quantised output projection's."""
+"""An embedding with a quantised weight, often that of an output projection."""
 
 from typing import Any
 
@@ -12,30 +12,30 @@ SCALED = "ScaledWordEmbedding"
 
 
 class QuantizedEmbedding(nn.Module):
-    """An embedding whose rows are those of an output projection's weight.
+    """An embedding whose rows are those of a quantised weight.
 
     Args:
-        head: the output projection.
-        embedding: the embedding in whose place it stands, which had the projection's weight before.
+        weight: the layer with that weight, such as an output projection.
+        embedding: the embedding in whose place it stands.
 
     Attributes:
-        quantized: the projection's weight.
-        scale: the projection's, None where it has none.
-        blocks: name of the projection's blocks, None where it has none.
+        quantized: the weight.
+        scale: the layer's, None where it has none.
+        blocks: name of the weight's blocks, None where it has none.
         embed_scale: the factor of the embedding, in its dtype.
     """
 
     scale: Tensor | None
 
-    def __init__(self, head: QuantizedLinear, embedding: Any) -> None:
+    def __init__(self, weight: QuantizedLinear, embedding: Any) -> None:
         super().__init__()
         self.training = embedding.training
-        self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
-        self.quantized = head.quantized
-        self.register_buffer("scale", head.scale, persistent=False)
+        self.num_embeddings, self.embedding_dim = weight.out_features, weight.in_features
+        self.quantized = weight.quantized
+        self.register_buffer("scale", weight.scale, persistent=False)
         self.dtype = embedding.weight.dtype
         self.embed_scale = scale_of(embedding)
-        self.blocks = head.blocks
+        self.blocks = weight.blocks
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
