@@ -143,7 +143,8 @@ def load(
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    on, kind = find_placement(target, dtype, device, quantize if quantize in KINDS else None)
+    rounds = isinstance(quantize, str) and quantize in KINDS
+    on, kind = find_placement(target, dtype, device, quantize if rounds else None)
     refuse_autocast(on)
     check_quantization("quantize", quantize, on, target, (NONE,))
     check_quantization("quantize_drafter", quantize_drafter, on, drafter, (BY_DEFAULT, NONE))
