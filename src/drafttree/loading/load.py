@@ -24,11 +24,10 @@ from drafttree.loading.drafters import (
     check_quantized,
     find_or_choose,
 )
-from drafttree.loading.gguf.stored_blocks import why_not_kept
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
-from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer
+from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer, why_not_kept
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import (
     AS_STORED,
@@ -153,10 +152,12 @@ def load(
     if quantize_drafter in KINDS and not is_auto(drafter):
         check_quantizable(drafter, drafter_files, quantize_drafter)
     origin = target if isinstance(target, PreTrainedModel) else ModelFiles.of_model(target)
-    as_stored = quantize is None and isinstance(origin, ModelFiles) and origin.gguf is not None
-    if as_stored and is_auto(dtype) and why_not_kept(origin.config, on) is None:
+    if quantize is None and not wants.lossy_window:  # whose KV caches drafttree-native does not have
+        quantize = AS_STORED
+    elif quantize == NONE:
+        quantize = None
+    if is_auto(dtype) and isinstance(origin, ModelFiles) and why_not_kept(origin, on, quantize) is None:
         kind = torch.bfloat16  # as with int8: rows are rounded to eight bits anyway
-    quantize = AS_STORED if as_stored else None if quantize == NONE else quantize
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)

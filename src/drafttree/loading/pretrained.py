@@ -35,7 +35,7 @@ from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDraft
 from drafttree.loading import zoo
 from drafttree.loading.gguf.architectures import weights_of
 from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
-from drafttree.loading.gguf.stored_blocks import kept_weights, put_blocks, why_not_kept
+from drafttree.loading.gguf.stored_blocks import kept_weights, put_blocks, why_not_multiplied
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
@@ -160,7 +160,10 @@ def read_model(
         if quantize in KINDS:
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
-        keeps_blocks = tensor_parallel_size == 1 and _keeps_blocks(files, device, quantize)
+        reason = why_not_kept(files, device, quantize)
+        keeps_blocks = tensor_parallel_size == 1 and reason is None
+        if files.gguf and reason:
+            logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
         if tensor_parallel_size == 1:
             check_memory(files, dtype, device, as_stored=keeps_blocks)
         if tensor_parallel_size > 1:
@@ -192,7 +195,8 @@ def read_model(
     _check_weights(source, info)
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
-    if kind := choose_quantization(model) if quantize == BY_DEFAULT else quantize if quantize in KINDS else None:
+    kind = choose_quantization(model) if quantize == BY_DEFAULT else quantize
+    if kind in KINDS:
         with stage("quantise"):
             apply_quantization(model, kind, source, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
@@ -203,13 +207,19 @@ def read_model(
     return model
 
 
-def _keeps_blocks(files: ModelFiles, device: torch.device, quantize: str | None) -> bool:
-    """Whether the weights of a GGUF file stay in its blocks; where they could not, the log says why."""
-    if files.gguf is None or quantize not in (AS_STORED, BY_DEFAULT):
-        return False
-    if reason := why_not_kept(files.config, device):
-        logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", files.source, reason)
-    return not reason
+def why_not_kept(files: ModelFiles, device: torch.device, quantize: str | None) -> str | None:
+    """Why weights do not stay in the blocks of a GGUF file, None if they do.
+
+    Args:
+        files: the files of a model.
+        device: where it runs.
+        quantize: as of `read_model`.
+    """
+    if files.gguf is None:
+        return "there is no such file"
+    if quantize not in (AS_STORED, BY_DEFAULT):
+        return f"quantize is {quantize}" if quantize else "quantize or lossy_window asks for it"
+    return why_not_multiplied(files.config, device)
 
 
 def _from_gguf(

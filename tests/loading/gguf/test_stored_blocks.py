@@ -109,6 +109,13 @@ def test_without_drafttree_native_weights_are_unpacked_which_is_told(tmp_path, m
     assert "weights are unpacked, not multiplied as they are stored: drafttree-native is not installed" in caplog.text
 
 
+def test_a_lossy_window_unpacks_the_weights(tmp_path):
+    """On its KV caches fused layers run, which multiply no blocks: the module would unpack weights in every pass."""
+    path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), tmp_path / "model.gguf", "Q4_0")
+    target: Any = drafttree.load(path, "none", dtype="float32", lossy_window=32).target
+    assert target.quantization is None
+
+
 def test_scales_that_are_not_finite_are_refused_by_name(tmp_path):
     path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), tmp_path / "model.gguf", "Q4_0")
     (tensor,) = (each for each in gguf.GGUFReader(path).tensors if each.name == "blk.2.ffn_up.weight")

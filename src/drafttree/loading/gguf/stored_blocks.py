@@ -21,8 +21,8 @@ TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
 """Linear layers of one input, whose rows are made once."""
 
 
-def why_not_kept(config: PreTrainedConfig, device: torch.device) -> str | None:
-    """Why weights of a model do not stay in blocks on a device, None if they do."""
+def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | None:
+    """Why nothing multiplies the blocks of a model on a device, None if something does."""
     if device.type != "cpu":
         return f"nothing multiplies blocks on {device.type}"
     if kernels.native is None:

@@ -19,7 +19,7 @@ from drafttree.models.fused.fused_layer import FusedLayer, NormCall, PassContext
 from drafttree.models.fused.fused_linear import fuse
 from drafttree.models.fused.pass_inputs import PassInputs
 from drafttree.models.fused.rotary_angles import RotaryAngles
-from drafttree.models.module.mtp_embedding import states_read_by
+from drafttree.models.module.mtp_embedding import mtp_embedding_of
 from drafttree.models.module.plain_module import why_not_plain
 from drafttree.models.norms import norm_call
 from drafttree.models.segment import BEFORE_NORM, Output, Segment, forward_in_groups, join, split, split_layers
@@ -56,7 +56,7 @@ class FusedBackend:
         shapes = {(each.attention.key_heads, each.attention.kind.groups, each.attention.width) for each in own.blocks}
         self.is_uniform = len(shapes) == 1 and len(own.layout.slots) == len(own.blocks)
         self.groups, self.hidden = first.kind.groups, own.embedding.embedding_dim if own.entry else 0
-        self._module, self._embed = module, own.embedding
+        self._mtp_embedding, self._embed = mtp_embedding_of(module), own.embedding
         self._layers = [FusedLayer(block, index) for index, block in enumerate(own.blocks)]
         self._owners = own.owners
         self._entry = _FusedEntry(own.entry) if own.entry else None
@@ -99,8 +99,9 @@ class FusedBackend:
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...], states: Tensor | None = None
     ) -> list[Output]:
         """A pass over segments that have the same rotary frequencies."""
-        read = states_read_by(self._module, segments, states)
-        inputs = PassInputs.of(segments, self.empty if read is None else read)
+        if states is None and self._mtp_embedding:
+            states = self._mtp_embedding.read_states(segments)
+        inputs = PassInputs.of(segments, self.empty if states is None else states)
         x, hidden = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
         for segment in segments:
             segment.cache.grow(segment.positions)

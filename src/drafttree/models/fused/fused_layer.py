@@ -115,7 +115,8 @@ class _FusedAttention:
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
         self._qkv = fuse(*attention.qkv)
-        self._rotated = attention.query_heads + (attention.key_heads if attention.projected else 0)
+        self._query_heads = attention.query_heads
+        self._rotated = self._query_heads + (attention.key_heads if attention.projected else 0)
         self._head_norm = _head_norm(attention) if attention.query_norm else None
         self._value_norm = norm_call(attention.value_norm) if attention.value_norm else None
 
@@ -135,7 +136,7 @@ class _FusedAttention:
             rotated = self._head_norm(rotated)
         if own.turns:
             context.rotate(rotated)
-        query, key = rotated[:, : own.query_heads], rotated[:, own.query_heads :]
+        query, key = rotated[:, : self._query_heads], rotated[:, self._query_heads :]
         if not own.projected:
             return context.attention.read(query, rows, own.scale)
         return context.attention.attend(query, key, value, rows, own.scale)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from drafttree.models.segment import Segment, join
 
@@ -51,9 +52,7 @@ class MtpEmbedding(nn.Module):
         return self.states
 
 
-def states_read_by(module: Any, segments: Sequence[Segment], states: Tensor | None) -> Tensor | None:
-    """The states `[1, nodes, hidden]` that a pass reads: those given, or what the embedding of an MTP layer holds."""
-    if states is not None:
-        return states
-    embedding = module.get_input_embeddings()
-    return embedding.read_states(segments) if isinstance(embedding, MtpEmbedding) else None
+def mtp_embedding_of(module: Any) -> MtpEmbedding | None:
+    """The embedding of an MTP layer that is run as a language model; None of other modules."""
+    embedding = module.get_input_embeddings() if isinstance(module, PreTrainedModel) else None
+    return embedding if isinstance(embedding, MtpEmbedding) else None

@@ -16,7 +16,7 @@ from drafttree.core.machine_memory import machine_memory
 from drafttree.models.cache.kv_cache import TreeCache
 from drafttree.models.families import Stacked
 from drafttree.models.fused.fused_backend import why_not_fused
-from drafttree.models.module.mtp_embedding import states_read_by
+from drafttree.models.module.mtp_embedding import mtp_embedding_of
 from drafttree.models.module.released import ReleasedWeight, can_release
 from drafttree.models.native.kernels import draft_chains, run_pass, why_not_packed
 from drafttree.models.native.packed_model import PackedModel, packed_models
@@ -90,7 +90,7 @@ class NativeBackend:
     def __init__(self, module: Any) -> None:
         self.device = module.device
         self._empty = torch.empty(0, dtype=module.dtype, device="cpu")
-        self._module = module
+        self._mtp_embedding = mtp_embedding_of(module)
         packed = packed_models.get(module)
         if packed is None or not packed.holds(module):
             packed = None
@@ -98,7 +98,8 @@ class NativeBackend:
             packed = packed_models[module] = PackedModel(module)
         packed.take_back()
         self.packed = packed
-        architecture = PackingPlan(module).architecture
+        plan = PackingPlan(module)
+        architecture, self._linear_layers = plan.architecture, plan.linear_layers
         self._model, self._layout = packed.model, packed.layout
         self._vocab: int = architecture.head.out_features
         self._layers = len(architecture.blocks)
@@ -107,7 +108,7 @@ class NativeBackend:
 
     @property
     def packed_nbytes(self) -> int:
-        weights = map(_weight, PackingPlan(self._module).linear_layers)
+        weights = map(_weight, self._linear_layers)
         return sum(weight.nbytes for weight in weights if not isinstance(weight, ReleasedWeight))
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -116,17 +117,12 @@ class NativeBackend:
     def forward(
         self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = (), states: Tensor | None = None
     ) -> list[Output]:
-        """A pass; see `drafttree.models.base.Backend.forward`.
-
-        Args:
-            segments: the texts.
-            hidden_layers: layers whose states are wanted, `BEFORE_NORM` for what the last norm reads.
-            states: `[1, nodes, hidden]` that a draft head reads.
-        """
+        """A pass; see `drafttree.models.fused.fused_backend.FusedBackend.forward`."""
         if not segments:
             return []
-        read = states_read_by(self._module, segments, states)
-        logits, hidden = run_pass(self._model, segments, self._empty, hidden_layers, read)
+        if states is None and self._mtp_embedding:
+            states = self._mtp_embedding.read_states(segments)
+        logits, hidden = run_pass(self._model, segments, self._empty, hidden_layers, states)
         scored = [len(range(segment.nodes)[segment.wanted]) for segment in segments]
         own = split(logits[None, :, : self._vocab], scored)
         kept = [state.to(self._states) for state in hidden]
