@@ -124,7 +124,7 @@ def test_heads_draft_for_a_quantised_target(head):
 
 
 @pytest.mark.parametrize("option", ["quantize", "quantize_drafter"])
-@pytest.mark.parametrize("kind", ["int4", 8, True, ["int8"]])
+@pytest.mark.parametrize("kind", ["int3", 8, True, ["int8"]])
 def test_kinds_that_do_not_exist_are_told(option, kind, folder):
     message = told(ConfigError, drafttree.load, folder, folder, **{option: kind})
     assert message.startswith(f"unknown {option} {kind!r}")

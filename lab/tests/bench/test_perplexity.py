@@ -25,7 +25,7 @@ def text(tmp_path):
 def test_the_perplexity_is_that_of_transformers_logits(text):
     options = ["--text", text, "--tokens", 64, "--length", 16, "--dtype", "float32"]
     rows = json.loads(run("bench", "perplexity", "embedded-draft", *options, "--json").stdout)["rows"]
-    assert [row["weights"] for row in rows] == [perplexity.BASE, perplexity.BODY, perplexity.WHOLE]
+    assert [row["weights"] for row in rows] == [perplexity.BASE, perplexity.WAYS["int8"], perplexity.WAYS["int8-head"]]
     tokenizer, module = (
         load_tokenizer("embedded-draft"),
         load_model("embedded-draft", torch.float32, torch.device("cpu")),

@@ -27,7 +27,7 @@ from drafttree.loading.drafters import (
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.part_finder import NamedParts
 from drafttree.loading.placement import find_placement, is_auto
-from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer, why_not_kept
+from drafttree.loading.pretrained import ModelSource, eos_ids, find_model, load_model, load_tokenizer, stays_as_stored
 from drafttree.loading.specs import PolicyLike, VerifierLike, default_policy, find_verifier, make_policy
 from drafttree.loading.target_options import (
     AS_STORED,
@@ -101,8 +101,10 @@ def load(
         sinks: number of first tokens that stay visible with `lossy_window`.
         quantize: "int8" rounds the weights of the target's linear layers, except its head, to 8 bits. This changes the
             output: plain decoding and transformers' `generate` on `decoder.target.module` generate the same text. Takes
-            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`). Weights of a
-            GGUF file stay as they are stored where drafttree-native runs the model; "none" unpacks them to the dtype.
+            less memory and time; on a CPU it needs drafttree-native (`pip install "drafttree[native]"`). "int4" rounds
+            them to 4 bits by GPTQ, and the head to 8, on CPUs; `drafttree quantize` does that once and keeps the
+            result. Weights that files have in few bits (GGUF, GPTQ, AWQ, compressed-tensors, MLX) stay as they are
+            stored where drafttree-native runs the model; "none" unpacks them to the dtype.
         quantize_drafter: "int8" does the same to a drafter that is a language model, its head included, and to those of
             `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded by name
             where drafttree-native runs it on a CPU and its weights are 50 MB or more, and a GGUF file as it is stored;
@@ -156,7 +158,7 @@ def load(
         quantize = AS_STORED
     elif quantize == NONE:
         quantize = None
-    if is_auto(dtype) and isinstance(origin, ModelFiles) and why_not_kept(origin, on, quantize) is None:
+    if is_auto(dtype) and isinstance(origin, ModelFiles) and stays_as_stored(origin, on, quantize):
         kind = torch.bfloat16  # as with int8: rows are rounded to eight bits anyway
     model = load_model(origin, kind, on, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import weight_files
 from drafttree.loading.model_files import ModelFiles
+from drafttree.loading.stored_blocks import StoredWeight
 
 MEMORY = Path("/proc/meminfo")
 LENGTH, METADATA = 8, "__metadata__"
@@ -18,7 +19,14 @@ FREE = ("MemAvailable", "SwapFree")
 LIMIT, USED, STATISTICS = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat"))
 
 
-def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device, *, as_stored: bool = False) -> None:
+def check_memory(
+    files: ModelFiles,
+    dtype: torch.dtype,
+    device: torch.device,
+    stored: Mapping[str, StoredWeight] | None = None,
+    *,
+    as_stored: bool = False,
+) -> None:
     """Refuse a model whose weights alone take more than the memory that is free.
 
     Nothing is said where either is not known: on other systems than Linux, of pickles, and of models that are still to
@@ -28,7 +36,8 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device, *,
         files: the files of the model.
         dtype: that it is loaded in.
         device: where it is to run; only the memory of a CPU is looked at.
-        as_stored: whether weights stay in the blocks of a GGUF file.
+        stored: the weights in the files by name, where these are read one by one.
+        as_stored: whether those stay in few bits as the files have them.
 
     Raises:
         ModelError: they take more.
@@ -36,8 +45,10 @@ def check_memory(files: ModelFiles, dtype: torch.dtype, device: torch.device, *,
     if device.type != "cpu" or (free := free_bytes()) is None:
         return
     try:
-        if files.gguf and as_stored:
-            needed = sum(tensor.nbytes for tensor in files.gguf.tensors.values())
+        if stored is not None and as_stored:
+            needed = sum(path.stat().st_size for path in _paths(files))
+        elif stored is not None:
+            needed = dtype.itemsize * sum(math.prod(weight.shape) for weight in stored.values())
         else:
             needed = dtype.itemsize * sum(_numbers(files))
     except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
@@ -67,12 +78,16 @@ def free_bytes() -> int | None:
 
 def _numbers(files: ModelFiles) -> Iterator[int]:
     """The count of numbers in each tensor of the files, as far as these say so without being read."""
+    for path in _paths(files):
+        if path.suffix == ".safetensors":
+            yield from (math.prod(shape) for shape in _shapes(path))
+
+
+def _paths(files: ModelFiles) -> list[Path]:
+    """The files with weights that are on this machine, as far as their place is known."""
     if files.gguf:
-        yield from (math.prod(tensor.shape) for tensor in files.gguf.tensors.values())
-    elif files.is_local:
-        for path in weight_files(Path(files.path)):
-            if path.suffix == ".safetensors":
-                yield from (math.prod(shape) for shape in _shapes(path))
+        return [Path(files.path)]
+    return weight_files(Path(files.path)) if files.is_local else []
 
 
 def _shapes(path: Path) -> Iterator[list[int]]:

@@ -15,6 +15,7 @@ from drafttree.loading.folders import find_folder, find_gguf, resolve
 from drafttree.loading.gguf.architectures import settings_of
 from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
 from drafttree.loading.gguf.tokenizers import token_ids
+from drafttree.loading.quantized.layouts import Layout, layout_of
 
 
 class ModelFiles:
@@ -101,6 +102,24 @@ class ModelFiles:
             return CONFIG_MAPPING[model_type].from_dict(deepcopy(self.settings), name_or_path=self.path)
         except StrictDataclassError as error:
             raise ValueError(f"config.json is no {model_type} model's: {error.__cause__ or error}") from error
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """How quantised weights lie in the folder, None where there are none, or in a way that is not known.
+
+        Raises:
+            ModelError: config.json says of them what cannot be.
+        """
+        return None if self.gguf else layout_of(self.settings)
+
+    @property
+    def unquantized_config(self) -> PreTrainedConfig:
+        """What transformers makes of config.json, as of a model whose weights are not quantised."""
+        config = deepcopy(self.config)
+        for name in ("quantization_config", "quantization"):
+            if hasattr(config, name):
+                delattr(config, name)
+        return config
 
     @cached_property
     def kind(self) -> str:

@@ -33,15 +33,19 @@ from drafttree.core.stages import stage
 from drafttree.drafters.assistant import ASSISTANTS
 from drafttree.drafters.formats import INDICES, LANGUAGE_MODEL, UnsupportedDrafter, read_json
 from drafttree.loading import zoo
+from drafttree.loading.folders import find_folder
 from drafttree.loading.gguf.architectures import weights_of
-from drafttree.loading.gguf.reader import SUFFIX, GGUFFile
-from drafttree.loading.gguf.stored_blocks import kept_weights, put_blocks, why_not_multiplied
+from drafttree.loading.gguf.reader import SUFFIX
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
+from drafttree.loading.int4.folder import Int4Folder
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
+from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
+from drafttree.loading.stored_blocks import StoredWeight, kept_weights, put_blocks, why_not_multiplied
 from drafttree.loading.target_options import (
     AS_STORED,
     BY_DEFAULT,
+    INT4,
     KINDS,
     apply_quantization,
     check_shares,
@@ -49,12 +53,14 @@ from drafttree.loading.target_options import (
     choose_quantization,
     sharding_options,
 )
-from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled
+from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled, shortened
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
+from drafttree.models.quantization.quantize import quantize_head
 
 logger = logging.getLogger("drafttree")
 MAX_LAYERS = 1000
+GENERATION_CONFIG = "generation_config.json"
 LOADERS: dict[Any, Any] = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForImageTextToText: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -144,7 +150,7 @@ def read_model(
         files: the files of the model.
         dtype: the dtype.
         device: where it runs.
-        quantize: one of `KINDS`; `AS_STORED`; or `BY_DEFAULT` for the blocks of a GGUF file, and else for what
+        quantize: one of `KINDS`; `AS_STORED`; or `BY_DEFAULT` for the blocks of a file, and else for what
             `choose_quantization` says.
         tensor_parallel_size: processes it is sharded over.
         drafts: whether it drafts, so that its head may be quantised too.
@@ -152,20 +158,23 @@ def read_model(
     Raises:
         ModelError: as `load_model`.
     """
+    if quantize == INT4:
+        files = _rounded_files(files)
     source, path = files.source, files.path
     _check_index(Path(path))
     settings = _settings_of(files)
     try:
         check_layer_counts(settings)
-        if quantize in KINDS:
+        if quantize in KINDS and not (quantize == INT4 and files.layout):
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
+        stored = _stored_weights(files, dtype, device) if tensor_parallel_size == 1 or files.gguf else None
         reason = why_not_kept(files, device, quantize)
         keeps_blocks = tensor_parallel_size == 1 and reason is None
-        if files.gguf and reason:
+        if stored is not None and reason:
             logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
         if tensor_parallel_size == 1:
-            check_memory(files, dtype, device, as_stored=keeps_blocks)
+            check_memory(files, dtype, device, stored, as_stored=keeps_blocks)
         if tensor_parallel_size > 1:
             check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
@@ -173,8 +182,8 @@ def read_model(
         options = _attention(files.config) | sharding_options(tensor_parallel_size)
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
-            if files.gguf:
-                loaded: Any = _from_gguf(files, files.gguf, dtype, options, keeps_blocks=keeps_blocks)
+            if stored is not None:
+                loaded: Any = _from_stored(files, stored, dtype, options, keeps_blocks=keeps_blocks)
             else:
                 loaded = loader.from_pretrained(
                     path, config=files.config, dtype=dtype, trust_remote_code=False, **options
@@ -196,9 +205,12 @@ def read_model(
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
     kind = choose_quantization(model) if quantize == BY_DEFAULT else quantize
-    if kind in KINDS:
+    if kind == INT4 and keeps_blocks:
+        quantize_head(model)
+    elif kind in KINDS:
         with stage("quantise"):
-            apply_quantization(model, kind, source, head=drafts)
+            tokenizer = tokenizer_beside(files) if kind == INT4 else None
+            apply_quantization(model, kind, source, tokenizer, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
         _copy_what_stays(model)
     if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
@@ -207,38 +219,104 @@ def read_model(
     return model
 
 
+def _rounded_files(files: ModelFiles) -> ModelFiles:
+    """The files of a model in four bits: its own, those that `drafttree quantize` has kept of it, else as they are.
+
+    Raises:
+        ModelError: it is a GGUF file.
+    """
+    if files.gguf:
+        raise ModelError(
+            f"{str(files.source)!r} is a GGUF file, whose weights are in few bits already; leave out quantize"
+        )
+    if files.layout:
+        return files
+    files = local_files(files)
+    folder = Int4Folder.of_cache(files)
+    if not folder.is_whole:
+        return files
+    logger.info("%s: its weights in four bits are in %s", files.source, folder.path)
+    return ModelFiles(files.source, folder.path)
+
+
+def local_files(files: ModelFiles) -> ModelFiles:
+    """The files on this machine; those of the hub are downloaded."""
+    return files if files.gguf or files.is_local else ModelFiles(files.source, find_folder(files.path))
+
+
 def why_not_kept(files: ModelFiles, device: torch.device, quantize: str | None) -> str | None:
-    """Why weights do not stay in the blocks of a GGUF file, None if they do.
+    """Why weights do not stay in few bits as their files have them, None if they do.
 
     Args:
         files: the files of a model.
         device: where it runs.
         quantize: as of `read_model`.
     """
-    if files.gguf is None:
-        return "there is no such file"
-    if quantize not in (AS_STORED, BY_DEFAULT):
+    if files.gguf is None and files.layout is None:
+        return "they are not in few bits, or in a way that is not known"
+    if quantize not in (AS_STORED, BY_DEFAULT, INT4):
         return f"quantize is {quantize}" if quantize else "quantize or lossy_window asks for it"
     return why_not_multiplied(files.config, device)
 
 
-def _from_gguf(
-    files: ModelFiles, gguf: GGUFFile, dtype: torch.dtype, options: Mapping[str, Any], *, keeps_blocks: bool
+def stays_as_stored(files: ModelFiles, device: torch.device, quantize: str | None) -> bool:
+    """Whether weights stay as of `why_not_kept`; not where files cannot be read, which is told when they are."""
+    try:
+        return why_not_kept(files, device, quantize) is None
+    except (ModelError, OSError, ValueError):
+        return False
+
+
+def _stored_weights(files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Mapping[str, StoredWeight] | None:
+    """The weights of files that are read here, not by transformers, one by one; None where it reads them.
+
+    transformers has kernels for quantised weights on other devices than CPUs, but none for MLX's.
+    """
+    if files.gguf:
+        return weights_of(files.gguf, files.settings, dtype)
+    if files.layout is None or (device.type != "cpu" and not files.layout.is_of_mlx):
+        return None
+    folder = Path(local_files(files).path)
+    return weights_in(folder, files.layout, dtype) if holds_safetensors(folder) else None
+
+
+def _from_stored(
+    files: ModelFiles,
+    weights: Mapping[str, StoredWeight],
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+    *,
+    keeps_blocks: bool,
 ) -> tuple[Any, Any]:
-    """The model of a GGUF file, and what transformers says of its loading; weights are read one by one."""
-    weights = weights_of(gguf, files.settings, dtype)
-    kept = kept_weights(weights, files.config) if keeps_blocks else {}
+    """The model of weights that are read one by one, and what transformers says of its loading."""
+    kept = kept_weights(weights) if keeps_blocks else {}
     for weight in kept.values():
         weight.is_left_out = True
-    kind: Any = class_of(files.config)
-    model, info = kind.from_pretrained(None, config=files.config, state_dict=weights, dtype=dtype, **options)
+    config: Any = files.unquantized_config
+    kind: Any = class_of(config)
+    model, info = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
     put_blocks(model, kept)
-    if kept:
-        forms = ", ".join(sorted({weight.form for weight in kept.values()}))
-        logger.info("%s: %d weights stay in the blocks of the file (%s)", files.source, len(kept), forms)
+    if keeps_blocks:
+        _tell_kept(files, weights, kept, dtype)
     model.name_or_path = model.config.name_or_path = files.path
-    model.generation_config = generation_config_of(gguf)
+    if files.gguf:
+        model.generation_config = generation_config_of(files.gguf)
+    elif (Path(files.path) / GENERATION_CONFIG).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(files.path)
     return model, info
+
+
+def _tell_kept(
+    files: ModelFiles, weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
+) -> None:
+    """Log which weights stay in few bits, and which others of few bits do not."""
+    forms = ", ".join(sorted({weight.form for weight in kept.values()})) or "none"
+    logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(kept), forms)
+    if files.layout and (others := [name for name, weight in weights.items() if weight.is_packed and name not in kept]):
+        logger.info(
+            "%s: %d quantised weights are unpacked to %s, since nothing multiplies them as they are stored: %s",
+            *(files.source, len(others), str(dtype).removeprefix("torch."), shortened(others)),
+        )
 
 
 def _settings_of(files: ModelFiles) -> dict[str, Any]:

@@ -9,20 +9,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttree.core.errors import ConfigError, ModelError, unknown
+from drafttree.loading.int4.quantize import quantize_int4
 from drafttree.models import LossyWindow, Wants
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import why_not_native
-from drafttree.models.quantization.quantize import quantize_int8
+from drafttree.models.quantization.quantize import quantize_head, quantize_int8
 from drafttree.models.quantization.quantized_linear import quantization, quantization_method, quantized_scales
 
 logger = logging.getLogger("drafttree")
 SINKS = 4
 """First tokens that stay visible in a window where it is not said how many (Xiao et al. 2023)."""
-KINDS = {"int8": quantize_int8}
-"""Quantisations by name."""
+INT8, INT4 = "int8", "int4"
+KINDS = (INT8, INT4)
+"""Quantisations that a model is loaded with."""
 BY_DEFAULT, NONE = "auto", "none"
 """What else may be asked for a drafter: what is fastest, or its weights as they are."""
 AS_STORED = "as stored"
@@ -74,6 +76,8 @@ def check_quantization(
         raise unknown(option, kind, [*KINDS, *others])
     if isinstance(source, PreTrainedModel):
         raise ConfigError(f"{option}={kind!r} is for a model that is loaded by name; give its folder or hub name")
+    if kind == INT4 and device.type != "cpu":
+        raise ConfigError(f"{option}={kind!r} is for CPUs, and the device is {device}; leave it out, or give int8")
     if device.type == "cpu" and kernels.native is None:
         install = 'pip install "drafttree[native]"'
         raise ConfigError(f"{option}={kind!r} needs drafttree-native on a CPU; install it: {install}")
@@ -100,23 +104,31 @@ def choose_quantization(module: PreTrainedModel) -> str | None:
     """
     if module.device.type != "cpu" or quantization(module) or why_not_native(module):
         return None
-    return "int8" if sum(each.nbytes for each in module.parameters()) >= MANY_BYTES else None
+    return INT8 if sum(each.nbytes for each in module.parameters()) >= MANY_BYTES else None
 
 
-def apply_quantization(module: PreTrainedModel, kind: str, source: object, *, head: bool) -> None:
+def apply_quantization(
+    module: PreTrainedModel, kind: str, source: object, tokenizer: PreTrainedTokenizerBase | None, *, head: bool
+) -> None:
     """Quantise a model that was just loaded.
 
     Args:
         module: the model.
         kind: one of `KINDS`.
         source: name, folder or object of the model, for the log.
-        head: whether its head is quantised too, which of a drafter costs no text.
+        tokenizer: its tokenizer, None where there is none.
+        head: whether its head is in eight bits too, which of a drafter costs no text; with int4 it always is.
 
     Raises:
         ModelError: it cannot be quantised.
     """
     before = _megabytes(module)
-    KINDS[kind](module, head=head)
+    if kind == INT4:
+        logger.info("%s: rounding to four bits, which `drafttree quantize` would keep for the next time", source)
+        quantize_int4(module, tokenizer)
+        quantize_head(module)
+    else:
+        quantize_int8(module, head=head)
     logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), before)
 
 

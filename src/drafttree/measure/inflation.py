@@ -86,7 +86,7 @@ def load_inflated(
     small = load_model(target, kind, place)
     large, tokenizer = inflate(small, sizes), load_tokenizer(target)
     if quantize:
-        apply_quantization(large, quantize, shape, head=False)
+        apply_quantization(large, quantize, shape, tokenizer, head=False)
     decoder = load(large, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
     return decoder.with_drafter(_find(name, TargetModel(small, choose_backend), decoder, quantize_drafter))

@@ -1,4 +1,4 @@
-"""What rounding weights to eight bits costs: the perplexity of a text, and the best tokens that stay.
+"""What rounding weights costs: the perplexity of a text, and the best tokens that stay.
 
 The text is cut into parts of equal length, each of which is read by itself. Differences from the weights as they are
 loaded are of the same tokens, so their standard error, over the means of parts, is far below that of a perplexity.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drafttree import measure
-from drafttree.core.errors import InputError
+from drafttree.core.errors import InputError, unknown
 from drafttree.core.lazy import torch
 from drafttree.interfaces.cli.option_groups import grouped
 from drafttree.interfaces.cli.options import Dtype
@@ -24,7 +24,14 @@ from drafttree.interfaces.console import make_console, progress
 if TYPE_CHECKING:
     from drafttree.models import TargetModel
 
-BASE, BODY, WHOLE = "as loaded", "int8, head as loaded", "int8"
+BASE = "unpacked"
+WAYS = {
+    "int8": "int8, head as it is",
+    "int8-head": "int8, head too",
+    "int4": "int4, head in int8",
+    "as-stored": "as the file has them",
+}
+"""How weights may be rounded, and how rows of the table call it."""
 COLUMNS = {"weights": "", "tokens": ",", "perplexity": ".3f", "change": "", "best tokens unchanged": ".2%"}
 AT_ONCE = 64
 """Tokens of a pass: the logits of all of them are wanted, of vocabularies of 150,000 and more."""
@@ -41,15 +48,26 @@ def bench(
     text: Annotated[Path, typer.Option(help="The text, plain or as .gz.", exists=True, dir_okay=False)],
     tokens: Annotated[int, typer.Option(min=2, help="Number of tokens, from the beginning of the text.")] = 70_000,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a part.")] = 512,
+    quantize: Annotated[
+        list[str] | None,
+        typer.Option(help=f"How weights are rounded: {', '.join(WAYS)}. May be repeated; int8 and int8-head without."),
+    ] = None,
     dtype: Dtype = "auto",
 ) -> None:
-    """Measure what rounding weights to eight bits costs in perplexity."""
+    """Measure what rounding weights costs in perplexity.
+
+    "as-stored" multiplies the weights of a GGUF file or a quantised folder as they are stored, whose rows are rounded
+    to eight bits. All are compared with the weights as they are unpacked.
+    """
     from drafttree.loading.pretrained import load_tokenizer
 
+    asked = quantize or ["int8", "int8-head"]
+    if wrong := next((name for name in asked if name not in WAYS), None):
+        raise unknown("--quantize", wrong, WAYS)
     tokenizer = load_tokenizer(model)
     parts = read_parts(text, tokenizer, tokens, length)
     store = results.open_store(context, parts)
-    ways = {name: Way(name, model, dtype) for name in (BASE, BODY, WHOLE)}
+    ways = {name: Way(name, model, dtype) for name in (BASE, *asked)}
     with progress(len(ways) * len(parts)) as advance:
         cells = measure.race(ways, [("all", part) for part in parts], Scores, store=store, progress=advance)
     by_way = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
@@ -90,13 +108,15 @@ class Way:
     def _load(self) -> "TargetModel":
         from drafttree.loading.placement import find_placement
         from drafttree.loading.pretrained import load_model
+        from drafttree.loading.target_options import AS_STORED
         from drafttree.models import TargetModel, choose_backend
         from drafttree.models.quantization.quantize import quantize_int8
 
         device, dtype = find_placement(self._model, self._dtype, "auto")
-        module = load_model(self._model, dtype, device)
-        if self._name != BASE:
-            quantize_int8(module, head=self._name == WHOLE)
+        kind = {"int4": "int4", "as-stored": AS_STORED}.get(self._name)
+        module = load_model(self._model, dtype, device, kind)
+        if self._name in ("int8", "int8-head"):
+            quantize_int8(module, head=self._name == "int8-head")
         return TargetModel(module, choose_backend)
 
 
@@ -133,7 +153,7 @@ def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[st
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
     return {
-        "weights": name,
+        "weights": WAYS.get(name, name),
         "tokens": len(logprobs),
         "perplexity": math.exp(-statistics.fmean(logprobs)),
         "change_percent": 100 * math.expm1(mean),

@@ -21,6 +21,7 @@ from drafttree.interfaces.cli.connect import connect
 from drafttree.interfaces.cli.demo import demo
 from drafttree.interfaces.cli.generate import generate
 from drafttree.interfaces.cli.lab_commands import Commands
+from drafttree.interfaces.cli.quantize import quantize
 from drafttree.interfaces.cli.results import EXIT_CODES, INTERRUPTED, tell_end
 from drafttree.interfaces.cli.serve import serve
 from drafttree.interfaces.cli.trace import trace
@@ -55,7 +56,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(demo, generate, chat, batch, serve, connect, worker, lists.drafters, lists.policies, lists.verifiers),
-    *(lists.inspect, trace, tune, certify),
+    *(lists.inspect, quantize, trace, tune, certify),
 )
 for command in COMMANDS:
     app.command()(command)

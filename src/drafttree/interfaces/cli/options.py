@@ -80,8 +80,8 @@ ExactText = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help='"int8" rounds the target\'s weights to 8 bits. Changes the output. "none" unpacks those of a GGUF file, '
-        "which else stay as they are stored."
+        help='"int8" rounds the target\'s weights to 8 bits, "int4" to 4 ("drafttree quantize" keeps them). Both '
+        'change the output. "none" unpacks weights of few bits, as of a GGUF file, which else stay as they are stored.'
     ),
 ]
 Inflate = Annotated[

@@ -410,8 +410,8 @@ def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Te
     return 1 / ((1 - kept) / scaling["factor"] + kept)
 
 
-class StoredWeight:
-    """A weight of a module, which is read from its file when transformers asks for it.
+class GGUFWeight:
+    """A weight of a GGUF file. See `drafttree.loading.stored_blocks.StoredWeight` for the protocol.
 
     Args:
         file: the file.
@@ -422,12 +422,14 @@ class StoredWeight:
 
     Attributes:
         is_left_out: whether a placeholder without values is read in its place.
+        is_packed: whether it is in blocks.
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
         self._file, self._names, self._dtype = file, names, dtype
         self._heads, self._offset = heads, offset
         self.is_left_out = False
+        self.is_packed = bool(self.form)
 
     def __getitem__(self, _: object) -> Tensor:
         """The whole weight: transformers takes what it materialises by `[...]`."""
@@ -465,7 +467,7 @@ class StoredWeight:
         return weight
 
 
-def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, StoredWeight]:
+def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[str, GGUFWeight]:
     """The weights of a file's model, by the names of transformers; none is read yet.
 
     Args:
@@ -490,6 +492,6 @@ def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[s
             f"no place for: {few(without_place)}; give the model as a folder of transformers"
         )
     return {
-        weight: StoredWeight(file, names, dtype, architecture.heads(names[0], settings), architecture.offset(names[0]))
+        weight: GGUFWeight(file, names, dtype, architecture.heads(names[0], settings), architecture.offset(names[0]))
         for weight, names in tensors_by_weight.items()
     }

@@ -69,6 +69,12 @@ def pack_q4_zero(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return _packed(numbers, _bytes_of_halves(scales), zeros.to(torch.uint8)[..., None])
 
 
+def pack_q8_0(numbers: Tensor, scales: Tensor) -> Tensor:
+    """The same of numbers of eight bits that count from 128."""
+    grouped = numbers.to(torch.uint8).unflatten(1, (-1, GROUP)) ^ 128
+    return torch.cat((_bytes_of_halves(scales), grouped), -1).flatten(1)
+
+
 def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
     """Blocks uint8 `[outputs, bytes]` for trials, of numbers and scales that are not large."""
     form, generator = FORMATS[name], torch.Generator().manual_seed(0)

@@ -40,10 +40,11 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
         part, name, child = layers.pop()
         setattr(part, name, Int8Linear(child))
     if head:
-        _quantize_head(module)
+        quantize_head(module)
 
 
-def _quantize_head(module: PreTrainedModel) -> None:
+@torch.no_grad()
+def quantize_head(module: PreTrainedModel) -> None:
     """Replace the head, and the embedding if it has the head's weight, unless one of them cannot be."""
     head: Any = module.get_output_embeddings()
     embedding: Any = module.get_input_embeddings()

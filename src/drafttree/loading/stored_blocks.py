@@ -1,24 +1,55 @@
-"""Weights of GGUF files that stay in the blocks that they are stored in, which drafttree-native multiplies."""
+"""Weights that stay in few bits as files have them, which drafttree-native multiplies."""
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from drafttree.loading.gguf.architectures import StoredWeight
 from drafttree.models.families import why_not_known
 from drafttree.models.native import kernels
 from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-LINEAR = re.compile(r"(.*\.)(\w+)_proj\.weight")
+LINEAR = re.compile(r"(model\.layers\.\d+\..*\.)(\w+)_proj\.weight")
 """Weights of linear layers but the head."""
 TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
 """Linear layers of one input, whose rows are made once."""
+
+
+class StoredWeight(Protocol):
+    """A weight of a module, which is read from its file when somebody asks for it.
+
+    Attributes:
+        is_left_out: whether a placeholder without values is read in its place.
+        is_packed: whether its numbers are in few bits in the file.
+        form: the name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty.
+        shape: its shape.
+    """
+
+    is_left_out: bool
+    is_packed: bool
+
+    def __getitem__(self, _: object) -> Tensor:
+        """The whole weight: transformers takes what it materialises by `[...]`."""
+        ...
+
+    @property
+    def form(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def blocks(self) -> Tensor:
+        """Its blocks, uint8 `[outputs, bytes]`.
+
+        Raises:
+            ModelError: scales are not finite, or none that blocks have.
+        """
+        ...
 
 
 def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | None:
@@ -30,8 +61,8 @@ def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | 
     return why_not_known(config)
 
 
-def kept_weights(weights: Mapping[str, StoredWeight], config: PreTrainedConfig) -> dict[str, StoredWeight]:
-    """Those of a file's weights that stay in blocks, by the names of transformers."""
+def kept_weights(weights: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
+    """Those of a model's weights that stay in blocks, by the names of transformers."""
     ends = {EMBEDDING, HEAD}
     blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
     return {name: weights[name] for name in weights if name in blocks and _siblings(name) & weights.keys() <= blocks}

@@ -1,0 +1,185 @@
+"""Folders of models that are rounded to four bits, as compressed-tensors has them: vLLM and transformers read them too.
+
+A decoder layer has a file of its own, which is written as soon as the layer is rounded: a rounding that was stopped
+goes on from there. The index and config.json come last, so a folder is a model only when all of it is there.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from platformdirs import user_cache_path
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from drafttree.drafters.formats import weight_files
+from drafttree.loading.model_files import ModelFiles
+from drafttree.loading.quantized.grouped_weight import unpacked
+from drafttree.models.quantization.gptq import RoundedWeight
+from drafttree.models.quantization.quantized_linear import QuantizedLinear
+
+BITS, GROUP = 4, 32
+INDEX, CONFIG = "model.safetensors.index.json", "config.json"
+TEXTS, REST = "texts.safetensors", "rest.safetensors"
+SAMPLES, SAMPLE_BYTES = 16, 1 << 16
+"""Of each file of weights, so many parts of so many bytes tell it from others."""
+
+
+class Int4Folder:
+    """A folder that a model is rounded to four bits into.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of_cache(cls, files: ModelFiles) -> "Int4Folder":
+        """The folder in the user's cache of a model whose files are on this machine."""
+        return cls(user_cache_path("drafttree") / "int4" / _digest(Path(files.path)))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model is all there."""
+        return (self.path / CONFIG).is_file() and self.is_own
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the folder is empty or a rounding was begun there."""
+        return not self.path.is_dir() or not any(self.path.iterdir()) or (self.path / TEXTS).is_file()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that are there."""
+        return sum(path.stat().st_size for path in self.path.iterdir()) if self.path.is_dir() else 0
+
+    def read_texts(self) -> Tensor | None:
+        """The texts that the model's layers read, None where there are none yet."""
+        path = self.path / TEXTS
+        return load_file(path)["texts"] if path.is_file() else None
+
+    def write_texts(self, texts: Tensor) -> None:
+        """Keep the texts that the model's layers read."""
+        self._save(TEXTS, {"texts": texts})
+
+    def read(self, index: int) -> dict[str, RoundedWeight] | None:
+        """The weights of a decoder layer by name, None where they are not there."""
+        path = self.path / _file_of(index)
+        if not path.is_file():
+            return None
+        tensors = load_file(path)
+        names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
+        return {name: _unpacked(name, tensors) for name in names}
+
+    def write(self, index: int, weights: Mapping[str, RoundedWeight]) -> None:
+        """Keep those of a decoder layer."""
+        tensors: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            tensors |= {f"{name}.{part}": value for part, value in _packed(weight).items()}
+        self._save(_file_of(index), tensors)
+
+    def finish(self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Write what is not rounded, and what makes the folder a model.
+
+        Args:
+            module: the model, whose layers are rounded.
+            tokenizer: its tokenizer.
+        """
+        rounded = {name for name, part in module.named_modules() if isinstance(part, QuantizedLinear)}
+        rest, places = dict[str, Tensor](), set[int]()
+        for name, tensor in module.state_dict().items():
+            layer, _, part = name.rpartition(".")
+            if (layer in rounded and part != "bias") or tensor.data_ptr() in places:
+                continue
+            places.add(tensor.data_ptr())  # tied weights are one tensor
+            rest[name] = tensor.contiguous()
+        self._save(REST, rest)
+        if tokenizer:
+            tokenizer.save_pretrained(self.path)
+        module.generation_config.save_pretrained(self.path)  # pyright: ignore[reportOptionalMemberAccess]
+        files = [path for path in sorted(self.path.glob("*.safetensors")) if path.name != TEXTS]
+        weight_map = {name: path.name for path in files for name in _names_in(path)}
+        size = sum(path.stat().st_size for path in files)
+        self._write(INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+        head = module.get_output_embeddings()
+        linear = (name for name, part in module.named_modules() if isinstance(part, torch.nn.Linear) or part is head)
+        self._write(CONFIG, {**module.config.to_dict(), "quantization_config": _quantization([*linear])})
+
+    def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        part = self.path / f"{name}.part"
+        save_file(tensors, part, {"format": "pt"})
+        part.replace(self.path / name)
+
+    def _write(self, name: str, contents: Mapping[str, Any]) -> None:
+        part = self.path / f"{name}.part"
+        part.write_text(json.dumps(contents, indent=2), encoding="utf-8")
+        part.replace(self.path / name)
+
+
+def _file_of(index: int) -> str:
+    return f"layer-{index:05}.safetensors"
+
+
+def _names_in(path: Path) -> list[str]:
+    return [*load_file(path)]
+
+
+def _packed(weight: RoundedWeight) -> dict[str, Tensor]:
+    """The tensors of a weight, as compressed-tensors names them."""
+    return {
+        "weight_packed": pack_words(weight.numbers),
+        "weight_scale": weight.scales.bfloat16(),
+        "weight_zero_point": pack_words(weight.zeros.t()).t().contiguous(),
+        "weight_shape": torch.tensor(weight.numbers.shape),
+    }
+
+
+def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> RoundedWeight:
+    """The inverse of `_packed`."""
+    outputs, inputs = tensors[f"{name}.weight_shape"].tolist()
+    zeros = unpacked(tensors[f"{name}.weight_zero_point"].t(), BITS, outputs).t()
+    numbers = unpacked(tensors[f"{name}.weight_packed"], BITS, inputs)
+    return RoundedWeight(numbers, tensors[f"{name}.weight_scale"].half(), zeros)
+
+
+def pack_words(numbers: Tensor) -> Tensor:
+    """Words int32 `[rows, words]` of numbers of four bits `[rows, count]`, the first in the lowest bits."""
+    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % (32 // BITS))).long()
+    shifts = torch.arange(0, 32, BITS)
+    words = (padded.unflatten(1, (-1, 32 // BITS)) << shifts).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+
+
+def _quantization(plain: list[str]) -> dict[str, Any]:
+    """What config.json says of the weights; `plain` are the names of linear layers that are not rounded."""
+    weights = {"num_bits": BITS, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": plain,
+        "kv_cache_scheme": None,
+    }
+
+
+def _digest(folder: Path) -> str:
+    """What tells a model from others by its config and by parts of its weights."""
+    digest = hashlib.sha256((folder / CONFIG).read_bytes())
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for part in range(SAMPLES):
+                file.seek((size - SAMPLE_BYTES) * part // (SAMPLES - 1) if size > SAMPLE_BYTES else 0, os.SEEK_SET)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

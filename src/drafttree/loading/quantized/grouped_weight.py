@@ -1,0 +1,120 @@
+"""Weights of small whole numbers with a scale for each group of inputs, however a file packs them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from drafttree.models.quantization.blocks import GROUP, pack_q4_0, pack_q4_1, pack_q4_zero, pack_q8_0
+
+WORD = 32
+"""Bits of the words that numbers are packed in."""
+
+
+class Scheme(NamedTuple):
+    """What a config says of the numbers of a weight.
+
+    Attributes:
+        bits: of a number.
+        group_size: inputs that share a scale, None for all of an output.
+        offset: what numbers count from: "middle" for half of their range, "zero" for a whole number of the group,
+            "minimum" for none, since a group has a smallest value that is added.
+    """
+
+    bits: int
+    group_size: int | None
+    offset: str
+
+    def groups(self, inputs: int) -> int:
+        """The groups of an output."""
+        return 1 if self.group_size is None else -(-inputs // self.group_size)
+
+    def __str__(self) -> str:
+        size = "a scale for each output" if self.group_size is None else f"groups of {self.group_size} inputs"
+        return f"{self.bits} bits in {size}" + (" and zeros" if self.offset == "zero" else "")
+
+
+class GroupedWeight(NamedTuple):
+    """A weight of whole numbers, each of which stands for `scale * (number - zero) + minimum`.
+
+    Attributes:
+        scheme: what the config says of it.
+        numbers: uint8 `[out, in]`.
+        scales: `[out, groups]`.
+        zeros: uint8 `[out, groups]`, None where all are half of the range or there are minima.
+        minima: `[out, groups]`, None for 0.
+        group_of: int64 `[in]`, the group that each input is of; None where groups are equal runs of inputs.
+    """
+
+    scheme: Scheme
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    minima: Tensor | None = None
+    group_of: Tensor | None = None
+
+    def dequantized(self) -> Tensor:
+        """The weight, `[out, in]` in float32."""
+        scales = self._of_inputs(self.scales.float())
+        if self.minima is not None:
+            return self.numbers * scales + self._of_inputs(self.minima.float())
+        zeros = 1 << self.scheme.bits - 1 if self.zeros is None else self._of_inputs(self.zeros.float())
+        return (self.numbers.float() - zeros) * scales
+
+    def blocks(self, form: str) -> Tensor:
+        """The weight in blocks, uint8 `[out, bytes]`, which stand for the same numbers.
+
+        Args:
+            form: what `block_form` says of its scheme.
+
+        Raises:
+            ValueError: a scale is not finite, or is no float16.
+        """
+        repeats = self.numbers.shape[1] // GROUP // self.scales.shape[1]
+        scales = _as_halves(self.scales).repeat_interleave(repeats, 1)
+        if form == "q4_1":
+            assert self.minima is not None
+            return pack_q4_1(self.numbers, scales, _as_halves(self.minima).repeat_interleave(repeats, 1))
+        if form == "q4_zero":
+            assert self.zeros is not None
+            return pack_q4_zero(self.numbers, scales, self.zeros.repeat_interleave(repeats, 1))
+        return pack_q4_0(self.numbers, scales) if form == "q4_0" else pack_q8_0(self.numbers, scales)
+
+    def _of_inputs(self, values: Tensor) -> Tensor:
+        """What each input has of values `[out, groups]`."""
+        inputs = self.numbers.shape[1]
+        if self.group_of is not None:
+            return values[:, self.group_of]
+        if values.shape[1] == 1:
+            return values.expand(-1, inputs)
+        assert self.scheme.group_size
+        return values.repeat_interleave(self.scheme.group_size, 1)[:, :inputs]
+
+
+def block_form(scheme: Scheme, inputs: int) -> str:
+    """The name of the blocks that hold a weight as it is, of `drafttree.models.quantization.blocks`; none if empty."""
+    if inputs % GROUP or (scheme.group_size and (inputs % scheme.group_size or scheme.group_size % GROUP)):
+        return ""
+    forms = {(4, "middle"): "q4_0", (4, "zero"): "q4_zero", (4, "minimum"): "q4_1", (8, "middle"): "q8_0"}
+    return forms.get((scheme.bits, scheme.offset), "")
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """Numbers uint8 `[rows, count]` of words int32 `[rows, words]`, the lowest bits first; some lie in two words."""
+    mask = (1 << bits) - 1
+    if WORD % bits == 0:
+        shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
+        return (words[..., None] >> shifts & mask).to(torch.uint8).flatten(1)[:, :count]
+    behind = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF
+    first_bit = torch.arange(count) * bits
+    word, shift = first_bit // WORD, first_bit % WORD
+    return ((behind[:, word] | behind[:, word + 1] << WORD) >> shift & mask).to(torch.uint8)
+
+
+def _as_halves(values: Tensor) -> Tensor:
+    halves = values.half()
+    if not bool(halves.isfinite().all()):
+        raise ValueError("a scale is not finite")
+    if values.dtype != torch.float16 and not torch.equal(halves.to(values.dtype), values):
+        raise ValueError("a scale is no float16")
+    return halves

@@ -1,0 +1,381 @@
+"""How methods lay out the weights of linear layers: GPTQ, AWQ, compressed-tensors' packed weights, and MLX's.
+
+What is not known here (activations in few bits, float8, rotations) is left to transformers.
+
+Sources: gptqmodel (`qlinear/torch.py`, `utils/model.py`), AutoAWQ (`awq/utils/packing_utils.py`), compressed-tensors
+(`compressors/pack_quantized`), MLX (`mx.quantize`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats.config import Fields
+from drafttree.loading.quantized.grouped_weight import WORD, GroupedWeight, Scheme, unpacked
+from drafttree.models.quantization.quantized_linear import quantization_method
+
+ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""A word with a 1 in each number of so many bits."""
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the numbers of eight outputs lie in a word of AWQ: the even ones first."""
+
+
+class StoredLayer(NamedTuple):
+    """The tensors of a linear layer in a folder.
+
+    Attributes:
+        name: of the layer.
+        shapes: by what the names of tensors add to the layer's.
+        read: reads one of them.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], Tensor]
+
+
+class Layout(ABC):
+    """How a method lays out the weights of linear layers.
+
+    Attributes:
+        method: its name.
+        numbers: what the name of the tensor with a weight's numbers adds to the layer's.
+        scales: the same of that with its scales.
+        order: the same of that with the group of each input, None where groups are equal runs of inputs.
+        others: the same of other tensors that a weight may have.
+        is_of_mlx: whether transformers cannot read it.
+    """
+
+    method: ClassVar[str]
+    numbers: ClassVar[str]
+    scales: ClassVar[str]
+    order: ClassVar[str | None] = None
+    others: ClassVar[tuple[str, ...]]
+    is_of_mlx: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> set[str]:
+        """What the names of all tensors of a weight add to the layer's."""
+        return {self.numbers, self.scales, *self.others, *([self.order] if self.order else [])}
+
+    @abstractmethod
+    def schemes(self, name: str) -> list[Scheme]:
+        """What the config says of the weight of a layer: one or several of what is possible."""
+
+    @abstractmethod
+    def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
+        """The shape `[out, in]` of a layer's weight, and of its tensors, if it is of a scheme."""
+
+    @abstractmethod
+    def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
+        """The weight of a layer."""
+
+    def order_shape(self, layer: StoredLayer, inputs: int) -> dict[str, tuple[int, ...]]:
+        """The shape of the tensor with the group of each input, where a layer has one."""
+        return {self.order: (inputs,)} if self.order and self.order in layer.shapes else {}
+
+    def group_of(self, layer: StoredLayer, scheme: Scheme, inputs: int) -> Tensor | None:
+        """The group of each input, int64 `[in]`; None where groups are equal runs of inputs.
+
+        Raises:
+            ModelError: there are no such groups.
+        """
+        if self.order is None or self.order not in layer.shapes:
+            return None
+        group_of = layer.read(self.order).long()
+        if bool((group_of == -1).all()) or torch.equal(group_of, torch.arange(inputs) // (scheme.group_size or inputs)):
+            return None
+        groups = scheme.groups(inputs)
+        if int(group_of.min()) < 0 or int(group_of.max()) >= groups:
+            raise ModelError(f"{layer.name}.{self.order} names groups that there are not; there are {groups}")
+        return group_of
+
+    def find_scheme(self, layer: StoredLayer) -> tuple[Scheme, tuple[int, int]]:
+        """What the config says of a layer's weight, and its shape `[out, in]`.
+
+        Raises:
+            ModelError: its tensors are not as the config says.
+        """
+        schemes = self.schemes(layer.name)
+        for scheme in schemes:
+            shape, expected = self.expected(layer, scheme)
+            if all(layer.shapes.get(part) == size for part, size in expected.items()):
+                return scheme, shape
+        told = " or ".join(map(str, schemes))
+        sizes = ", ".join(f"{part} {list(size)}" for part, size in sorted(layer.shapes.items()))
+        raise ModelError(
+            f"config.json says {self.method} with {told}, which the tensors of {layer.name} are not: {sizes}"
+        )
+
+
+class GPTQFields(Fields):
+    """The fields of a quantization_config of GPTQ."""
+
+    bits: Any = 4
+    group_size: Any = -1
+    sym: Any = True
+    checkpoint_format: Any = "gptq"
+    pack_dtype: Any = "int32"
+    planar: Any = False
+    dynamic: Any = None
+
+
+class GPTQ(Layout):
+    """Words along the inputs; version 1 takes one off each zero.
+
+    Args:
+        settings: the quantization_config.
+    """
+
+    method, numbers, scales, order, others = "GPTQ", "qweight", "scales", "g_idx", ("qzeros",)
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        fields = GPTQFields.read(settings)
+        self._adds_one = fields.checkpoint_format == "gptq"
+        self._scheme = Scheme(fields.bits, _group_size(fields.group_size), "middle" if fields.sym else "zero")
+
+    @staticmethod
+    def is_known(settings: Mapping[str, Any]) -> bool:
+        """Whether a quantization_config says nothing that is not known."""
+        fields = GPTQFields.read(settings)
+        is_plain = fields.pack_dtype == "int32" and not fields.planar and not fields.dynamic
+        return is_plain and fields.checkpoint_format in ("gptq", "gptq_v2") and fields.bits in ONES
+
+    def schemes(self, name: str) -> list[Scheme]:
+        return [self._scheme]
+
+    def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
+        words, outputs = layer.shapes[self.numbers]
+        inputs = words * WORD // scheme.bits
+        groups = scheme.groups(inputs)
+        zeros = groups, outputs * scheme.bits // WORD
+        return (outputs, inputs), {"scales": (groups, outputs), "qzeros": zeros} | self.order_shape(layer, inputs)
+
+    def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
+        outputs, inputs = shape
+        packed = layer.read("qzeros")
+        # over whole words, as the method's own packages do: a zero of 0 borrows from the next
+        words = packed + ONES[scheme.bits] if self._adds_one else packed
+        zeros = unpacked(words, scheme.bits, outputs).t()
+        if scheme.offset == "middle" and bool((zeros != 1 << scheme.bits - 1).any()):
+            raise ModelError(f"config.json says that weights are symmetric, and {layer.name}.qzeros says otherwise")
+        numbers = unpacked(layer.read(self.numbers).t(), scheme.bits, inputs)
+        scales, group_of = layer.read(self.scales).t(), self.group_of(layer, scheme, inputs)
+        return GroupedWeight(scheme, numbers, scales, None if scheme.offset == "middle" else zeros, group_of=group_of)
+
+
+class AWQFields(Fields):
+    """The fields of a quantization_config of AWQ."""
+
+    bits: Any = 4
+    group_size: Any = 128
+    version: Any = "gemm"
+    zero_point: Any = True
+
+
+class AWQ(Layout):
+    """Words along the outputs, in whose numbers outputs are interleaved.
+
+    Args:
+        settings: the quantization_config.
+    """
+
+    method, numbers, scales, others = "AWQ", "qweight", "scales", ("qzeros",)
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._scheme = Scheme(4, _group_size(AWQFields.read(settings).group_size), "zero")
+
+    @staticmethod
+    def is_known(settings: Mapping[str, Any]) -> bool:
+        """Whether a quantization_config says nothing that is not known."""
+        fields = AWQFields.read(settings)
+        return fields.bits == 4 and bool(fields.zero_point) and str(fields.version).lower() == "gemm"
+
+    def schemes(self, name: str) -> list[Scheme]:
+        return [self._scheme]
+
+    def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
+        inputs, words = layer.shapes[self.numbers]
+        outputs, groups = words * WORD // scheme.bits, scheme.groups(inputs)
+        return (outputs, inputs), {"scales": (groups, outputs), "qzeros": (groups, words)}
+
+    def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
+        numbers, zeros = (self._in_order(layer.read(part), shape[0]) for part in (self.numbers, "qzeros"))
+        return GroupedWeight(scheme, numbers, layer.read(self.scales).t(), zeros)
+
+    def _in_order(self, words: Tensor, outputs: int) -> Tensor:
+        """Numbers `[out, rows]` of words `[rows, words]`."""
+        numbers = unpacked(words, self._scheme.bits, outputs).unflatten(1, (-1, len(AWQ_PLACES)))
+        return numbers[..., AWQ_PLACES].flatten(1).t()
+
+
+class PackedWeights(Fields):
+    """What compressed-tensors says of the weights of a group of layers."""
+
+    num_bits: Any = None
+    type: Any = "int"
+    symmetric: Any = True
+    strategy: Any = None
+    group_size: Any = None
+
+
+class CompressedTensorsFields(Fields):
+    """The fields of a quantization_config of compressed-tensors."""
+
+    format: Any = None
+    config_groups: Any = None
+    kv_cache_scheme: Any = None
+    sparsity_config: Any = None
+    transform_config: Any = None
+
+
+class CompressedTensors(Layout):
+    """Words along the inputs, of numbers that count from the middle of their range as zeros do.
+
+    Args:
+        settings: the quantization_config.
+    """
+
+    method, numbers, scales, order = "compressed-tensors", "weight_packed", "weight_scale", "weight_g_idx"
+    others = ("weight_shape", "weight_zero_point")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._schemes = [_packed_scheme(group) for group in _config_groups(settings)]
+
+    @staticmethod
+    def is_known(settings: Mapping[str, Any]) -> bool:
+        """Whether a quantization_config says nothing that is not known."""
+        fields, groups = CompressedTensorsFields.read(settings), _config_groups(settings)
+        if fields.format != "pack-quantized" or fields.kv_cache_scheme or fields.sparsity_config or not groups:
+            return False
+        return not fields.transform_config and all(_is_of_weights_alone(group) for group in groups)
+
+    def schemes(self, name: str) -> list[Scheme]:
+        return self._schemes
+
+    def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
+        if "weight_shape" not in layer.shapes:
+            raise ModelError(f"the weights of {layer.name} have no weight_shape beside weight_packed")
+        outputs, inputs = (int(size) for size in layer.read("weight_shape"))
+        groups = scheme.groups(inputs)
+        expected: dict[str, tuple[int, ...]] = {
+            self.numbers: (outputs, -(-inputs * scheme.bits // WORD)),
+            self.scales: (outputs, groups),
+        }
+        if scheme.offset == "zero":
+            packed = -(-outputs * scheme.bits // WORD), groups
+            # older files have a byte for each zero
+            is_old = layer.shapes.get("weight_zero_point") == (outputs, groups)
+            expected["weight_zero_point"] = (outputs, groups) if is_old else packed
+        return (outputs, inputs), expected | self.order_shape(layer, inputs)
+
+    def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
+        outputs, inputs = shape
+        numbers, zeros = unpacked(layer.read(self.numbers), scheme.bits, inputs), None
+        if scheme.offset == "zero":
+            stored = layer.read("weight_zero_point")
+            if stored.dtype == torch.int32:
+                zeros = unpacked(stored.t(), scheme.bits, outputs).t()
+            else:
+                zeros = (stored.int() + (1 << scheme.bits - 1)).to(torch.uint8)
+        group_of = self.group_of(layer, scheme, inputs)
+        return GroupedWeight(scheme, numbers, layer.read(self.scales), zeros, group_of=group_of)
+
+
+class MLXFields(Fields):
+    """The fields of what MLX calls quantization."""
+
+    bits: Any = 4
+    group_size: Any = 64
+    mode: Any = "affine"
+
+
+class MLX(Layout):
+    """Words along the inputs; groups have a scale and a bias.
+
+    Args:
+        settings: the quantization, which may have others of single layers by their names.
+    """
+
+    method, numbers, scales, others = "MLX", "weight", "scales", ("biases",)
+    is_of_mlx = True
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    @staticmethod
+    def is_known(settings: Mapping[str, Any]) -> bool:
+        """Whether a quantization says nothing that is not known."""
+        layers = [layer for layer in settings.values() if isinstance(layer, Mapping)]
+        fields = [MLXFields.read(each) for each in (settings, *layers)]
+        return all(each.mode == "affine" and each.bits in range(2, 9) for each in fields)
+
+    def schemes(self, name: str) -> list[Scheme]:
+        own = self._settings.get(name)
+        fields = MLXFields.read(own if isinstance(own, Mapping) else self._settings)
+        return [Scheme(fields.bits, _group_size(fields.group_size), "minimum")]
+
+    def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
+        outputs, words = layer.shapes[self.numbers]
+        inputs = words * WORD // scheme.bits
+        groups = outputs, scheme.groups(inputs)
+        return (outputs, inputs), {"scales": groups, "biases": groups}
+
+    def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
+        words = layer.read(self.numbers).view(torch.int32)
+        numbers = unpacked(words, scheme.bits, shape[1])
+        return GroupedWeight(scheme, numbers, layer.read(self.scales), minima=layer.read("biases"))
+
+
+LAYOUTS = {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors}
+"""Layouts by the names of transformers' methods."""
+
+
+def layout_of(settings: Mapping[str, Any]) -> Layout | None:
+    """How the weights of a model lie in its folder by the contents of its config.json; None where that is not known.
+
+    Raises:
+        ModelError: a field is not as it has to be.
+    """
+    if isinstance(mlx := settings.get("quantization"), Mapping):
+        return MLX(mlx) if MLX.is_known(mlx) else None
+    config = settings.get("quantization_config")
+    kind = LAYOUTS.get(quantization_method(config) or "")
+    return kind(config) if kind and isinstance(config, Mapping) and kind.is_known(config) else None
+
+
+def _group_size(size: Any) -> int | None:
+    """Inputs that share a scale; none and -1 say that all of an output do."""
+    if size is None or size == -1:
+        return None
+    if not isinstance(size, int) or size < 1:
+        raise ModelError(f"config.json gives group_size as {size!r}; it must be a whole number, or -1")
+    return size
+
+
+def _config_groups(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = CompressedTensorsFields.read(settings).config_groups
+    return [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+
+
+def _is_of_weights_alone(group: Mapping[str, Any]) -> bool:
+    """Whether layers of a group have whole numbers as weights, and activations as they are."""
+    if (
+        group.get("input_activations")
+        or group.get("output_activations")
+        or not isinstance(group.get("weights"), Mapping)
+    ):
+        return False
+    weights = PackedWeights.read(group["weights"])
+    strategies = ("group", "channel")
+    return weights.type == "int" and weights.num_bits in range(2, 9) and weights.strategy in strategies
+
+
+def _packed_scheme(group: Mapping[str, Any]) -> Scheme:
+    weights = PackedWeights.read(group["weights"])
+    size = _group_size(weights.group_size) if weights.strategy == "group" else None
+    return Scheme(weights.num_bits, size, "middle" if weights.symmetric else "zero")

@@ -1,0 +1,138 @@
+"""Folders whose linear layers are quantised, read tensor by tensor as transformers or a layer asks for them."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from drafttree.core.errors import ModelError
+from drafttree.drafters.formats import weight_files
+from drafttree.loading.quantized.grouped_weight import GroupedWeight, block_form
+from drafttree.loading.quantized.layouts import Layout, StoredLayer
+
+COPY = "download or copy the folder again"
+
+
+class PlainWeight:
+    """A weight of a folder that is not quantised.
+
+    Args:
+        read: reads it.
+        shape: its shape.
+        dtype: that its numbers are rounded to, if they have a point.
+
+    Attributes:
+        is_left_out: always False.
+        is_packed: always False.
+        form: none.
+    """
+
+    form = ""
+
+    def __init__(self, read: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._read, self.shape, self._dtype = read, shape, dtype
+        self.is_left_out = self.is_packed = False
+
+    def __getitem__(self, _: object) -> Tensor:
+        tensor = self._read()
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def blocks(self) -> Tensor:
+        raise AssertionError("weights that are not quantised have no blocks")
+
+
+class QuantizedWeight:
+    """A quantised weight of a folder. See `drafttree.loading.stored_blocks.StoredWeight` for the protocol.
+
+    Args:
+        layer: its tensors.
+        layout: how they lie.
+        dtype: of its values.
+
+    Raises:
+        ModelError: the tensors are not as the config says.
+    """
+
+    def __init__(self, layer: StoredLayer, layout: Layout, dtype: torch.dtype) -> None:
+        self._layer, self._layout, self._dtype = layer, layout, dtype
+        self._scheme, self.shape = layout.find_scheme(layer)
+        inputs = self.shape[1]
+        is_in_order = layout.group_of(layer, self._scheme, inputs) is None
+        self.form = block_form(self._scheme, inputs) if is_in_order else ""
+        self.is_left_out, self.is_packed = False, True
+
+    def __getitem__(self, _: object) -> Tensor:
+        if self.is_left_out:
+            return torch.zeros((), dtype=self._dtype).expand(self.shape)
+        return self._weight().dequantized().to(self._dtype)
+
+    def blocks(self) -> Tensor:
+        """Its blocks, uint8 `[outputs, bytes]`.
+
+        Raises:
+            ModelError: scales are not finite, or no float16, which blocks have.
+        """
+        try:
+            return self._weight().blocks(self.form)
+        except ValueError as error:
+            advice = 'load it with quantize="none"' if "float16" in str(error) else COPY
+            raise ModelError(f"the weights of {self._layer.name} cannot be used: {error}; {advice}") from None
+
+    def _weight(self) -> GroupedWeight:
+        return self._layout.read(self._layer, self._scheme, self.shape)
+
+
+def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, PlainWeight | QuantizedWeight]:
+    """The weights of a folder, by the names of its model; none is read yet.
+
+    Args:
+        folder: with files of safetensors.
+        layout: how quantised weights lie there.
+        dtype: of the weights.
+
+    Raises:
+        ModelError: tensors are not as the config says, or none is quantised.
+    """
+    shapes, reads = _tensors_in(folder)
+    layers = {name.removesuffix(f".{layout.scales}") for name in shapes if name.endswith(f".{layout.scales}")}
+    layers = {layer for layer in layers if f"{layer}.{layout.numbers}" in shapes}
+    if not layers:
+        raise ModelError(f"config.json says {layout.method}, and no tensor in {folder} is packed so; {COPY}")
+    weights: dict[str, PlainWeight | QuantizedWeight] = {}
+    parts = defaultdict[str, dict[str, tuple[int, ...]]](dict)
+    for name, shape in shapes.items():
+        layer, _, part = name.rpartition(".")
+        if layer in layers and part in layout.parts:
+            parts[layer][part] = shape
+        else:
+            weights[name] = PlainWeight(reads[name], shape, dtype)
+    for layer, own in parts.items():
+        stored = StoredLayer(layer, own, partial(_read_part, reads, layer))
+        weights[f"{layer}.weight"] = QuantizedWeight(stored, layout, dtype)
+    return weights
+
+
+def holds_safetensors(folder: Path) -> bool:
+    """Whether the weights of a folder are files of safetensors, which are read tensor by tensor."""
+    return all(path.suffix == ".safetensors" for path in weight_files(folder))
+
+
+def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Callable[[], Tensor]]]:
+    """The shapes of a folder's tensors, and what reads them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    reads: dict[str, Callable[[], Tensor]] = {}
+    for path in weight_files(folder):
+        file: Any = safe_open(path, "pt")
+        for name in file.keys():  # noqa: SIM118
+            shapes[name] = tuple(file.get_slice(name).get_shape())
+            reads[name] = partial(file.get_tensor, name)
+    return shapes, reads
+
+
+def _read_part(reads: dict[str, Callable[[], Tensor]], layer: str, part: str) -> Tensor:
+    return reads[f"{layer}.{part}"]()
