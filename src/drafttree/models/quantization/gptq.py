@@ -2,7 +2,9 @@
 
 Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", Algorithm 1.
 Scales are found before, of the weight as it is, so that columns can be rounded in any order: those first whose inputs
-are largest, as long as there are many columns behind them to make up for it (its `--act-order`).
+are largest, as long as there are many columns behind them to make up for it (its `--act-order`). A scale that weighs
+errors by how large inputs are was no better on Gemma 3 270M: perplexity +10.7 +- 0.7 and +7.1 +- 0.7 % on two texts,
++8.9 +- 0.6 and +8.3 +- 0.8 % without weights.
 """
 
 from typing import NamedTuple
@@ -13,8 +15,8 @@ from torch import Tensor
 from drafttree.models.quantization.blocks import GROUP, pack_q4_zero
 
 LARGEST = 15
-DAMPING = 0.01
-"""What is added to the diagonal of a Hessian, in parts of its mean."""
+DAMPING = 0.05
+"""What is added to the diagonal of a Hessian, in parts of its mean: texts are few, and others will be read."""
 AT_ONCE = 128
 """Columns whose rounding changes those behind them before it changes the rest of the weight."""
 PARTS = 8
@@ -79,16 +81,14 @@ def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
         weight: `[out, in]`, of a multiple of 32 inputs.
         hessian: `[in, in]`, as of `Hessian.matrix`.
     """
-    importance = hessian.diagonal().clamp(min=0)
-    if not bool(importance.any()):  # nothing has been read: all inputs are as important
-        importance = torch.ones_like(importance)
-        hessian = torch.diag(importance)
-    scales, zeros = find_scales(weight, importance)
-    order = importance.argsort(descending=True)
+    if not bool(hessian.diagonal().any()):  # nothing has been read: all inputs are as important
+        hessian = torch.eye(len(hessian))
+    scales, zeros = find_scales(weight)
+    order = hessian.diagonal().argsort(descending=True)
     left = weight.float().t()[order]  # a column's numbers lie behind each other
     group_of = order // GROUP
     units, middles = scales.float().t()[group_of], zeros.float().t()[group_of]
-    factors = _factors(hessian[order][:, order], float(importance.mean()))
+    factors = _factors(hessian[order][:, order])
     numbers = torch.empty(left.shape, dtype=torch.uint8)
     for first in range(0, len(left), AT_ONCE):
         end = min(first + AT_ONCE, len(left))
@@ -107,14 +107,9 @@ def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
     return RoundedWeight(back.t().contiguous(), scales, zeros)
 
 
-def find_scales(weight: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales float16 and zeros uint8 `[out, groups]` of a weight `[out, in]`, by which it is rounded with least error.
-
-    Args:
-        weight: the weight.
-        importance: `[in]`, what the squared error of an input counts.
-    """
-    grouped, weights = weight.float().unflatten(1, (-1, GROUP)), importance.unflatten(0, (-1, GROUP))
+def find_scales(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales float16 and zeros uint8 `[out, groups]` by which a weight `[out, in]` is rounded with the least error."""
+    grouped = weight.float().unflatten(1, (-1, GROUP))
     low = grouped.amin(-1, keepdim=True).clamp_(max=0)
     high = grouped.amax(-1, keepdim=True).clamp_(min=0)
     best = best_scale = best_zero = torch.empty(0)
@@ -123,10 +118,10 @@ def find_scales(weight: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
         zero = (-low * part / scale).round_().clamp_(0, LARGEST)
         numbers = _rounded(grouped, scale, zero)
         # the scale that fits these numbers best
-        product, square = ((weights * numbers * each).sum(-1, keepdim=True) for each in (grouped, numbers))
+        product, square = ((numbers * each).sum(-1, keepdim=True) for each in (grouped, numbers))
         scale = _as_stored(torch.where(product > 0, product / square, scale))
         numbers = _rounded(grouped, scale, zero)
-        error = (weights * (numbers * scale - grouped).square_()).sum(-1, keepdim=True)
+        error = (numbers * scale - grouped).square_().sum(-1, keepdim=True)
         if not len(best):
             best, best_scale, best_zero = error, scale, zero
             continue
@@ -145,12 +140,12 @@ def _as_stored(scale: Tensor) -> Tensor:
     return scale.bfloat16().float().clamp(min=SMALLEST_SCALE)
 
 
-def _factors(hessian: Tensor, mean: float) -> Tensor:
+def _factors(hessian: Tensor) -> Tensor:
     """The upper Cholesky factor of the inverse of a damped Hessian, by which errors are passed on.
 
     H = R R^T with R upper is a Cholesky decomposition from the end, and the inverse of R is that factor.
     """
-    damped = hessian + torch.eye(len(hessian)) * (DAMPING * mean)
+    damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean())
     lower = torch.linalg.cholesky(damped.flip(0, 1))
     upper = lower.flip(0, 1)
     return torch.linalg.solve_triangular(upper, torch.eye(len(upper)), upper=True)
