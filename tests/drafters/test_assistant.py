@@ -206,7 +206,8 @@ def test_folders_and_loaded_models_are_one_drafter(kind, tmp_path):
     found = [watched(decoder) for decoder in (of_folder, of_object)]
     for decoder in (of_folder, of_object):
         decoder.generate(PROMPTS[0], max_new_tokens=6)
-    torch.testing.assert_close(torch.cat(found[0]), torch.cat(found[1]), **TOLERANCE)
+    # weights of a folder lie input-major, so their products are added up in another order
+    torch.testing.assert_close(torch.cat(found[0]), torch.cat(found[1]), atol=1e-4, rtol=0)
 
 
 def test_inspect_describes_a_folder(tmp_path):

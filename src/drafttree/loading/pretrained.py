@@ -225,18 +225,29 @@ def _rounded_files(files: ModelFiles) -> ModelFiles:
     Raises:
         ModelError: it is a GGUF file.
     """
-    if files.gguf:
-        raise ModelError(
-            f"{str(files.source)!r} is a GGUF file, whose weights are in few bits already; leave out quantize"
-        )
     if files.layout:
         return files
-    files = local_files(files)
-    folder = Int4Folder.of_cache(files)
+    folder = Int4Folder(files_to_round(files))
     if not folder.is_whole:
         return files
     logger.info("%s: its weights in four bits are in %s", files.source, folder.path)
     return ModelFiles(files.source, folder.path)
+
+
+def files_to_round(files: ModelFiles) -> ModelFiles:
+    """The files, on this machine, of a model that may be rounded to four bits.
+
+    Raises:
+        ModelError: its weights are in few bits already.
+    """
+    if files.gguf:
+        reason = "is a GGUF file, whose weights are in few bits already"
+        raise ModelError(f"{str(files.source)!r} {reason}; leave out quantize")
+    local = local_files(files)
+    if local.layout:
+        raise ModelError(f"{str(files.source)!r} is quantised already ({local.layout.method}); leave out quantize")
+    check_unquantized(files.source, local.settings)
+    return local
 
 
 def local_files(files: ModelFiles) -> ModelFiles:

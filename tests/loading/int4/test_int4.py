@@ -15,6 +15,7 @@ from drafttree.loading.int4 import quantize as int4
 from drafttree.loading.int4.folder import Int4Folder
 from drafttree.loading.int4.quantize import Progress, quantize_int4
 from drafttree.loading.int4.rounding import round_layers
+from drafttree.loading.model_files import ModelFiles
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.int8_linear import Int8Linear
@@ -106,7 +107,7 @@ def test_the_folder_is_one_of_compressed_tensors(source, tmp_path):
 
 
 def test_a_rounding_that_was_stopped_goes_on_from_its_last_layer(source, tmp_path):
-    folder, layers = Int4Folder(tmp_path / "out"), []
+    folder, layers = Int4Folder(ModelFiles.of_model(source), tmp_path / "out"), []
 
     def stop(layer: Any) -> None:
         layers.append(layer.number)
@@ -169,9 +170,26 @@ def test_what_cannot_be_rounded_is_refused_by_name(tmp_path):
     assert "has linear layers with 100 inputs, and four bits need a multiple of 32; leave out quantize" in message
 
 
-def test_a_folder_with_other_files_is_not_written_into(source, capsys):
+def test_a_folder_with_other_files_or_of_another_model_is_not_written_into(source, tmp_path, capsys):
     message = complaint(capsys, "quantize", source, "--out", source)
     assert message == f"drafttree: error: --out {source} is a folder with other files; name a new one\n"
+    assert run("quantize", source, "--out", tmp_path / "out").exit_code == 0
+    other = write("qwen2", tmp_path / "other")
+    capsys.readouterr()
+    message = complaint(capsys, "quantize", other, "--out", tmp_path / "out")
+    assert message == f"drafttree: error: --out {tmp_path / 'out'} is a folder with other files; name a new one\n"
+
+
+def test_what_is_in_few_bits_already_is_not_rounded_again(source, tmp_path, capsys):
+    path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), tmp_path / "model.gguf", "Q8_0")
+    assert "is a GGUF file, whose weights are in few bits already" in complaint(capsys, "quantize", path)
+    assert run("quantize", source, "--out", tmp_path / "out").exit_code == 0
+    assert "is quantised already (compressed-tensors)" in complaint(capsys, "quantize", tmp_path / "out")
+
+
+def test_a_folder_without_weights_is_told(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert "holds no weights" in complaint(capsys, "quantize", tmp_path / "empty")
 
 
 def test_what_layers_read_must_be_finite(source):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.options import AsJson
+from drafttree.core.lazy import torch
+from drafttree.interfaces.cli.options import AsJson, Dtype
 from drafttree.interfaces.console import make_console, print_json, progress
 
 if TYPE_CHECKING:
@@ -22,27 +23,27 @@ def quantize(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to instead of the cache folder. vLLM reads it too.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of passes: float32, bfloat16, or auto.")] = "auto",
+    dtype: Dtype = "auto",
     json_: AsJson = False,
 ) -> None:
     """Round a model to four bits once, for --quantize int4.
 
-    Weights are rounded by how the layers read texts that the model writes itself, so no data is needed. A 1.5 B model
-    takes about a quarter of an hour and 2 GB in the cache folder. Stopped, the same command goes on from the last
+    Weights are rounded by GPTQ, for texts that the model writes itself, so no data is needed. It takes minutes for each
+    half a billion weights, and the result goes into the cache folder. Stopped, the same command goes on from the last
     finished layer.
     """
     from drafttree.loading.int4.folder import Int4Folder
     from drafttree.loading.model_files import ModelFiles
-    from drafttree.loading.pretrained import local_files
+    from drafttree.loading.pretrained import files_to_round
+    from drafttree.loading.target_options import INT4, check_quantization
 
-    files = local_files(ModelFiles.of_model(target))
-    folder = Int4Folder(out) if out else Int4Folder.of_cache(files)
-    if out and out.is_dir() and not folder.is_own:
+    check_quantization("quantize", INT4, torch.device("cpu"))
+    files = files_to_round(ModelFiles.of_model(target))
+    folder = Int4Folder(files, out)
+    if not folder.is_own:
         raise ConfigError(f"--out {out} is a folder with other files; name a new one")
-    if folder.is_whole:
-        _report(folder, target, None, json_, is_kept=out is None)
-        return
-    _report(folder, target, _round(files, folder, dtype), json_, is_kept=out is None)
+    seconds = None if folder.is_whole else _round(files, folder, dtype)
+    _report(folder, target, seconds, json_, is_kept=out is None)
 
 
 def _round(files: "ModelFiles", folder: "Int4Folder", dtype: str) -> "Seconds":

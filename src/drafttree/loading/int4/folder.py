@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from platformdirs import user_cache_path
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,6 +27,9 @@ from drafttree.models.quantization.quantized_linear import QuantizedLinear
 BITS, GROUP = 4, 32
 INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 TEXTS, REST = "texts.safetensors", "rest.safetensors"
+MODEL = "model"
+"""The entry of metadata that says which model is rounded."""
+NOTHING: Mapping[str, str] = {}
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 """Of each file of weights, so many parts of so many bytes tell it from others."""
 
@@ -34,16 +38,19 @@ class Int4Folder:
     """A folder that a model is rounded to four bits into.
 
     Args:
+        files: the files of the model, on this machine.
+        path: the folder; in the user's cache without.
+
+    Attributes:
         path: the folder.
+
+    Raises:
+        ModelError: config.json or the weights cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def of_cache(cls, files: ModelFiles) -> "Int4Folder":
-        """The folder in the user's cache of a model whose files are on this machine."""
-        return cls(user_cache_path("drafttree") / "int4" / _digest(Path(files.path)))
+    def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
+        self._digest = _digest(files)
+        self.path = path or user_cache_path("drafttree") / "int4" / self._digest
 
     @property
     def is_whole(self) -> bool:
@@ -52,8 +59,14 @@ class Int4Folder:
 
     @property
     def is_own(self) -> bool:
-        """Whether the folder is empty or a rounding was begun there."""
-        return not self.path.is_dir() or not any(self.path.iterdir()) or (self.path / TEXTS).is_file()
+        """Whether the folder is empty, or the rounding of this very model was begun there."""
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            return True
+        texts = self.path / TEXTS
+        if not texts.is_file():
+            return False
+        with safe_open(texts, "pt") as file:
+            return (file.metadata() or {}).get(MODEL) == self._digest
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +80,7 @@ class Int4Folder:
 
     def write_texts(self, texts: Tensor) -> None:
         """Keep the texts that the model's layers read."""
-        self._save(TEXTS, {"texts": texts})
+        self._save(TEXTS, {"texts": texts}, {MODEL: self._digest})
 
     def read(self, index: int) -> dict[str, RoundedWeight] | None:
         """The weights of a decoder layer by name, None where they are not there."""
@@ -112,10 +125,10 @@ class Int4Folder:
         linear = (name for name, part in module.named_modules() if isinstance(part, torch.nn.Linear) or part is head)
         self._write(CONFIG, {**module.config.to_dict(), "quantization_config": _quantization([*linear])})
 
-    def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
+    def _save(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = NOTHING) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         part = self.path / f"{name}.part"
-        save_file(tensors, part, {"format": "pt"})
+        save_file(tensors, part, {"format": "pt", **metadata})
         part.replace(self.path / name)
 
     def _write(self, name: str, contents: Mapping[str, Any]) -> None:
@@ -172,10 +185,10 @@ def _quantization(plain: list[str]) -> dict[str, Any]:
     }
 
 
-def _digest(folder: Path) -> str:
+def _digest(files: ModelFiles) -> str:
     """What tells a model from others by its config and by parts of its weights."""
-    digest = hashlib.sha256((folder / CONFIG).read_bytes())
-    for path in weight_files(folder):
+    digest = hashlib.sha256(json.dumps(files.settings, sort_keys=True).encode())
+    for path in weight_files(Path(files.path)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
