@@ -29,6 +29,7 @@ from drafttree.drafters.formats import (
     read_config,
     read_tensors,
     text_fields,
+    weight_files,
 )
 from drafttree.loading.drafter_methods import head_formats, kind_of
 from drafttree.loading.drafters import named_method
@@ -37,6 +38,8 @@ from drafttree.loading.gguf.reader import GGUFFile
 from drafttree.loading.methods import POLICY_CLASSES, VERIFIER_CLASSES
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
+from drafttree.loading.quantized.layouts import Layout
+from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
 from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.fused_backend import why_not_known
 from drafttree.models.module.fingerprint import Fingerprint
@@ -103,6 +106,8 @@ def inspect(source: str | nn.Module) -> Inspection:
         return _gguf_model(files, files.gguf)
     folder = Path(files.path)
     config = read_config(folder)
+    if files.layout and files.kind == LANGUAGE_MODEL and holds_safetensors(folder):
+        return _quantised_model(files, files.layout)
     kind, tensors = kind_of(folder, config), read_tensors(folder)
     if kind == LANGUAGE_MODEL:
         fits, details = _language_model(config, tensors)
@@ -149,6 +154,27 @@ def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
     except ModelError as error:
         problems = [str(error)]
     return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_size, tuple(problems))
+
+
+def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
+    """What the files of a quantised folder say of its model; its weights stay unread."""
+    fits, details = _language_model(files.settings, {})
+    details |= {"quantised": layout.method, "native passes": _native_passes(files.unquantized_config)}
+    folder, parameters = Path(files.path), 0
+    megabytes = sum(path.stat().st_size for path in weight_files(folder)) / 1e6
+    forms = Counter[str]()
+    try:
+        weights = weights_in(folder, layout, torch.bfloat16)
+        parameters = sum(math.prod(weight.shape) for weight in weights.values())
+        for weight in weights.values():
+            if weight.is_packed:
+                forms[weight.form or "unpacked"] += 1
+        own = _parameters(class_of(files.config), files.unquantized_config)
+        problems = listed("missing", own.keys() - weights.keys())
+    except ModelError as error:
+        problems = [str(error)]
+    by_form = ", ".join(f"{count} {form}" for form, count in forms.most_common())
+    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_form, tuple(problems))
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:

@@ -12,6 +12,7 @@ from torch import Tensor
 import drafttree
 from drafttree.errors import ModelError
 from drafttree.loading import load_model
+from drafttree.loading.inspect import inspect
 from drafttree.loading.target_options import AS_STORED
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import NativeBackend
@@ -148,6 +149,26 @@ def test_a_config_that_says_another_method_than_the_tensors_is_refused(tmp_path)
     )
     message = told(ModelError, load_model, tmp_path, torch.float32, CPU, AS_STORED)
     assert f"config.json says compressed-tensors, and no tensor in {tmp_path} is packed so; download" in message
+
+
+@pytest.mark.parametrize("method", quantized_folders.METHODS)
+def test_folders_are_inspected_without_reading_weights(method, tmp_path):
+    model = llama()
+    quantized_folders.write(model, tmp_path, method)
+    found = inspect(tmp_path)
+    assert found.problems == ()
+    assert found.parameters == sum(each.numel() for each in model.parameters())
+    assert found.details["native passes"] == "yes"
+    name = {"gptq_v2": "GPTQ", "compressed-tensors of 2024": "compressed-tensors"}.get(method, method)
+    assert str(found.details["quantised"]).lower() == name.lower()
+    assert found.dtypes == ("21 q4_1" if method == "mlx" else "21 q4_zero")
+
+
+def test_inspection_tells_tensors_that_are_not_as_the_config_says(tmp_path):
+    quantized_folders.write(llama(), tmp_path, "gptq")
+    change(tmp_path, group_size=64)
+    (problem,) = inspect(tmp_path).problems
+    assert "config.json says GPTQ with 4 bits in groups of 64 inputs" in problem
 
 
 GROUP = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
