@@ -59,7 +59,7 @@ def _readme_table(report: Mapping[str, Any]) -> str:
 
     def over_plain(method: str, precision: str) -> str:
         row = rows.get((method, precision), {})
-        if "R" not in row or row["prompts"] < FEWEST_PROMPTS:
+        if not row.get("R") or row["prompts"] < FEWEST_PROMPTS:
             return ""
         return "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**row["R"]) if method != "plain" else "1"
 
