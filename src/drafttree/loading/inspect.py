@@ -159,7 +159,9 @@ def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
 def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
     """What the files of a quantised folder say of its model; its weights stay unread."""
     fits, details = _language_model(files.settings, {})
-    details |= {"quantised": layout.method, "native passes": _native_passes(files.unquantized_config)}
+    details["native passes"] = _native_passes(files.unquantized_config)
+    if layout.is_of_mlx:  # whose config does not say so
+        details["quantised"] = layout.method
     folder, parameters = Path(files.path), 0
     megabytes = sum(path.stat().st_size for path in weight_files(folder)) / 1e6
     forms = Counter[str]()
