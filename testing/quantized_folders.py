@@ -72,10 +72,13 @@ def write(
     tensors: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
     head = model.get_output_embeddings()
-    for seed, (name, layer) in enumerate(model.named_modules()):
-        if not isinstance(layer, torch.nn.Linear) or layer is head:
-            continue
-        outputs, inputs = layer.weight.shape
+    linear = {
+        name: each.weight.shape
+        for name, each in model.named_modules()
+        if type(each) is torch.nn.Linear and each is not head
+    }
+    linear |= _shapes_of_experts(model)
+    for seed, (name, (outputs, inputs)) in enumerate(linear.items()):
         numbers = random_numbers(outputs, inputs, bits, group_size, seed, symmetric=symmetric)
         groups = np.arange(inputs) // group_size
         if act_order:
@@ -83,7 +86,9 @@ def write(
         for part, value in pack(numbers, bits, groups, symmetric).items():
             tensors[f"{name}.{part}"] = value
         expected[f"{name}.weight"] = numbers.weight(groups, has_minima=method == "mlx")
-    rest = {name: value for name, value in model.state_dict().items() if name not in expected}
+    rest = {
+        name: value for name, value in model.state_dict().items() if name not in expected and ".experts." not in name
+    }
     if model.config.tie_word_embeddings:
         rest.pop("lm_head.weight")
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,22 @@ def write(
     )
     (folder / "config.json").write_text(json.dumps(config))
     return expected
+
+
+def _shapes_of_experts(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """The shapes of the experts' weights, each under a name of its own as checkpoints have them."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, value in model.state_dict().items():
+        before, found, part = name.partition(".experts.")
+        if not found:
+            continue
+        count, outputs, inputs = value.shape
+        for expert in range(count):
+            parts = (
+                {"down_proj": outputs} if part == "down_proj" else {"gate_proj": outputs // 2, "up_proj": outputs // 2}
+            )
+            shapes |= {f"{before}.experts.{expert}.{own}": (size, inputs) for own, size in parts.items()}
+    return shapes
 
 
 def _words(numbers: np.ndarray, bits: int) -> Tensor:

@@ -105,10 +105,10 @@ def load(
             them to 4 bits by GPTQ, and the head to 8, on CPUs; `drafttree quantize` does that once and keeps the
             result. Weights that files have in few bits (GGUF, GPTQ, AWQ, compressed-tensors, MLX) stay as they are
             stored where drafttree-native runs the model; "none" unpacks them to the dtype.
-        quantize_drafter: "int8" does the same to a drafter that is a language model, its head included, and to those of
-            `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded by name
-            where drafttree-native runs it on a CPU and its weights are 50 MB or more, and a GGUF file as it is stored;
-            "none" or None loads it in the target's dtype.
+        quantize_drafter: "int8" and "int4" do the same to a drafter that is a language model, its head included, and to
+            those of `Decoder.with_drafter`. The text stays the target's. "auto" is "int8" for a drafter that is loaded
+            by name where drafttree-native runs it on a CPU and its weights are 50 MB or more, and a GGUF file as it is
+            stored; "none" or None loads it in the target's dtype.
         max_model_len: maximum number of tokens of prompt and text together, so that no text takes more memory for its
             KV cache. Default: the target's own context.
         tensor_parallel_size: number of processes over which the target is sharded. As many processes must run the same

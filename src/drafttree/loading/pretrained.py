@@ -37,6 +37,7 @@ from drafttree.loading.folders import find_folder
 from drafttree.loading.gguf.architectures import weights_of
 from drafttree.loading.gguf.reader import SUFFIX
 from drafttree.loading.gguf.tokenizers import generation_config_of, tokenizer_of
+from drafttree.loading.int4.folder import BITS as INT4_BITS
 from drafttree.loading.int4.folder import Int4Folder
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
@@ -170,7 +171,7 @@ def read_model(
         loader: Any = _check_kind(source, files.config)
         stored = _stored_weights(files, dtype, device) if tensor_parallel_size == 1 or files.gguf else None
         reason = why_not_kept(files, device, quantize)
-        keeps_blocks = tensor_parallel_size == 1 and reason is None
+        keeps_blocks = tensor_parallel_size == 1 and stored is not None and reason is None
         if stored is not None and reason:
             logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
         if tensor_parallel_size == 1:
@@ -223,9 +224,11 @@ def _rounded_files(files: ModelFiles) -> ModelFiles:
     """The files of a model in four bits: its own, those that `drafttree quantize` has kept of it, else as they are.
 
     Raises:
-        ModelError: it is a GGUF file.
+        ModelError: it is a GGUF file, or quantised to other numbers of bits.
     """
     if files.layout:
+        if any(scheme.bits != INT4_BITS for scheme in files.layout.schemes("")):
+            raise ModelError(f"{str(files.source)!r} is quantised already ({files.layout.method}); leave out quantize")
         return files
     folder = Int4Folder(files_to_round(files))
     if not folder.is_whole:

@@ -14,8 +14,8 @@ from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-LINEAR = re.compile(r"(model\.layers\.\d+\..*\.)(\w+)_proj\.weight")
-"""Weights of linear layers but the head."""
+LINEAR = re.compile(r"(model\.layers\.\d+\.(?!.*\.experts\.).*\.)(\w+)_proj\.weight")
+"""Weights of linear layers but the head. Those of experts are no layers of a module, which stacks them."""
 TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
 """Linear layers of one input, whose rows are made once."""
 

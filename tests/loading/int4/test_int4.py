@@ -20,7 +20,7 @@ from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.int8_linear import Int8Linear
 from helpers.refusals import told
-from testing import gguf_files, tiny
+from testing import gguf_files, quantized_folders, tiny
 from testing.command_line import complaint, run
 from testing.marks import needs_native
 from testing.tokenizers import words
@@ -185,6 +185,13 @@ def test_what_is_in_few_bits_already_is_not_rounded_again(source, tmp_path, caps
     assert "is a GGUF file, whose weights are in few bits already" in complaint(capsys, "quantize", path)
     assert run("quantize", source, "--out", tmp_path / "out").exit_code == 0
     assert "is quantised already (compressed-tensors)" in complaint(capsys, "quantize", tmp_path / "out")
+
+
+def test_a_folder_of_eight_bits_is_not_taken_for_four(tmp_path):
+    model = tiny.from_config(gguf_files.CONFIGS["llama"]())
+    quantized_folders.write(model, tmp_path, "gptq", bits=8, symmetric=True)
+    message = told(ModelError, drafttree.load, tmp_path, "none", quantize="int4")
+    assert message == f"{str(tmp_path)!r} is quantised already (GPTQ); leave out quantize"
 
 
 def test_a_folder_without_weights_is_told(tmp_path, capsys):

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def quantize(
     target: Annotated[str, typer.Argument(help="Folder, hub name or embedded name.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to instead of the cache folder. vLLM reads it too.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to instead of the cache folder.")] = None,
     dtype: Dtype = "auto",
     json_: AsJson = False,
 ) -> None:

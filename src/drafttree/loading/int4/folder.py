@@ -1,4 +1,6 @@
-"""Folders of models that are rounded to four bits, as compressed-tensors has them: vLLM and transformers read them too.
+"""Folders of models that are rounded to four bits, in the format of compressed-tensors, "pack-quantized" with zeros.
+
+transformers 5.24 with compressed-tensors 0.20 does not load zeros in this format: it makes room for them unpacked.
 
 A decoder layer has a file of its own, which is written as soon as the layer is rounded: a rounding that was stopped
 goes on from there. The index and config.json come last, so a folder is a model only when all of it is there.
@@ -142,7 +144,8 @@ def _file_of(index: int) -> str:
 
 
 def _names_in(path: Path) -> list[str]:
-    return [*load_file(path)]
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
 
 
 def _packed(weight: RoundedWeight) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ those behind it. Its inputs weigh how it is rounded (`drafttree.models.quantizat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -159,8 +160,7 @@ def _calls(module: PreTrainedModel, layers: Any, texts: Tensor) -> tuple[list[Te
 
     with ExitStack() as undo:
         for index, layer in enumerate(layers):
-            noted: Any = lambda *args, index=index, **kwargs: note(index, *args, **kwargs)  # noqa: E731
-            undo.enter_context(replaced_forward(layer, noted))
+            undo.enter_context(replaced_forward(layer, partial(note, index)))
         for some in texts.split(TEXTS_AT_ONCE):
             module.get_decoder()(input_ids=some.to(module.device), use_cache=False)
     return streams, calls

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
-from drafttree.drafters.formats.config import Fields
+from drafttree.drafters.formats.config import Fields, Size
 from drafttree.loading.quantized.grouped_weight import WORD, GroupedWeight, Scheme, unpacked
 from drafttree.models.quantization.quantized_linear import quantization_method
 
@@ -115,9 +115,9 @@ class Layout(ABC):
 class GPTQFields(Fields):
     """The fields of a quantization_config of GPTQ."""
 
-    bits: Any = 4
+    bits: Size = 4
     group_size: Any = -1
-    sym: Any = True
+    sym: Any = False
     checkpoint_format: Any = "gptq"
     pack_dtype: Any = "int32"
     planar: Any = False

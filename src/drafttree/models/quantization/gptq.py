@@ -96,10 +96,9 @@ def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
         for column in range(end - first):
             place = first + column
             unit, middle = units[place], middles[place]
-            number = (own[column] / unit).add_(middle).round_().clamp_(0, LARGEST)
-            numbers[place] = number
-            rounded = (number - middle) * unit
-            errors[column] = (own[column] - rounded) / factors[place, place]
+            counted = _rounded(own[column], unit, middle)
+            numbers[place] = counted + middle
+            errors[column] = (own[column] - counted * unit) / factors[place, place]
             own[column + 1 :].addr_(factors[place, place + 1 : end], errors[column], alpha=-1)
         left[end:].addmm_(factors[first:end, end:].t(), errors, alpha=-1)
     back = torch.empty_like(numbers)
