@@ -42,7 +42,13 @@ from drafttree.loading.int4.folder import Int4Folder
 from drafttree.loading.memory import check_memory
 from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
-from drafttree.loading.stored_blocks import StoredWeight, kept_weights, put_blocks, why_not_multiplied
+from drafttree.loading.stored_blocks import (
+    StoredWeight,
+    kept_weights,
+    put_blocks,
+    why_not_multiplied,
+    with_placeholders,
+)
 from drafttree.loading.target_options import (
     AS_STORED,
     BY_DEFAULT,
@@ -304,11 +310,10 @@ def _from_stored(
 ) -> tuple[Any, Any]:
     """The model of weights that are read one by one, and what transformers says of its loading."""
     kept = kept_weights(weights) if keeps_blocks else {}
-    for weight in kept.values():
-        weight.is_left_out = True
+    read = with_placeholders(weights, kept, dtype)
     config: Any = files.unquantized_config
     kind: Any = class_of(config)
-    model, info = kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
+    model, info = kind.from_pretrained(None, config=config, state_dict=read, dtype=dtype, **options)
     put_blocks(model, kept)
     if keeps_blocks:
         _tell_kept(files, weights, kept, dtype)
@@ -326,7 +331,7 @@ def _tell_kept(
     """Log which weights stay in few bits, and which others of few bits do not."""
     forms = ", ".join(sorted({weight.form for weight in kept.values()})) or "none"
     logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(kept), forms)
-    if files.layout and (others := [name for name, weight in weights.items() if weight.is_packed and name not in kept]):
+    if others := [name for name, weight in weights.items() if weight.is_packed and name not in kept]:
         logger.info(
             "%s: %d quantised weights are unpacked to %s, since nothing multiplies them as they are stored: %s",
             *(files.source, len(others), str(dtype).removeprefix("torch."), shortened(others)),

@@ -1,7 +1,8 @@
 """Weights that stay in few bits as files have them, which drafttree-native multiplies."""
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,11 +12,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from drafttree.models.families import why_not_known
 from drafttree.models.native import kernels
 from drafttree.models.quantization.block_linear import BlockLinear
+from drafttree.models.quantization.linear_experts import LinearExperts
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LINEAR = re.compile(r"(model\.layers\.\d+\.(?!.*\.experts\.).*\.)(\w+)_proj\.weight")
-"""Weights of linear layers but the head. Those of experts are no layers of a module, which stacks them."""
+"""Weights of linear layers but the head and those of experts."""
+STACKED = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(gate_up|down)_proj")
+"""The weights of a layer's experts where one tensor has those of all."""
+EXPERT = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
+"""The weights of one expert."""
 TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
 """Linear layers of one input, whose rows are made once."""
 
@@ -44,7 +50,7 @@ class StoredWeight(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def blocks(self) -> Tensor:
-        """Its blocks, uint8 `[outputs, bytes]`.
+        """Its blocks, uint8 `[outputs, bytes]`; of stacked weights `[experts, outputs, bytes]`.
 
         Raises:
             ModelError: scales are not finite, or none that blocks have.
@@ -65,7 +71,35 @@ def kept_weights(weights: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]
     """Those of a model's weights that stay in blocks, by the names of transformers."""
     ends = {EMBEDDING, HEAD}
     blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
-    return {name: weights[name] for name in weights if name in blocks and _siblings(name) & weights.keys() <= blocks}
+    kept = {name for name in blocks if _siblings(name) & weights.keys() <= blocks}
+    of_experts = [names for names in _experts_of(weights).values() if _are_whole(names) and _are_alike(weights, names)]
+    kept.update(*of_experts)
+    return {name: weights[name] for name in weights if name in kept}
+
+
+def _experts_of(weights: Mapping[str, StoredWeight]) -> dict[str, list[str]]:
+    """By the name of a layer's experts, the names of their weights."""
+    names = defaultdict[str, list[str]](list)
+    for name in weights:
+        if match := STACKED.fullmatch(name) or EXPERT.fullmatch(name):
+            names[match[1]].append(name)
+    return names
+
+
+def _are_whole(names: Sequence[str]) -> bool:
+    """Whether a layer's experts have all their weights; else the file is damaged, which transformers tells."""
+    if any(map(STACKED.fullmatch, names)):
+        return len(names) == len(("gate_up", "down"))
+    parts = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
+    return parts == {(index, part) for index in range(len(names) // 3) for part in ("gate", "up", "down")}
+
+
+def _are_alike(weights: Mapping[str, StoredWeight], names: Sequence[str]) -> bool:
+    """Whether all weights of a layer's experts are in blocks: those of one input in the same, whose rows are one."""
+    reads_inner = [name for name in names if "down_proj" in name]
+    reads_hidden = [name for name in names if "down_proj" not in name]
+    forms = [{weights[name].form for name in each} for each in (reads_inner, reads_hidden)]
+    return all(len(each) == 1 and "" not in each for each in forms)
 
 
 def _siblings(name: str) -> set[str]:
@@ -75,6 +109,26 @@ def _siblings(name: str) -> set[str]:
     before, own = match.groups()
     parts = next((together for together in TOGETHER if own in together), {own})
     return {f"{before}{part}_proj.weight" for part in parts}
+
+
+def with_placeholders(
+    weights: Mapping[str, StoredWeight], kept: Mapping[str, StoredWeight], dtype: torch.dtype
+) -> dict[str, Any]:
+    """What transformers reads: weights, and placeholders without values for those that are kept.
+
+    Those of experts that lie apart have one as they are stacked, since transformers would copy theirs to stack them.
+    """
+    read: dict[str, Any] = {name: weights[name] for name in weights if not (name in kept and EXPERT.fullmatch(name))}
+    for experts, names in _experts_of(kept).items():
+        if not all(map(EXPERT.fullmatch, names)):
+            continue
+        count, nothing = len(names) // 3, torch.zeros((), dtype=dtype)
+        inner, hidden = weights[f"{experts}.0.gate_proj.weight"].shape
+        read[f"{experts}.gate_up_proj"] = nothing.expand(count, 2 * inner, hidden)
+        read[f"{experts}.down_proj"] = nothing.expand(count, hidden, inner)
+    for weight in kept.values():
+        weight.is_left_out = True
+    return read
 
 
 def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None:
@@ -87,13 +141,38 @@ def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None
     Raises:
         ModelError: scales in the file are not finite.
     """
+    experts = _experts_of(kept)
     for name, weight in kept.items():
         if name == EMBEDDING:
             _put_embedding(model, weight)
+        if name == EMBEDDING or STACKED.fullmatch(name) or EXPERT.fullmatch(name):
             continue
         parent, _, own = name.removesuffix(".weight").rpartition(".")
         owner: Any = model.get_submodule(parent) if parent else model
         setattr(owner, own, BlockLinear(getattr(owner, own), weight.blocks(), weight.form))
+    for name, own_names in experts.items():
+        parent, _, own = name.rpartition(".")
+        owner = model.get_submodule(parent)
+        setattr(owner, own, _experts_in_blocks(getattr(owner, own), {each: kept[each] for each in own_names}))
+
+
+def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> LinearExperts:
+    """A layer's experts with weights in blocks, in the place of those whose weights are placeholders."""
+    layers: dict[str, dict[int, BlockLinear]] = {"gate": {}, "up": {}, "down": {}}
+    for name, weight in weights.items():
+        if match := EXPERT.fullmatch(name):
+            layers[match[3]][int(match[2])] = _linear_in_blocks(weight, weight.blocks())
+            continue
+        parts = weight.blocks().chunk(2, 1) if "gate_up" in name else [weight.blocks()]
+        for part, stacked in zip(["gate", "up"] if "gate_up" in name else ["down"], parts, strict=True):
+            layers[part] = {index: _linear_in_blocks(weight, own) for index, own in enumerate(stacked)}
+    in_order = {part: [own[index] for index in range(len(own))] for part, own in layers.items()}
+    return LinearExperts(experts, in_order["gate"], in_order["up"], in_order["down"])
+
+
+def _linear_in_blocks(weight: StoredWeight, blocks: Tensor) -> BlockLinear:
+    """A linear layer of an expert, whose blocks are a weight's or part of one that is stacked."""
+    return BlockLinear(nn.Linear(weight.shape[-1], len(blocks), bias=False, device="meta"), blocks, weight.form)
 
 
 def _put_embedding(model: PreTrainedModel, weight: StoredWeight) -> None:

@@ -184,6 +184,7 @@ def _trusted_native(own: OwnLogits) -> NativeBackend | str:
     except NOT_RUN as error:
         return _other_layer(error)
     reference, allowed = computed or OwnLogits(module, native.packed).for_native
+    native.packed.take_back()  # what the module has read itself, such as a router
     return native if (gap := largest_gap(native, reference)) <= allowed else _other_logits(gap)
 
 

@@ -16,6 +16,7 @@ from drafttree.models.cache.kv_cache import CacheLayout, LayerShape
 from drafttree.models.module.long_rope import long_frequencies_of, ropes, short_frequencies_of
 from drafttree.models.module.mtp_embedding import MtpEmbedding
 from drafttree.models.norms import Norm
+from drafttree.models.quantization.linear_experts import LinearExperts
 from drafttree.models.windows import EVERYTHING, Span, span_of
 
 LLAMAS = {
@@ -133,6 +134,18 @@ class Mlp:
     gated: bool = True
 
 
+class StackedExperts(NamedTuple):
+    """The weights of a layer's experts where one tensor has those of all.
+
+    Attributes:
+        gate_up: weights of the gates, and behind them of what is gated.
+        down: the same of what is inside.
+    """
+
+    gate_up: Stacked
+    down: Stacked
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP, or beside one.
@@ -140,8 +153,7 @@ class Experts:
     Attributes:
         mix: what the module makes of the residual stream `[nodes, hidden]` and of what the experts read of it.
         router: linear layer of the experts' scores.
-        gate_up: weights of the experts, the gates' before the others'.
-        down: the same of what is inside.
+        weights: those of the experts, stacked or each with linear layers of its own.
         count: number of experts.
         chosen: experts of a token.
         rescaled: whether what they count for adds up to 1.
@@ -155,8 +167,7 @@ class Experts:
 
     mix: Callable[[Tensor, Tensor], Tensor]
     router: Any
-    gate_up: Stacked
-    down: Stacked
+    weights: StackedExperts | Sequence[Mlp]
     count: int
     chosen: int
     rescaled: bool
@@ -484,8 +495,7 @@ def _qwen3_experts(mlp: Any, before: Any) -> Experts:
     return Experts(
         mix=lambda _, normed: mlp(normed[None])[0],
         router=Stacked.of(router, "weight"),
-        gate_up=Stacked.of(experts, "gate_up_proj"),
-        down=Stacked.of(experts, "down_proj"),
+        weights=_expert_weights(experts),
         count=router.num_experts,
         chosen=router.top_k,
         rescaled=bool(router.norm_topk_prob),
@@ -493,6 +503,13 @@ def _qwen3_experts(mlp: Any, before: Any) -> Experts:
         before_router=before,
         before=before,
     )
+
+
+def _expert_weights(experts: Any) -> StackedExperts | Sequence[Mlp]:
+    if not isinstance(experts, LinearExperts):
+        return StackedExperts(Stacked.of(experts, "gate_up_proj"), Stacked.of(experts, "down_proj"))
+    parts = zip(experts.gate_proj, experts.up_proj, experts.down_proj, strict=True)
+    return [Mlp([gate, up], down, experts.act_fn) for gate, up, down in parts]
 
 
 def _gemma4_experts(block: Any) -> Experts:
@@ -506,8 +523,7 @@ def _gemma4_experts(block: Any) -> Experts:
     return Experts(
         mix=mix,
         router=router.proj,
-        gate_up=Stacked.of(experts, "gate_up_proj"),
-        down=Stacked.of(experts, "down_proj"),
+        weights=_expert_weights(experts),
         count=len(scales),
         chosen=router.config.top_k_experts,
         rescaled=True,

@@ -5,12 +5,13 @@ import pytest
 from drafttree import Decoder
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.engine import round_loop
-from drafttree.engine.drafting.measure import LONGEST_WAIT, is_current
+from drafttree.engine.drafting.measure import LONGEST_WAIT, READ, is_current, time_passes
 from drafttree.engine.drafting.prices import KeptCosts
 from drafttree.errors import ConfigError
 from drafttree.policies import Auto, Chain
 from drafttree.verifiers import Coupled
 from helpers.timed import FakeClock, TimedDrafter, TimedModel
+from testing import tiny
 from testing.small_trees import DRAFT, TARGET
 from testing.toy import ToyModel
 
@@ -188,3 +189,19 @@ def test_costs_of_a_very_slow_model_are_kept_without_a_look(clock):
     kept = KeptCosts(slower(10.0), 1.0)
     assert is_current(kept, TimedModel(TARGET, clock, SLOW))
     assert clock.now == 0.0
+
+
+def test_passes_are_timed_behind_rows_that_are_copies_where_the_context_is_long(monkeypatch):
+    model, _ = tiny.wrap(tiny.build("llama"))
+    passes, forward = [], model.forward
+
+    def watch(segments, **options):
+        (segment,) = segments
+        rows = segment.cache.buffers[0][..., : segment.cache.length, :] if segment.cache.length else None
+        passes.append((segment.tokens.shape[1], segment.cache.length, rows is None or bool((rows != 0).any(-1).all())))
+        return forward(segments, **options)
+
+    monkeypatch.setattr(model, "forward", watch)
+    context = 2 * READ + 7
+    assert set(time_passes(model, (1, 4), context, 1)) == {1, 4}
+    assert passes == [(READ, 0, True), *[(1, context, True), (4, context, True)] * 2]

@@ -15,6 +15,7 @@ from drafttree.loading.target_options import AS_STORED
 from drafttree.models.native import kernels
 from drafttree.models.native.native_backend import NativeBackend
 from drafttree.models.quantization.block_linear import BlockLinear
+from drafttree.models.quantization.linear_experts import LinearExperts, linear_experts
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 from helpers.refusals import told
 from testing import gguf_files, tiny
@@ -23,13 +24,16 @@ from testing.marks import needs_native
 pytestmark = needs_native
 CPU = torch.device("cpu")
 PROMPT = "The old man looked at the sea, and the old man"
-FAMILIES = ["llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "gemma3", "phi3", "smollm3"]
+FAMILIES = ["llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "qwen3_moe", "gemma3", "phi3", "smollm3"]
 KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 """What the package gguf packs; others are tried on real files and against its unpacking."""
 
 
 def weights(module: Any) -> dict[str, Tensor]:
-    """The weights of all linear layers as numbers."""
+    """The weights of all linear layers, and of experts, as numbers."""
+    for part in [*module.modules()]:
+        if hasattr(part, "experts") and not isinstance(part.experts, LinearExperts):
+            part.experts = linear_experts(part.experts)
     blocks = {name: part.dequantized() for name, part in module.named_modules() if isinstance(part, BlockLinear)}
     others = {name: part.weight for name, part in module.named_modules() if isinstance(part, torch.nn.Linear)}
     return {name: weight.detach().float() for name, weight in (blocks | others).items()}
@@ -40,7 +44,8 @@ def weights(module: Any) -> dict[str, Tensor]:
 def test_numbers_are_those_that_gguf_unpacks(family, kind, tmp_path):
     path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS[family]()), tmp_path / "model.gguf", kind)
     stored, unpacked = (load_model(path, torch.float32, CPU, quantize) for quantize in (AS_STORED, None))
-    assert isinstance(stored.get_submodule("model.layers.1.mlp.down_proj"), BlockLinear)
+    down = "experts.down_proj.7" if family == "qwen3_moe" else "down_proj"
+    assert isinstance(stored.get_submodule(f"model.layers.1.mlp.{down}"), BlockLinear)
     expected = weights(unpacked)
     assert weights(stored).keys() == expected.keys()
     for name, weight in weights(stored).items():
@@ -99,6 +104,19 @@ def test_weights_in_several_formats_are_told(tmp_path):
     target: Any = drafttree.load(path, "none").target
     assert target.quantization == "q4_0, q8_0"
     assert isinstance(target.backend, NativeBackend), target.runs_on
+
+
+def test_experts_whose_gates_are_in_other_blocks_than_what_they_gate_are_unpacked(tmp_path, caplog):
+    model = tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]())
+    path = gguf_files.write(model, tmp_path / "model.gguf", "Q4_0", kinds={"blk.1.ffn_up_exps.weight": "Q8_0"})
+    caplog.set_level(logging.INFO, "drafttree")
+    target: Any = drafttree.load(path, "none").target
+    experts = [type(layer.mlp.experts) for layer in target.module.model.layers]
+    assert experts[0] is LinearExperts
+    assert experts[1] is not LinearExperts
+    assert isinstance(target.backend, NativeBackend), target.runs_on
+    assert "quantised weights are unpacked to bfloat16, since nothing multiplies them as they are" in caplog.text
+    assert "model.layers.1.mlp.experts.down_proj, model.layers.1.mlp.experts.gate_up_proj" in caplog.text
 
 
 def test_without_drafttree_native_weights_are_unpacked_which_is_told(tmp_path, monkeypatch, caplog):

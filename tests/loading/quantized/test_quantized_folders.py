@@ -101,14 +101,29 @@ def test_texts_with_drafts_are_those_of_plain_decoding_and_of_the_unpacked_model
     assert unpacked.generate(prompt, max_new_tokens=32, temperature=0).tokens == expected[0, len(prompt) :].tolist()
 
 
-def test_experts_are_unpacked(tmp_path):
-    expected = quantized_folders.write(tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]()), tmp_path, "gptq")
+def test_experts_of_groups_out_of_order_are_unpacked(tmp_path):
+    model = tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]())
+    expected = quantized_folders.write(model, tmp_path, "gptq", group_size=16, act_order=True)
     module: Any = load_model(tmp_path, torch.float32, CPU, AS_STORED)
-    assert module.get_submodule("model.layers.1.self_attn.q_proj").blocks == "q4_zero"
     experts, name = module.model.layers[1].mlp.experts, "model.layers.1.mlp.experts.5"
     gate_up = torch.cat([expected.pop(f"{name}.{part}_proj.weight") for part in ("gate", "up")])
     torch.testing.assert_close(experts.gate_up_proj[5], gate_up, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(experts.down_proj[5], expected[f"{name}.down_proj.weight"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_experts_stay_as_they_are_stored(method, tmp_path):
+    expected = quantized_folders.write(tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]()), tmp_path, method)
+    module: Any = load_model(tmp_path, torch.bfloat16, CPU, AS_STORED)
+    for layer, block in enumerate(module.model.layers):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            for index, own in enumerate(getattr(block.mlp.experts, part)):
+                weight = expected[f"model.layers.{layer}.mlp.experts.{index}.{part}.weight"]
+                torch.testing.assert_close(own.dequantized(), weight, rtol=1e-6, atol=1e-7)
+    decoder = drafttree.load(tmp_path, "lookup", "talon", dtype="bfloat16")
+    assert isinstance(decoder.target.backend, NativeBackend), decoder.target.runs_on
+    text = decoder.generate(PROMPT, max_new_tokens=32, temperature=0)
+    assert text.tokens == decoder.plain().generate(PROMPT, max_new_tokens=32, temperature=0).tokens
 
 
 def test_mlx_quantises_embeddings_too_and_names_layers_of_other_sizes(tmp_path):

@@ -85,6 +85,9 @@ def bench(
         str | None, typer.Option(help='Also time passes over so many rows, such as "1,4,16,64", and the memory.')
     ] = None,
     contexts: Annotated[str, typer.Option(help="Tokens before these passes.")] = "256",
+    reading: Annotated[
+        str | None, typer.Option(help='Also time reading prompts of so many tokens, such as "1000,4000".')
+    ] = None,
     count: Annotated[bool, typer.Option("--count-work", help="Also count torch operations and own calls.")] = False,
     repeats: Repeats = 3,
 ) -> None:
@@ -102,6 +105,7 @@ def bench(
     chosen = [each for each in parse_methods(methods or every).values() if each.drafter]
     sizes = parse_numbers(passes, "--passes", 1) if passes else []
     behind, programs = parse_numbers(contexts, "--contexts", 1), split_names(peers) if peers else []
+    lengths = parse_numbers(reading, "--reading", 1) if reading else []
     check_installed(programs)
     if TRANSFORMERS in programs and models.quantize:
         raise ConfigError("transformers has no int8 here; leave it out of --peers, or leave out --quantize")
@@ -124,6 +128,7 @@ def bench(
     options = asdict(draws) | ({} if draft_temperature is None else {"draft_temperature": draft_temperature})
     asked = [(group, ids) for group, each in sets.items() for ids in each]
     longest = max(max(len(ids) for _, ids in asked) + draws.max_new_tokens, max(behind) + max(sizes, default=0))
+    longest = max(longest, max(lengths, default=0) + 1)
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
         others = [name for name in programs if name != TRANSFORMERS]
         opened = {name: open_program(name, decoder, models, Path(folder), longest) for name in others}
@@ -134,6 +139,7 @@ def bench(
             how: dict[str, Any] = {"repeats": repeats, "warm_up": asked[0][1], "store": store, "progress": advance}
             cells = measure.race(ways, asked, Generation | measure.ReferenceRun, **how)
         machine = {} if store.interrupted else _measure_machine(decoder, opened, sizes, behind, repeats)
+        prompt_seconds = [] if store.interrupted else _time_reading(decoder, opened, lengths, repeats)
 
     def find(plain: "Cell", own: "Cell") -> Any:
         return measure.find_difference(decoder, asked[own.prompt][1], plain.result.tokens, own.result.tokens, **options)
@@ -145,6 +151,7 @@ def bench(
             if count and not store.interrupted:
                 row |= count_work(each, asked[0][1], **options)._asdict()
     report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
+    report |= {"reading": prompt_seconds}
     report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(looping_prompts(cells))}
     results.finish(store, measure.to_json(report), lambda: _show(report))
 
@@ -268,6 +275,29 @@ def _measure_machine(
     return found | {"passes": passes, "bandwidth": copy_bandwidth(target.device), "context": contexts[0], "bytes": read}
 
 
+def _time_reading(
+    decoder: "Decoder", programs: Mapping[str, Any], lengths: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """The least seconds of reading prompts of so many random tokens and writing one more, by program, in turns."""
+    if not lengths:
+        return []
+    drawn = torch.randint(
+        decoder.target.vocab_size, (max(lengths, default=0),), generator=torch.manual_seed(0)
+    ).tolist()
+    ways = {"drafttree": decoder.generate}
+    if LLAMA_CPP in programs:
+        ways[LLAMA_CPP] = programs[LLAMA_CPP].generate
+    rows: list[dict[str, Any]] = [{"program": name, "s": {}} for name in ways]
+    for length in lengths:
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, write in ways.items():
+                seconds[name].append(write(drawn[:length], max_new_tokens=1).seconds)
+        for row in rows:
+            row["s"][length] = min(seconds[row["program"]])
+    return rows
+
+
 def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
     """Bytes per second, read and written, of a copy much larger than any cache: the machine's roofline."""
     from drafttree.engine.drafting.measure import time_work
@@ -279,7 +309,10 @@ def copy_bandwidth(device: "torch.device", repeats: int = 9) -> float:
 
 
 def pass_bytes(model: Any, context: int) -> int:
-    """Bytes a pass over one node reads: every weight but the embedding's other rows, and the cache of a context."""
+    """Bytes a pass over one node reads: weights, but for an embedding's other rows, and the cache of a context.
+
+    Of a mixture the experts of one token are counted.
+    """
     from drafttree.models import prefill
     from drafttree.models.native.products import weight_place
     from drafttree.models.quantization.quantized_embedding import table_of
@@ -289,6 +322,10 @@ def pass_bytes(model: Any, context: int) -> int:
     table, head = table_of(module.get_input_embeddings()), getattr(*weight_place(module.get_output_embeddings()))
     if table is not head:
         weights[id(table)] = table[0].nbytes
+    chosen = getattr(module.config, "num_experts_per_tok", None) or getattr(module.config, "top_k_experts", None)
+    for part in module.modules():
+        if chosen and "Experts" in type(part).__name__:
+            weights |= {id(own): own.nbytes * chosen // module.config.num_experts for own in part.parameters()}
     cache = model.new_cache(context)
     prefill(model, cache, [0])
     return sum(weights.values()) + cache.nbytes * context // cache.capacity
@@ -321,6 +358,12 @@ def _show(report: Mapping[str, Any]) -> None:
         console.print(
             measure.to_table("passes over so many rows", shown, {"": "", **dict.fromkeys(map(str, sizes), ".2f")})
         )
+    if report["reading"]:
+        shown = [
+            {"": row["program"]} | {str(size): spent for size, spent in row["s"].items()} for row in report["reading"]
+        ]
+        columns = {"": "", **dict.fromkeys([*shown[0]][1:], ".2f")}
+        console.print(measure.to_table("seconds of reading prompts of so many tokens", shown, columns))
     for group in dict.fromkeys(row["group"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["group"] == group]
         console.print(measure.to_table(f"{group}: {rows[0]['prompts']} prompts", rows, LAW))

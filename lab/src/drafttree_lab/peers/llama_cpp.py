@@ -16,6 +16,8 @@ _SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 """Kept here, since llama.cpp calls it as long as the process lives."""
 BATCH = 2048
 """Rows of a pass at most, as in llama.cpp's server."""
+READ, COPIED = 512, 1
+"""Tokens that are read before passes behind a long context are timed, and the sequence that copies of them are of."""
 
 
 class Row(NamedTuple):
@@ -52,7 +54,8 @@ class LlamaCpp:
         if not self._model:
             raise ModelError(f"llama.cpp {library.__version__} does not read {path}")
         settings = library.llama_context_default_params()
-        settings.n_seq_max = streams
+        settings.n_seq_max = max(streams, 1 + COPIED)
+        settings.kv_unified = streams == 1
         # a prompt is one batch, and llama.cpp aborts on larger ones
         settings.n_ctx = settings.n_batch = context * streams
         settings.n_threads = settings.n_threads_batch = threads
@@ -84,13 +87,15 @@ class LlamaCpp:
         return ReferenceRun(tokens, time.perf_counter() - started)
 
     def time_passes(self, sizes: Sequence[int], context: int, repeats: int) -> dict[int, float]:
-        """The least seconds of passes over so many rows behind a context, with the logits of every row."""
-        self._library.llama_memory_clear(self._memory, False)
-        self._decode([0] * context)
+        """The least seconds of passes over so many rows behind a context, with the logits of every row.
+
+        At most `READ` tokens of the context are read, and the rows of the others are copies of theirs.
+        """
+        self._fill(context)
         times: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(1 + repeats):
             for size in sizes:
-                rows = [Row(0, context + row, 0, True) for row in range(size)]
+                rows = [Row(row, context + row, 0, True) for row in range(size)]
                 started = time.perf_counter()
                 self._decode_rows(rows)
                 times[size].append(time.perf_counter() - started)
@@ -127,6 +132,22 @@ class LlamaCpp:
                 if len(texts[row.stream]) < max_new_tokens:
                     written.append(Row(token, row.position + 1, row.stream, True))
         return texts, times
+
+    def _fill(self, context: int) -> None:
+        """Give the text so many rows, by a second sequence that holds the first rows at later positions."""
+        library, memory = self._library, self._memory
+        library.llama_memory_clear(memory, False)
+        self._decode([0] * min(context, READ))
+        size = library.llama_state_seq_get_size(self._context, 0)
+        state = (ctypes.c_uint8 * size)()
+        library.llama_state_seq_get_data(self._context, state, size, 0)
+        for position in range(READ, context, READ):
+            if not library.llama_state_seq_set_data(self._context, state, size, COPIED):
+                raise ModelError(f"llama.cpp has no room for the rows from {position} on")
+            library.llama_memory_seq_rm(memory, COPIED, context - position, -1)
+            library.llama_memory_seq_add(memory, COPIED, 0, -1, position)
+            library.llama_memory_seq_cp(memory, COPIED, 0, -1, -1)
+        library.llama_memory_seq_rm(memory, COPIED, -1, -1)
 
     def _decode(self, tokens: Sequence[int]) -> None:
         held = (self._library.llama_token * len(tokens))(*tokens)

@@ -20,7 +20,7 @@ from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine.drafting.prices import UNKNOWN, CostFile, KeptCosts, Prices
 from drafttree.engine.metrics import Round
-from drafttree.models import Model, Segment, prefill
+from drafttree.models import Model, Segment, TreeCache, prefill
 from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
@@ -30,6 +30,8 @@ CONTEXT = 16
 """Tokens before the rounds; few, since large models read them slowly. Passes alone stand behind one."""
 TOKENS = 64
 """Tokens of the rounds' text at most."""
+READ = 512
+"""Tokens that are read before passes are timed behind a long context."""
 WIDE = 8
 """Nodes of the frontiers, at most, whose draft passes are measured beside those of a single node."""
 LONGEST_WAIT = 2.0
@@ -336,7 +338,8 @@ def time_passes(
     Args:
         model: the target.
         sizes: nodes of the passes.
-        context: tokens before them.
+        context: tokens before them. At most `READ` are read, and the rows of the others are copies of theirs: what a
+            pass costs depends on how many rows there are, not on what they hold.
         repeats: repeats of each size.
         seconds: leave out passes that are expected to end later than this, but measure the first two sizes at least;
             None for no limit. What was run only once counts with that run.
@@ -344,7 +347,7 @@ def time_passes(
             beside.
     """
     cache = model.new_cache(context + max(sizes))
-    prefill(model, cache, [0] * context)
+    _fill(model, cache, context)
     times: dict[int, list[float]] = {size: [] for size in sizes}
     end = time.perf_counter() + (seconds or float("inf"))
     for _ in range(1 + repeats):
@@ -357,8 +360,20 @@ def time_passes(
     return {size: typical(spent[1:] or spent) for size, spent in times.items() if spent}
 
 
+def _fill(model: Model, cache: TreeCache, context: int) -> None:
+    """Commit so many rows to an empty cache."""
+    read = min(context, READ) if cache.windowed is None else context
+    prefill(model, cache, [0] * read)
+    while cache.length < context:
+        count = min(read, context - cache.length)
+        for buffer in cache.buffers:
+            buffer[..., cache.length : cache.length + count, :] = buffer[..., :count, :]
+        cache.length += count
+
+
 def _time_pass(model: Model, cache, size: int, context: int) -> float:
-    tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
+    # different ones, since experts are chosen by them
+    tokens = torch.arange(size, device=model.device)[None] % model.vocab_size
     positions = torch.arange(context, context + size, device=model.device)[None]
     visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
     segment = Segment(cache, tokens, positions, visible)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import few
-from drafttree.loading.gguf.reader import GGUFFile
+from drafttree.loading.gguf.reader import PLAIN, GGUFFile
 from drafttree.models.quantization.blocks import FORMATS
 
 Settings = dict[str, Any]
@@ -422,14 +422,14 @@ class GGUFWeight:
 
     Attributes:
         is_left_out: whether a placeholder without values is read in its place.
-        is_packed: whether it is in blocks.
+        is_packed: whether its numbers are in few bits in the file.
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
         self._file, self._names, self._dtype = file, names, dtype
         self._heads, self._offset = heads, offset
         self.is_left_out = False
-        self.is_packed = bool(self.form)
+        self.is_packed = not {self._file.tensors[name].kind for name in names} <= PLAIN.keys()
 
     def __getitem__(self, _: object) -> Tensor:
         """The whole weight: transformers takes what it materialises by `[...]`."""
@@ -449,16 +449,18 @@ class GGUFWeight:
     def form(self) -> str:
         """The name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty."""
         kinds = {self._file.tensors[name].kind.lower() for name in self._names}
-        stays = len(kinds) == 1 and kinds <= FORMATS.keys() and not self._offset and len(self.shape) == 2
+        stays = len(kinds) == 1 and kinds <= FORMATS.keys() and not self._offset and len(self.shape) > 1
         return kinds.pop() if stays else ""
 
     def blocks(self) -> Tensor:
-        """Its blocks, uint8 `[outputs, bytes]`.
+        """Its blocks, uint8 `[outputs, bytes]`; of stacked weights `[experts, outputs, bytes]`.
 
         Raises:
             ModelError: scales are not finite.
         """
-        return self._joined([self._file.read_blocks(name) for name in self._names])
+        read = [self._file.read_blocks(name) for name in self._names]
+        stacks = [self._file.tensors[name].shape[:-1] for name in self._names]
+        return self._joined([blocks.view(*own, -1) for blocks, own in zip(read, stacks, strict=True)])
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)

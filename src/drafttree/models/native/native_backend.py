@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from drafttree.core.machine_memory import machine_memory
 from drafttree.models.cache.kv_cache import TreeCache
-from drafttree.models.families import Stacked
+from drafttree.models.families import Stacked, StackedExperts
 from drafttree.models.fused.fused_backend import why_not_fused
 from drafttree.models.module.mtp_embedding import mtp_embedding_of
 from drafttree.models.module.released import ReleasedWeight, can_release
@@ -63,8 +63,9 @@ def why_not_packable(module: Any) -> str | None:
 
 
 def reads_packed_weights(module: Any) -> bool:
-    """Whether a module multiplies by packed weights in other places than linear layers: those of experts, say."""
-    return any(isinstance(layer, Stacked) for layer in PackingPlan(module).linear_layers)
+    """Whether a module multiplies by packed weights in other places than linear layers: those of stacked experts."""
+    blocks = PackingPlan(module).architecture.blocks
+    return any(isinstance(block.experts.weights, StackedExperts) for block in blocks if block.experts)
 
 
 class NativeBackend:

@@ -25,8 +25,8 @@ from drafttree.models.quantization.quantized_linear import ROWS_AT_ONCE, Quantiz
 UNITS = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-13}
 """The largest gap between two products of a row, in parts of the largest output: what one of bfloat16 is rounded by,
 and how far sums of float32 differ."""
-BLOCK_OUTPUTS = 256
-"""Outputs of a weight in blocks that are compared at most."""
+BLOCK_OUTPUTS, LAYER_OUTPUTS, FEWEST_OUTPUTS = 256, 2048, 8
+"""Outputs that are compared at most of a weight in blocks and of all of a decoder layer, and of each at least."""
 CHUNK = 128
 """Inputs of a row that drafttree-native rounds to eight bits together, by the largest of them."""
 
@@ -66,10 +66,11 @@ def check_products(model: Any, index: int, products: Products) -> None:
     Raises:
         WrongProductError: one is another.
     """
+    limit = min(BLOCK_OUTPUTS, max(FEWEST_OUTPUTS, LAYER_OUTPUTS // len(products.places)))
     for layer, places in products.places.items():
         if isinstance(layer, Stacked):
             continue
-        outputs = _compared_outputs(layer)
+        outputs = _compared_outputs(layer, limit)
         row, own = _own_product(layer, outputs)
         product = _multiply(model, index, places, layer, row)[:, outputs]
         gap = float((product - own).abs().max() / own.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
@@ -78,13 +79,13 @@ def check_products(model: Any, index: int, products: Products) -> None:
             raise WrongProductError(f"the packed product of a layer of {sizes} differs by {gap:.3g} from its own")
 
 
-def _compared_outputs(layer: Any) -> Any:
+def _compared_outputs(layer: Any, limit: int) -> Any:
     """Which outputs of a linear layer are compared: of blocks, which take long to unpack, the ends and some between."""
     count = layer.out_features
-    if not isinstance(layer, BlockLinear) or count <= BLOCK_OUTPUTS:
+    if not isinstance(layer, BlockLinear) or count <= limit:
         return slice(None)
-    quarter = torch.arange(BLOCK_OUTPUTS // 4, device="cpu")
-    between = torch.linspace(0, count - 1, BLOCK_OUTPUTS // 2, device="cpu").long()
+    quarter = torch.arange(limit // 4, device="cpu")
+    between = torch.linspace(0, count - 1, limit // 2, device="cpu").long()
     return torch.cat((quarter, between, count - 1 - quarter))
 
 

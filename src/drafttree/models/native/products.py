@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from drafttree.models.families import Attention, Block, Experts, Mlp, Stacked
+from drafttree.models.families import Attention, Block, Experts, Mlp, Stacked, StackedExperts
 from drafttree.models.quantization.quantized_linear import QuantizedLinear
 
 Arrays = tuple[list[Tensor], Tensor | None, Tensor | None, str | None]
@@ -119,14 +119,24 @@ class Products:
         self.add("down", [mlp.down])
 
     def _add_experts(self, experts: Experts) -> None:
-        """Add the products of a mixture of experts, whose weights are stacked: gates and up projections in one."""
-        inner = experts.gate_up.out_features // experts.count // 2
-        hidden = experts.down.out_features // experts.count
+        """Add the products of a mixture of experts."""
         self.add("router", [experts.router])
-        for expert in range(experts.count):
+        if isinstance(experts.weights, StackedExperts):
+            self._add_stacked(experts.weights, experts.count)
+            return
+        for index, expert in enumerate(experts.weights):
+            gate, up = expert.gate_up
+            self.add(f"gate/{index}", [gate])
+            self.add(f"up/{index}", [up])
+            self.add(f"down/{index}", [expert.down])
+
+    def _add_stacked(self, weights: StackedExperts, count: int) -> None:
+        inner = weights.gate_up.out_features // count // 2
+        hidden = weights.down.out_features // count
+        for expert in range(count):
             for half, name in enumerate(("gate", "up")):
-                self.add(f"{name}/{expert}", [experts.gate_up], _rows((2 * expert + half) * inner, inner))
-            self.add(f"down/{expert}", [experts.down], _rows(expert * hidden, hidden))
+                self.add(f"{name}/{expert}", [weights.gate_up], _rows((2 * expert + half) * inner, inner))
+            self.add(f"down/{expert}", [weights.down], _rows(expert * hidden, hidden))
 
 
 def _format(layer: Any) -> tuple[type, str | None]:

@@ -1,5 +1,6 @@
 """Models whose linear layers are replaced by those with weights of eight bits."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,13 +9,14 @@ from transformers import PreTrainedModel
 
 from drafttree.core.errors import ModelError
 from drafttree.models.quantization.int8_linear import Int8Linear, why_not_multiplied
+from drafttree.models.quantization.linear_experts import KNOWN, linear_experts
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding, only_looks_up
 from drafttree.models.quantization.quantized_linear import quantization
 
 
 @torch.no_grad()
 def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
-    """Replace all linear layers of a model but its head by `Int8Linear`.
+    """Replace all linear layers of a model but its head by `Int8Linear`; on a CPU the stacked ones of experts too.
 
     Args:
         module: the model.
@@ -27,6 +29,8 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
     kind = type(module).__name__
     if method := quantization(module):
         raise ModelError(f"{kind} is quantised already ({method}); leave out quantize")
+    for part, name, experts in [*_stacked_experts(module)]:
+        setattr(part, name, linear_experts(experts))
     parts = [(part, name, child) for part in module.modules() for name, child in part.named_children()]
     own_head = module.get_output_embeddings()
     layers = [(part, name, child) for part, name, child in parts if type(child) is nn.Linear and child is not own_head]
@@ -41,6 +45,19 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
         setattr(part, name, Int8Linear(child))
     if head:
         quantize_head(module)
+
+
+def _stacked_experts(module: PreTrainedModel) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Experts that `linear_experts` takes apart, and where they are.
+
+    On other devices one kernel multiplies all of a layer's, and has no eight bits.
+    """
+    if module.device.type != "cpu":
+        return
+    for part in module.modules():
+        for name, child in part.named_children():
+            if type(child).__name__ in KNOWN:
+                yield part, name, child
 
 
 @torch.no_grad()

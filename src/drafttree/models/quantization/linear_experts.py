@@ -1,0 +1,65 @@
+"""Mixtures of experts each of which has linear layers of its own, which can be quantised."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+KNOWN = {"Qwen3MoeExperts", "Gemma4TextExperts"}
+"""transformers' experts that `linear_experts` takes apart: those of families that drafttree-native knows."""
+
+
+class LinearExperts(nn.Module):
+    """The experts of a layer, whose weights lie apart. transformers stacks those of all experts.
+
+    Args:
+        experts: transformers' experts, in whose place they stand; their weights are not read.
+        gates: linear layer of each expert's gates, `[inner, hidden]`.
+        ups: of what is gated, `[inner, hidden]`.
+        downs: of what is inside, `[hidden, inner]`.
+
+    Attributes:
+        act_fn: activation of the gates.
+    """
+
+    def __init__(
+        self, experts: Any, gates: Sequence[nn.Module], ups: Sequence[nn.Module], downs: Sequence[nn.Module]
+    ) -> None:
+        super().__init__()
+        self.act_fn = experts.act_fn
+        self.gate_proj, self.up_proj, self.down_proj = map(nn.ModuleList, (gates, ups, downs))
+        self.train(experts.training)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """What the chosen experts give, added up.
+
+        Args:
+            hidden_states: `[nodes, hidden]`.
+            top_k_index: the experts of each node, `[nodes, chosen]`.
+            top_k_weights: what they count for, `[nodes, chosen]`.
+        """
+        sums = torch.zeros_like(hidden_states)
+        for expert in top_k_index.unique().tolist():
+            nodes, places = (top_k_index == expert).nonzero(as_tuple=True)
+            rows = hidden_states[nodes]
+            inner = self.act_fn(self.gate_proj[expert](rows)) * self.up_proj[expert](rows)
+            outputs = self.down_proj[expert](inner) * top_k_weights[nodes, places, None]
+            sums.index_add_(0, nodes, outputs.to(sums.dtype))
+        return sums
+
+
+def linear_experts(experts: Any) -> LinearExperts:
+    """Experts of `KNOWN` with linear layers whose weights are parts of the stacked ones."""
+
+    def layers(weights: Tensor) -> list[nn.Module]:
+        return [_linear(weight) for weight in weights]
+
+    gates, ups = experts.gate_up_proj.detach().chunk(2, 1)
+    return LinearExperts(experts, layers(gates), layers(ups), layers(experts.down_proj.detach()))
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
