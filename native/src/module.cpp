@@ -221,6 +221,11 @@ struct Held : Model {
           (stands_beside ? !layer.after_inner || !layer.after_experts || !layer.after_mlp : (bool)layer.after_mlp) ||
           (!layer.expert_scales.empty() && (int64_t)layer.expert_scales.size() != experts))
         throw std::invalid_argument("the sizes of a mixture of experts do not fit together");
+      const Expert& first = layer.experts[0];
+      for (const Expert& each : layer.experts)
+        if (each.gate.format != first.up.format || each.up.format != first.up.format ||
+            each.down.format != first.down.format)
+          throw std::invalid_argument("the experts of a layer are of several formats");
       for (const Expert& each : layer.experts)
         if (each.gate.outputs != each.up.outputs || each.gate.inputs != hidden || each.up.inputs != hidden ||
             each.down.inputs != each.up.outputs || each.down.outputs != hidden)

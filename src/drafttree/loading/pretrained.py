@@ -63,6 +63,7 @@ from drafttree.loading.target_options import (
 from drafttree.loading.unused_tensors import LAYER_COUNT, check_unused, refuse_changing, refuse_unscaled, shortened
 from drafttree.models import lay_out_for_cpu
 from drafttree.models.module.adapters import acts_by_call
+from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.quantize import quantize_head
 
 logger = logging.getLogger("drafttree")
@@ -348,7 +349,8 @@ def _settings_of(files: ModelFiles) -> dict[str, Any]:
 
 def _copy_what_stays(model: PreTrainedModel) -> None:
     """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
-    released = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
+    linear = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
+    released = linear | {id(part.quantized) for part in model.modules() if isinstance(part, BlockLinear)}
     for parameter in model.parameters():
         if id(parameter) not in released:
             parameter.data = parameter.data.clone()

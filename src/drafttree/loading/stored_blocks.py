@@ -50,10 +50,18 @@ class StoredWeight(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
     def blocks(self) -> Tensor:
-        """Its blocks, uint8 `[outputs, bytes]`; of stacked weights `[experts, outputs, bytes]`.
+        """Its blocks, uint8 `[outputs, bytes]`.
 
         Raises:
             ModelError: scales are not finite, or none that blocks have.
+        """
+        ...
+
+    def stacks(self) -> list[Tensor]:
+        """The blocks of all experts, uint8 `[experts, outputs, bytes]`: of gates and of what they gate, or of outputs.
+
+        Raises:
+            ModelError: as of `blocks`.
         """
         ...
 
@@ -163,9 +171,10 @@ def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> Lin
         if match := EXPERT.fullmatch(name):
             layers[match[3]][int(match[2])] = _linear_in_blocks(weight, weight.blocks())
             continue
-        parts = weight.blocks().chunk(2, 1) if "gate_up" in name else [weight.blocks()]
-        for part, stacked in zip(["gate", "up"] if "gate_up" in name else ["down"], parts, strict=True):
-            layers[part] = {index: _linear_in_blocks(weight, own) for index, own in enumerate(stacked)}
+        for part, stack in zip(["gate", "up"] if "gate_up" in name else ["down"], weight.stacks(), strict=True):
+            # each is a tensor of its own, since layers release only what nobody shares
+            owned = [torch.from_numpy(blocks.numpy()) for blocks in stack]
+            layers[part] = {index: _linear_in_blocks(weight, blocks) for index, blocks in enumerate(owned)}
     in_order = {part: [own[index] for index in range(len(own))] for part, own in layers.items()}
     return LinearExperts(experts, in_order["gate"], in_order["up"], in_order["down"])
 

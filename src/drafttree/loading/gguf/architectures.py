@@ -453,14 +453,21 @@ class GGUFWeight:
         return kinds.pop() if stays else ""
 
     def blocks(self) -> Tensor:
-        """Its blocks, uint8 `[outputs, bytes]`; of stacked weights `[experts, outputs, bytes]`.
+        """Its blocks, uint8 `[outputs, bytes]`.
 
         Raises:
             ModelError: scales are not finite.
         """
-        read = [self._file.read_blocks(name) for name in self._names]
-        stacks = [self._file.tensors[name].shape[:-1] for name in self._names]
-        return self._joined([blocks.view(*own, -1) for blocks, own in zip(read, stacks, strict=True)])
+        return self._joined([self._file.read_blocks(name) for name in self._names])
+
+    def stacks(self) -> list[Tensor]:
+        """The blocks of all experts in each of the tensors that it is made of, uint8 `[experts, outputs, bytes]`.
+
+        Raises:
+            ModelError: scales are not finite.
+        """
+        stacked = {name: self._file.tensors[name].shape[:-1] for name in self._names}
+        return [self._file.read_blocks(name).view(*shape, -1) for name, shape in stacked.items()]
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)

@@ -77,7 +77,7 @@ class GGUFFile:
         self.path = Path(path)
         try:
             with self.path.open("rb") as file:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors want memory to write to
         except ValueError:  # mmap's for a file of no bytes
             raise ModelError(f"{self.path} is empty; {COPY}") from None
         except OSError as error:
@@ -104,7 +104,6 @@ class GGUFFile:
         stored = self.tensors[name]
         packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start)
         if stored.kind in PLAIN:
-            # A copy of the bytes, since torch warns of memory that cannot be written to.
             return torch.from_numpy(packed.copy()).view(PLAIN[stored.kind]).view(stored.shape).to(dtype)
         unpack, kind = import_module("gguf.quants").dequantize, _kinds()[stored.kind]
         rows = packed.reshape(stored.rows, stored.row_bytes)
@@ -115,14 +114,14 @@ class GGUFFile:
         return values.view(stored.shape)
 
     def read_blocks(self, name: str) -> Tensor:
-        """A matrix in the blocks that it is stored in, uint8 `[outputs, bytes]`, in memory of its own.
+        """A matrix in the blocks that it is stored in, uint8 `[outputs, bytes]`: a part of the mapped file.
 
         Raises:
             ModelError: scales are not finite.
         """
         stored = self.tensors[name]
         packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start).reshape(stored.rows, -1)
-        blocks = torch.from_numpy(packed.copy())
+        blocks = torch.from_numpy(packed)
         if not has_finite_scales(blocks, stored.kind.lower()):
             raise ModelError(f"{self.path} holds {name} with scales that are not finite numbers; {COPY}")
         return blocks

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from drafttree.models.quantization.blocks import GROUP, pack_q4_0, pack_q4_1, pack_q4_zero, pack_q8_0
 
-WORD = 32
-"""Bits of the words that numbers are packed in."""
+WORD, BYTE = 32, 8
+"""Bits of the words that numbers are packed in, and of a byte."""
 
 
 class Scheme(NamedTuple):
@@ -102,9 +102,9 @@ def block_form(scheme: Scheme, inputs: int) -> str:
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     """Numbers uint8 `[rows, count]` of words int32 `[rows, words]`, the lowest bits first; some lie in two words."""
     mask = (1 << bits) - 1
-    if WORD % bits == 0:
-        shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
-        return (words[..., None] >> shifts & mask).to(torch.uint8).flatten(1)[:, :count]
+    if BYTE % bits == 0:
+        shifts = torch.arange(0, BYTE, bits, dtype=torch.uint8)
+        return (words.contiguous().view(torch.uint8)[..., None] >> shifts & mask).flatten(1)[:, :count]
     behind = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF
     first_bit = torch.arange(count) * bits
     word, shift = first_bit // WORD, first_bit % WORD

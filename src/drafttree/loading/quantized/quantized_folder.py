@@ -45,6 +45,9 @@ class PlainWeight:
     def blocks(self) -> Tensor:
         raise AssertionError("weights that are not quantised have no blocks")
 
+    def stacks(self) -> list[Tensor]:
+        raise AssertionError("weights that are not quantised have no blocks")
+
 
 class QuantizedWeight:
     """A quantised weight of a folder. See `drafttree.loading.stored_blocks.StoredWeight` for the protocol.
@@ -82,6 +85,9 @@ class QuantizedWeight:
         except ValueError as error:
             advice = 'load it with quantize="none"' if "float16" in str(error) else COPY
             raise ModelError(f"the weights of {self._layer.name} cannot be used: {error}; {advice}") from None
+
+    def stacks(self) -> list[Tensor]:
+        raise AssertionError("folders have the weights of each expert apart")
 
     def _weight(self) -> GroupedWeight:
         return self._layout.read(self._layer, self._scheme, self.shape)
