@@ -35,7 +35,7 @@ from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import Metrics, Round
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.prompt import Prompt, check_room, encode, is_batch
-from drafttree.engine.request import Request, StoppingText, TextStream
+from drafttree.engine.request import Request, RoundObserver, StoppingText, TextStream, check_observer
 from drafttree.engine.round_loop import RoundLoop
 from drafttree.engine.target_lock import lock_of
 from drafttree.engine.text_drafting import TextDrafting
@@ -253,15 +253,32 @@ class Decoder:
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]
-        self, prompt: Prompt, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Prompt,
+        *,
+        max_batch: int = MAX_BATCH,
+        observer: RoundObserver | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]
+        self,
+        prompt: Sequence[Prompt],
+        *,
+        max_batch: int = MAX_BATCH,
+        observer: RoundObserver | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> list[Generation]: ...
 
-    def generate(self, prompt: Any = None, *, max_batch: int = MAX_BATCH, **options: Unpack[GenerationOptions]):
+    def generate(
+        self,
+        prompt: Any = None,
+        *,
+        max_batch: int = MAX_BATCH,
+        observer: RoundObserver | None = None,
+        **options: Unpack[GenerationOptions],
+    ):
         """Generate a text from a prompt, or from each of a list of prompts.
 
         Args:
@@ -269,6 +286,7 @@ class Decoder:
                 rendered by the tokenizer's chat template), or a list of these. Token ids may be a list, a tensor, an
                 array or all that a tokenizer returns.
             max_batch: maximum number of texts of a list that are generated at the same time.
+            observer: is called for each round of each text.
             **options: see `drafttree.engine.generation_options.GenerationOptions`. Omitted options are taken from
                 `defaults`.
 
@@ -279,27 +297,35 @@ class Decoder:
             InputError: a prompt is empty, or is text although the decoder has no tokenizer. For a list, the message
                 tells which prompt.
             ContextError: a prompt and `max_new_tokens` exceed the model's context.
-            ConfigError: an option is unknown, out of range, or not supported by tree drafting, or `torch.autocast` is
-                active.
+            ConfigError: an option is unknown, out of range, or not supported by tree drafting, `observer` lacks a
+                method, or `torch.autocast` is active.
         """
         check_count("max_batch", max_batch)
+        check_observer(observer)
         if isinstance(prompt, list | tuple) and not prompt:
             RequestOptions.merge(self.defaults, options)
             return []
         prompt = getattr(prompt, "tolist", lambda: prompt)()
         if not is_batch(prompt):
-            return self._finish(self.new_request(prompt, **options))
+            return self._finish(self._observed(prompt, observer, options))
         requests = []
         for number, single in enumerate(prompt, start=1):
             try:
                 requests.append(self.prepare(single, **options))
             except InputError as error:
                 raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
+            requests[-1].observer = observer
         with lock_of(self.target):
             loop = self.batch_loop(max_batch)
         return loop.write(requests)
 
-    def stream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> TextStream:
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        observer: RoundObserver | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> TextStream:
         """Generate from one prompt, and yield the tokens of each round. Arguments and errors as for `generate`.
 
         After the last chunk, the stream's `result` is the whole `Generation`. Closing the stream ends the text. For
@@ -307,9 +333,16 @@ class Decoder:
         """
         if is_batch(prompt):
             raise InputError("stream takes one prompt; call it for each of a list, or call generate")
-        return self.stream_request(self.new_request(prompt, **options))
+        check_observer(observer)
+        return self.stream_request(self._observed(prompt, observer, options))
 
-    async def astream(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> AsyncIterator[Chunk]:
+    async def astream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        observer: RoundObserver | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> AsyncIterator[Chunk]:
         """Like `stream`, for `async for`. Texts streamed at the same time share the passes of an `Engine`.
 
         Closing the iterator ends the text.
@@ -317,12 +350,17 @@ class Decoder:
         if is_batch(prompt):
             raise InputError("astream takes one prompt; call it for each of a list, or call generate")
         async with self._shared_engine.use(self) as engine:
-            handle = engine.submit(prompt, **options)
+            handle = engine.submit(prompt, observer=observer, **options)
             try:
                 async for chunk in handle:
                     yield chunk
             finally:
                 handle.cancel()
+
+    def _observed(self, prompt: Prompt | None, observer: RoundObserver | None, options: GenerationOptions) -> Request:
+        request = self.new_request(prompt, **options)
+        request.observer = observer
+        return request
 
     def new_request(self, prompt: Prompt | None = None, **options: Unpack[GenerationOptions]) -> Request:
         """Check a prompt and its options, and make a request for `step`. No model runs yet.

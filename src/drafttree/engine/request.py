@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from drafttree.constraints.processors import PathConstraints
-from drafttree.core.errors import UnfinishedTextError
+from drafttree.core.errors import ConfigError, UnfinishedTextError
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, GrowthObserver, Verdict
 from drafttree.engine.detokenizer import Detokenizer
@@ -76,6 +76,16 @@ class RoundObserver(Protocol):
             turn: the cost of the round.
         """
         ...
+
+
+def check_observer(observer: object) -> None:
+    """Refuse what cannot see rounds.
+
+    Raises:
+        ConfigError: it lacks a method.
+    """
+    if not isinstance(observer, RoundObserver | None):
+        raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
 
 
 @dataclass(eq=False)

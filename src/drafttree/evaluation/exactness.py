@@ -6,11 +6,12 @@ whose noise is a function of seed and position, a continuum, have their texts co
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import ConfigError, unknown
@@ -179,13 +180,30 @@ def toy_tree(
     return tree
 
 
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""A logits processor of transformers' form."""
+
+
+def processed(target: TabularModel, text: Sequence[int], sampling: Sampling, processor: Processor | None) -> Tensor:
+    """The target's scores `[vocab]` behind a text, prompt included, as a token is drawn by them."""
+    logits = target.logits(tuple(text[1:]))
+    if processor:
+        logits = processor(torch.tensor([text]), logits[None])[0]
+    return sampling.process(logits)
+
+
 def plain_text(
-    target: TabularModel, prompt: Context, length: int, sampling: Sampling, eos: Context = ()
+    target: TabularModel,
+    prompt: Context,
+    length: int,
+    sampling: Sampling,
+    eos: Context = (),
+    processor: Processor | None = None,
 ) -> tuple[int, ...]:
     """The text after a prompt, token after token by the noise of the seed, up to a token of `eos`."""
     text = list(prompt)
     while len(text) < len(prompt) + length and (len(text) == len(prompt) or text[-1] not in eos):
-        scores = sampling.process(target.logits(tuple(text[1:])))
+        scores = processed(target, text, sampling, processor)
         if not sampling.greedy:
             scores = scores + gumbel(sampling.seed, torch.tensor(len(text)), target.vocab)
         text.append(int(scores.argmax()))

@@ -9,15 +9,19 @@ from typing import Any
 
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
+from drafttree.evaluation.edit_checks import EditsFinding, check_edits
 from drafttree.evaluation.exactness import OPTIONS, CoupledText, RoundLaw
+from drafttree.evaluation.number_tests import NumbersFinding, check_numbers
 from drafttree.evaluation.pair_trials import (
     EXACT,
     FORMS,
+    HUGE,
     LARGE,
     Trial,
     large_trials,
     ordinary_trials,
     precision_trials,
+    serving_trials,
     text_trials,
 )
 from drafttree.evaluation.text_law import TextLaw
@@ -76,17 +80,39 @@ class PairFinding:
 
 
 @dataclass(frozen=True)
+class ServingChecks:
+    """What the laws of toy models take for given: independent numbers, and weights that are the model's own."""
+
+    numbers: NumbersFinding
+    edits: EditsFinding
+
+    @property
+    def passed(self) -> bool:
+        """Whether it holds."""
+        return self.numbers.passed and self.edits.passed
+
+
+@dataclass(frozen=True)
 class PairSweep:
-    """The table of all pairs, policy by policy, under one sampling."""
+    """The table of all pairs, policy by policy, under one sampling.
+
+    Attributes:
+        findings: what was found of each pair.
+        sampling: how tokens were drawn.
+        serving: what was found of numbers and weights; None where they were not looked at.
+        interrupted: whether Ctrl-C or the time left pairs out.
+    """
 
     findings: list[PairFinding]
     sampling: Sampling
+    serving: ServingChecks | None = None
     interrupted: bool = False
 
     @property
     def passed(self) -> bool:
         """True if no pair that claims to be lossless is biased, and all were tried."""
-        return not self.interrupted and all(finding.passed for finding in self.findings)
+        holds = self.serving is None or self.serving.passed
+        return not self.interrupted and holds and all(finding.passed for finding in self.findings)
 
     @property
     def reach(self) -> Reach:
@@ -96,7 +122,9 @@ class PairSweep:
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
         options = {name: value for name, value in asdict(self.sampling).items() if name in OPTIONS}
-        return {"findings": [asdict(finding) for finding in self.findings], **options, "passed": self.passed}
+        serving = asdict(self.serving) if self.serving else None
+        found: dict[str, object] = {"findings": [asdict(finding) for finding in self.findings], "serving": serving}
+        return found | options | {"passed": self.passed}
 
 
 def sweep_pairs(
@@ -104,6 +132,8 @@ def sweep_pairs(
     verifiers: Sequence[VerifierLike] = tuple(VERIFIERS),
     *,
     models: int = MODELS,
+    quick: bool = False,
+    checks_serving: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
     **sampling,
@@ -115,6 +145,8 @@ def sweep_pairs(
             policy, by turns.
         verifiers: verifiers as `parse_verifiers` takes them.
         models: random models for each pair, besides six for wide and deep trees, two and three rounds, and late ones.
+        quick: leave out `serving_trials`.
+        checks_serving: look at the random numbers that serve, and at texts behind edits of weights.
         progress: called after every pair with its policy.
         store: keeps finished runs; by default none.
         **sampling: options of `Sampling` but its seed; `greedy` decodes at temperature 0.
@@ -122,15 +154,17 @@ def sweep_pairs(
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
-    findings, judges = [], parse_verifiers(verifiers)
+    findings, judges, serving = [], parse_verifiers(verifiers), None
     store = store or RunStore()
     with store.interruptible():
         for spec, policy in parse_policies(policies).items():
             for name, verifier in judges.items():
-                work = functools.partial(_sweep_pair, spec, policy, name, verifier, models, sampling)
+                work = functools.partial(_sweep_pair, spec, policy, name, verifier, models, sampling, quick=quick)
                 findings.append(store.run((spec, name), PairFinding, work))
                 progress(spec)
-    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), store.interrupted)
+        if checks_serving:
+            serving = store.run(("serving",), ServingChecks, lambda: ServingChecks(check_numbers(), check_edits()))
+    return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), serving, store.interrupted)
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS, **sampling) -> PairFinding:
@@ -139,7 +173,14 @@ def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS,
 
 
 def _sweep_pair(
-    spec: str, policy: TreePolicy, name: str, verifier: type[Verifier], models: int, sampling: Mapping[str, Any]
+    spec: str,
+    policy: TreePolicy,
+    name: str,
+    verifier: type[Verifier],
+    models: int,
+    sampling: Mapping[str, Any],
+    *,
+    quick: bool,
 ) -> PairFinding:
     """One pair, with smaller and larger trees that stand for the policy."""
     if reason := compatibility.incompatibility(policy, verifier):
@@ -148,6 +189,8 @@ def _sweep_pair(
     wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
     trials: list[Trial] = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
     trials += [*precision_trials(small[0]), *text_trials(small[0], verifier)]
+    if not quick:
+        trials += serving_trials(small[0], make_policy(HUGE.get(spec, policy)), verifier)
     try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
     return try_pair(spec, name, verifier, trials, sampling)
 

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.tree import Proposal
@@ -74,6 +75,20 @@ LARGE: dict[str, tuple[str, str]] = {
 """Parameters of every policy whose trees are wide, or deep, and still small enough to enumerate."""
 
 
+HUGE: dict[str, str] = {
+    "auto": "auto:depth=15,children=1,budget=16",
+    "chain": "chain:depth=15",
+    "fixed": "fixed:depth=15,breadth=1,threshold=0",
+    "template": "template:paths=" + "+".join(".".join("0" * level) for level in range(1, 16)),
+    "dynatree": "dynatree:base_depth=15,max_depth=15,mid_breadth=1,max_breadth=1,stop_below=0.01,budget=16",
+    "talon": "talon:width=1,margin=1,depth=15,budget=16",
+    "eagle": "eagle:depth=15,top_k=1,budget=16",
+    "opt-tree": "opt-tree:threshold=0,depth=15,budget=16",
+    "dyspec": "dyspec:depth=15,budget=16",
+}
+"""Parameters of every policy whose trees have 16 nodes below each other: others of that size have too many outcomes."""
+
+
 COSTLY_DRAFTS = CostCurve(
     target=Costs((1, 2, 4, 8), (1.0, 1.1, 1.3, 1.9)),
     draft=(DraftCosts(first=0.05, later=Costs((1, 4), (0.17, 0.17))),),
@@ -127,6 +142,15 @@ def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
         case 5:
             target, draft = cut(target, 2), cut(draft, vocab - 1)
     return ToyPair(target, draft)
+
+
+def without(table: TabularModel, *tokens: int) -> TabularModel:
+    """The table with some tokens impossible."""
+    copy = TabularModel(table.vocab, table.depth, 0)
+    barred = torch.zeros(table.vocab, dtype=torch.bool)
+    barred[[*tokens]] = True
+    copy.rows = {context: row.masked_fill(barred, -math.inf) for context, row in table.rows.items()}
+    return copy
 
 
 def cut(table: TabularModel, keep: int) -> TabularModel:
@@ -184,16 +208,21 @@ class TextTrial:
         models: the target and the draft.
         policy: how the trees grow.
         written: the texts; of enumerated ones the length is the largest that is tried.
+        shortest: the least that is tried.
+        sampling: how tokens are drawn, where nothing else is asked for.
     """
 
     models: ToyPair
     policy: TreePolicy
     written: Texts
+    shortest: int = SHORTEST
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
         """The law of texts as long as their outcomes are few."""
-        found = self._law(SHORTEST, verifier, sampling)
-        for length in range(SHORTEST + 1, self.written.length + 1):
+        sampling = {**self.sampling, **sampling}
+        found = self._law(self.shortest, verifier, sampling)
+        for length in range(self.shortest + 1, self.written.length + 1):
             if found.total_variation < self.models.tolerance and found.outcomes <= FEW_OF_TEXTS:
                 found = self._law(length, verifier, sampling)
         return found
@@ -204,6 +233,7 @@ class TextTrial:
 
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
         texts = replace(self.written, length=24, seeds=[seed + own for own in self.written.seeds])
+        sampling = {**self.sampling, **sampling}
         return coupled_texts(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
 
 
@@ -276,3 +306,35 @@ def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
     if small.uses_costs:
         trials.append(TextTrial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
     return trials
+
+
+def less_of_the_last(input_ids: Tensor, scores: Tensor) -> Tensor:
+    """A logits processor by which a token follows itself less often, so it has to see the path to a node."""
+    return scores.scatter_add(1, input_ids[:, -1:], scores.new_full((len(scores), 1), -1.5))
+
+
+def serving_trials(small: TreePolicy, huge: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
+    """What an engine, kept rows, processors, truncation and long fruitless drafts might do to a text.
+
+    Args:
+        small: grows trees of few outcomes.
+        huge: grows 16 nodes below each other.
+        verifier: as for `text_trials`.
+    """
+    two, three, certain = toy_pair(1, 2), toy_pair(1, 3), toy_pair(3, 2)
+    if verifier.proposal is Proposal.WITH_REPLACEMENT:
+        small = small.model_copy(update={"budget": min(small.budget, 3)})
+    fruitless = ToyPair(without(three.target, 2), without(three.draft, 0, 1))
+    in_company = Texts(((0,), (0,), (0,)), (0, 0, 0), 2, batch=3, levels=1)
+    one_behind_the_other = Texts(((0, 1, 1), (0, 1, 0, 1)), (0, 1), 2, batch=1, levels=1)
+    return [
+        TextTrial(two, small, in_company, shortest=2),
+        TextTrial(two, small, one_behind_the_other, shortest=2),
+        TextTrial(three, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
+        TextTrial(two, small, Texts(length=3, levels=2, processor=less_of_the_last)),
+        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
+        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
+        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
+        TextTrial(fruitless, small, Texts(length=6, levels=1), shortest=6),
+        RoundTrial(ToyPair(certain.target, cut(certain.draft, 1)), huge, levels=15, position=2),
+    ]

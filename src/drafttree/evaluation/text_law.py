@@ -11,9 +11,17 @@ from typing import Any
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
 from drafttree.engine.generation import Generation
-from drafttree.evaluation.exactness import CoupledText, drawn_prompt, pair_name, plain_text, toy_options
+from drafttree.evaluation.exactness import (
+    CoupledText,
+    Processor,
+    drawn_prompt,
+    pair_name,
+    plain_text,
+    processed,
+    toy_options,
+)
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
-from drafttree.evaluation.toy_decoder import Reach, ToyDecoder
+from drafttree.evaluation.toy_decoder import Reach, SteppedEngine, ToyDecoder
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
@@ -28,10 +36,12 @@ class Texts:
         seeds: the seeds of the texts.
         length: tokens of a text at most.
         eos: token ids that end a text.
-        batch: texts written at once; None for one after the other, each alone.
+        batch: texts that an engine writes at once; None for one after the other, each alone.
         levels: the most levels of a tree.
         costs: costs of passes, for policies that weigh them.
         pause: rounds that drafting pauses for at first, where it may.
+        is_head: whether the draft is taken for a head, as of `ToyDecoder`.
+        processor: a logits processor of transformers' form, None for none.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -42,14 +52,26 @@ class Texts:
     levels: int = 3
     costs: CostCurve = TOY_COSTS
     pause: int = 0
+    is_head: bool = False
+    processor: Processor | None = None
 
     def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
         """The texts, by a decoder that has written none before."""
-        each = [{"max_new_tokens": self.length, "seed": seed, **options} for seed in self.seeds]
+        shared: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
+        if self.processor:
+            shared["logits_processor"] = [self.processor]
+        pairs = [*zip(self.prompts, self.seeds, strict=True)]
         if self.batch is None:
-            return [toy.generate(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
-        requests = [toy.prepare(prompt, **own) for prompt, own in zip(self.prompts, each, strict=True)]
-        return toy.batch_loop(self.batch).write(requests)
+            return [toy.generate([*prompt], seed=seed, **shared) for prompt, seed in pairs]
+        engine = SteppedEngine(toy, max_batch=self.batch)
+        handles = [engine.submit([*prompt], seed=seed, **shared) for prompt, seed in pairs]
+        engine.run()
+        return [handle.result() for handle in handles]
+
+    def next_law(self, target: TabularModel, text: Context, sampling: Sampling) -> dict[int, float]:
+        """The target's own law of the next token, behind a prompt and a part of a text."""
+        probs = processed(target, text, sampling, self.processor).double().softmax(-1).tolist()
+        return {token: probs[token] for token in target.tokens if token < target.vocab}
 
     def decoder(
         self,
@@ -60,7 +82,13 @@ class Texts:
         script: ScriptedRandom | None = None,
     ) -> ToyDecoder:
         """A new decoder for them."""
-        given: Any = {"costs": self.costs, "eos": self.eos, "script": script, "pause": self.pause}
+        given: Any = {
+            "costs": self.costs,
+            "eos": self.eos,
+            "script": script,
+            "pause": self.pause,
+            "is_head": self.is_head,
+        }
         toy = ToyDecoder(target, draft, policy, verifier, self.levels, **given)
         toy.reach = replace(toy.reach, texts=min(self.batch or 1, len(self.prompts)))
         return toy
@@ -147,7 +175,9 @@ def coupled_texts(
     options = toy_options(target, draft, policy, verifier, sampling)
     toy = texts.decoder(target, draft, policy, verifier)
     plain = [
-        plain_text(target, prompt, texts.length, Sampling.from_options(options | {"seed": seed}), texts.eos)
+        plain_text(
+            target, prompt, texts.length, Sampling.from_options(options | {"seed": seed}), texts.eos, texts.processor
+        )
         for prompt, seed in zip(texts.prompts, texts.seeds, strict=True)
     ]
     return [
@@ -200,7 +230,7 @@ def _law(target: TabularModel, prompt: Context, texts: Texts, sampling: Sampling
         longer = {
             (*text, token): weight * chance
             for text, weight in going.items()
-            for token, chance in target.law((*prompt[1:], *text), sampling).items()
+            for token, chance in texts.next_law(target, (*prompt, *text), sampling).items()
         }
         ended = {text for text in longer if length == texts.length or text[-1] in texts.eos}
         law |= {text: longer[text] for text in ended}

@@ -10,13 +10,14 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine.acceptance_watch import HeadWatch
+from drafttree.engine.batching import Engine
+from drafttree.engine.batching.engine import EngineThread
+from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.drafting.controller import SHORTEST, Controller
 from drafttree.engine.drafting.prices import Prices
-from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.metrics import Round
-from drafttree.engine.prompt import Prompt
 from drafttree.engine.request import Request
 from drafttree.evaluation.scripted_random import ScriptedRandom
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularDrafter, TabularModel, TabularTarget
@@ -48,6 +49,51 @@ class Reach:
         return Reach(*map(max, vars(self).values(), vars(other).values()))
 
 
+class SteppedEngine(Engine):
+    """An engine whose rounds run where `run` is called, so that they are the same whenever they are run again."""
+
+    _thread: "_SteppedThread"
+
+    def _start(self, loop: BatchLoop) -> "_SteppedThread":
+        return _SteppedThread(loop)
+
+    def run(self) -> None:
+        """Write all texts that were submitted to their end."""
+        self._thread.run()
+
+
+class _SteppedThread(EngineThread):
+    """Takes requests as the thread of an engine does, and has none."""
+
+    def _begin(self) -> None:
+        """No thread begins."""
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    def check_open(self) -> None:
+        """Nobody closes it while it is used."""
+
+    def close(self, *, drain: bool = False) -> None:
+        self._closing = True
+
+    def run(self) -> None:
+        """Rounds until nothing waits or runs."""
+        self._take_all()
+        while self._loop.busy:
+            self._loop.step()
+
+
+class _WatchedController(Controller):
+    """A controller that heeds a head's test after two rounds, where others need some thousand for it."""
+
+    def reason(self, batch: int) -> str | None:
+        if self._head_watch and self._head_watch.found.rounds > 1:
+            return "the head's test has ended"
+        return super().reason(batch)
+
+
 class ToyDecoder(Decoder):
     """Writes texts of toy models and notes how far they go.
 
@@ -61,6 +107,7 @@ class ToyDecoder(Decoder):
         eos: token ids that end a text.
         script: answers for the numbers of all seeds; None for the numbers themselves.
         pause: rounds that drafting pauses for at first, where it may.
+        is_head: whether the draft is taken for a head, whose test then decides whether it drafts.
 
     Attributes:
         reach: how far the rounds went so far.
@@ -78,28 +125,26 @@ class ToyDecoder(Decoder):
         eos: Context = (),
         script: ScriptedRandom | None = None,
         pause: int = 0,
+        is_head: bool = False,
     ) -> None:
-        drafter, self._pause = TabularDrafter(draft, levels), pause
+        drafter, self._pause = TabularDrafter(draft, levels, is_head=is_head), pause
         super().__init__(TabularTarget(target), drafter, policy, eos=eos, learned=LearnedState(costs))
-        self.verifier = verifier  # not given to the base, which refuses pairs that are not lossless
+        # not given to the base, which refuses pairs that are not lossless
+        self.verifier: type[Verifier] | None = verifier
         self.levels, self.script, self.reach = levels, script, Reach(columns=target.vocab)
 
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
 
     def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:
-        controller = super()._new_controller(prices, budget, head_watch)
+        make = _WatchedController if head_watch and self.drafter and self.drafter.hidden_layers else Controller
+        controller = make(prices, budget=budget, head_watch=head_watch)
         for batch in (1, 2) if self._pause and controller.budget is None else ():
             while not controller.rests(batch):
                 controller.learn(batch, batch, 0, [(0, (batch,))])
             for _ in range(SHORTEST - self._pause):
                 controller.learn(batch, batch, batch, [])
         return controller
-
-    def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
-        request = super()._prepare(prompt, given, alone=alone)
-        request.observer = self
-        return request
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
         """See `RoundObserver`: the reach is that of what was verified."""
@@ -112,6 +157,7 @@ class ToyDecoder(Decoder):
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:
         """A text after some rounds, which has room for more."""
         request = self.new_request(prompt, max_new_tokens=(count + 1) * (self.levels + 1), **options)
+        request.observer = self
         for _ in range(count):
             self.step(request)
         return request

@@ -100,15 +100,21 @@ class TabularTarget:
 
     def __init__(self, table: TabularModel) -> None:
         self._table, self.vocab_size, self.nbytes = table, table.vocab, 0
+        self._layout = CacheLayout.uniform(1, 1, 1)  # one, so that texts go on from rows of others
         self.context: int | None = None
         self.rope_switch: int | None = None
         self.device = torch.device("cpu")
 
     def new_cache(self, capacity: int) -> TreeCache:
-        return TreeCache(CacheLayout.uniform(1, 1, 1), capacity)
+        return TreeCache(self._layout, capacity)
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        return [self._score(segment) for segment in segments]
+        states = torch.zeros(1, 1, dtype=torch.float64)  # which no toy drafter reads
+        outputs = [self._score(segment) for segment in segments]
+        return [
+            Output(output.logits, (states.expand(1, segment.nodes, 1),) * len(hidden_layers))
+            for segment, output in zip(segments, outputs, strict=True)
+        ]
 
     def _score(self, segment: Segment) -> Output:
         cache, tokens, positions, visible, wanted = segment
@@ -127,10 +133,12 @@ class TabularDrafter:
     Args:
         table: gives the distribution over the next token for every context.
         levels: the most levels of a tree.
+        is_head: whether it is taken for a head, which reads hidden states of the target and is tested.
     """
 
-    def __init__(self, table: TabularModel, levels: int) -> None:
-        self.table, self.vocab_size, self.hidden_layers, self.nbytes = table, table.vocab, (), 0
+    def __init__(self, table: TabularModel, levels: int, *, is_head: bool = False) -> None:
+        self.table, self.vocab_size, self.nbytes = table, table.vocab, 0
+        self.hidden_layers: tuple[int, ...] = (0,) if is_head else ()
         self.context: int | None = None
         self.levels: int | None = levels
 

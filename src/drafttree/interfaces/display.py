@@ -11,7 +11,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Fidelity, Generation
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.compare import Comparison
-from drafttree.evaluation.pair_sweep import PairFinding, PairSweep
+from drafttree.evaluation.pair_sweep import PairFinding, PairSweep, ServingChecks
 from drafttree.evaluation.toy_decoder import Reach
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
@@ -140,10 +140,25 @@ def show_enumeration(result: PairSweep) -> None:
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
-    conclusion = _verdict(result, "Every pair is what it claims to be.", "A pair is BIASED.")
+    biased = any(not finding.passed for finding in findings)
+    failed = "A pair is BIASED." if biased else "What serves is not what the laws take it for."
+    conclusion = _verdict(result, "Every pair is what it claims to be.", failed)
+    if result.serving:
+        _show_serving(console, result.serving)
     if any(finding.trials for finding in findings):
         console.print(f"Tried: {_bounds(result.reach)}. Nothing is said of what lies beyond.")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
+
+
+def _show_serving(console: Console, serving: ServingChecks) -> None:
+    """What was found of random numbers and of weights that are edited."""
+    numbers, edits = serving.numbers, serving.edits
+    tested = f"{numbers.tests} tests of {numbers.streams} streams of {numbers.seeds:,} seeds"
+    found = "least p-value" if numbers.passed else "NOT INDEPENDENT, p-value"
+    console.print(f"Random numbers: {tested}, {found} {numbers.least:.1e} ({numbers.worst}).")
+    behind = f"{edits.texts} texts of a small model in {edits.backend}, each behind another edit of its weights"
+    stale = f"STALE behind {', '.join(edits.stale)}" if edits.stale else "all as transformers writes them"
+    console.print(f"Weights: {behind}: {stale}.")
 
 
 def _bounds(reach: Reach) -> str:

@@ -1,5 +1,6 @@
 """Who observes a request sees its rounds as they were, and a text that is not speculated on is the same text."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 import pytest
@@ -81,6 +82,31 @@ def test_why_nothing_is_drafted_is_seen(decoder):
         engine.submit(PROMPT, observer=seen, **OPTIONS).result(300)
     assert set(seen.reasons) == {"there is no drafter"}
     assert {tree.size for tree in seen.grown} == {1}
+
+
+async def _of_astream(decoder, observer):
+    return [token async for chunk in decoder.astream(PROMPT, observer=observer, **OPTIONS) for token in chunk.tokens]
+
+
+WAYS = {
+    "generate": lambda decoder, observer: decoder.generate(PROMPT, observer=observer, **OPTIONS).tokens,
+    "a list": lambda decoder, observer: decoder.generate([PROMPT], observer=observer, **OPTIONS)[0].tokens,
+    "stream": lambda decoder, observer: [
+        token for chunk in decoder.stream(PROMPT, observer=observer, **OPTIONS) for token in chunk.tokens
+    ],
+    "astream": lambda decoder, observer: asyncio.run(_of_astream(decoder, observer)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_observer_can_be_given_wherever_a_text_is(decoder, way):
+    seen = Seen()
+    tokens = WAYS[way](decoder, seen)
+    assert sum(turn.committed for turn in seen.turns) == len(tokens)
+    assert len(seen.grown) == len(seen.turns)
+    assert max(tree.size for tree in seen.trees) > 1
+    with pytest.raises(ConfigError, match="observer is 3; it must have the methods drafted and settled"):
+        WAYS[way](decoder, 3)
 
 
 def test_generate_writes_plainly_too_where_it_is_asked_to(decoder):

@@ -22,7 +22,7 @@ from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import EngineMetrics
 from drafttree.engine.prompt import Prompt, is_batch
-from drafttree.engine.request import Request, RoundObserver
+from drafttree.engine.request import Request, RoundObserver, check_observer
 from drafttree.engine.target_lock import lock_of
 from drafttree.models import Model
 from drafttree.verifiers.base import Verifier
@@ -111,8 +111,12 @@ class Engine:
             )
         if prefix_tokens is not None:
             self.memory.prefixes.limit(prefix_tokens)
-        self._thread = EngineThread(self._loop)
+        self._thread = self._start(self._loop)
         weakref.finalize(self, self._thread.finish).atexit = False  # its thread closes itself when Python ends
+
+    def _start(self, loop: BatchLoop) -> "EngineThread":
+        """What runs the rounds."""
+        return EngineThread(loop)
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -161,15 +165,14 @@ class Engine:
 
         Raises:
             EngineClosedError: the engine was closed, or this process was forked from the one where it runs.
-            ConfigError: `max_unread` is no whole number of at least 1.
+            ConfigError: `max_unread` is no whole number of at least 1, or `observer` lacks a method.
             ContextError: the request could never run: it needs more rows than there are.
             DraftTreeError: as for `Decoder.generate`.
         """
         self._thread.check_open()
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
-        if not isinstance(observer, RoundObserver | None):
-            raise ConfigError(f"observer is {observer!r}; it must have the methods drafted and settled")
+        check_observer(observer)
         for name, given in (("group", group), ("cache_salt", cache_salt)):
             try:
                 hash(given)
@@ -236,8 +239,11 @@ class EngineThread:
         self._closing = False
         self._ended = threading.Event()
         self._released = time.monotonic()
-        release_idle_workers()
         self._thread = threading.Thread(target=self._run, name="drafttree-engine", daemon=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        release_idle_workers()
         atexit.register(self.close)  # Python aborts if it ends while a daemon thread is inside torch
         self._thread.start()
 

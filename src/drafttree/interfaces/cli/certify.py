@@ -32,7 +32,7 @@ from drafttree.measure.run_store import RunStore
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
-EXACT = {"out", "minutes", "exact", "policies", "verifiers", "models", "json_"}
+EXACT = {"out", "minutes", "exact", "quick", "policies", "verifiers", "models", "json_"}
 
 
 @grouped
@@ -56,6 +56,9 @@ def certify(
     exact: Annotated[
         bool, typer.Option("--exact", help="Prove exactness by enumeration instead. Needs no prompts.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --exact: fewer texts, and neither numbers nor edits.")
+    ] = False,
     verifiers: VerifierNames = ["all"],  # noqa: B006
     models: Annotated[
         int | None, typer.Option(min=1, help="Number of toy models per pair with --exact. Default: 6.")
@@ -70,8 +73,8 @@ def certify(
     if exact:
         sampling = _exact_sampling(given, options)
         pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*pairs, models, sampling, results.open_store(context), results)
-    for name in ("verifiers", "models"):
+        _certify_exactly(*pairs, models, sampling, results.open_store(context), results, quick=quick)
+    for name in ("verifiers", "models", "quick"):
         if name in given:
             raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
     if not prompts:
@@ -124,6 +127,8 @@ def _certify_exactly(
     sampling: Mapping[str, Any],
     store: RunStore,
     results: ResultOptions,
+    *,
+    quick: bool,
 ) -> NoReturn:
     import torch
 
@@ -133,6 +138,7 @@ def _certify_exactly(
     torch.set_num_threads(1)  # toy models are too small to gain from more
     with progress(len(policies) * len(verifiers)) as advance:
         chosen = models or MODELS
-        table = sweep_pairs(policies, verifiers, models=chosen, progress=advance, store=store, **sampling)
+        how: dict[str, Any] = {"models": chosen, "quick": quick, "checks_serving": not quick}
+        table = sweep_pairs(policies, verifiers, progress=advance, store=store, **how, **sampling)
     results.finish(store, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)

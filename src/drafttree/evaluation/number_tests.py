@@ -1,0 +1,126 @@
+"""Tests of the random numbers that serve: each stream is uniform, and no two of them have to do with each other.
+
+The laws of texts are enumerated on independent uniform numbers. Here the numbers of `SeededRandomness` are counted
+over fixed seeds, so that the outcome is the same in every run.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from drafttree.core.randomness import SeededRandomness
+from drafttree.core.tree import Proposal
+from drafttree.engine.learned_state import LearnedState
+
+SEEDS = 3_000
+CELLS = 4
+"""Equal parts of the unit interval that numbers are counted in."""
+COLUMNS = 64
+"""Tokens of the distribution that numbers are read off."""
+LEAST = 1e-9
+"""The chance below which the least p-value of all tests is no chance; there are some two hundred tests."""
+
+
+@dataclass(frozen=True)
+class NumbersFinding:
+    """What was found of the random numbers.
+
+    Attributes:
+        seeds: seeds that were tried.
+        streams: streams of numbers of each seed.
+        tests: chi-square tests of streams and of pairs of them.
+        least: the least p-value.
+        worst: which streams it is of.
+    """
+
+    seeds: int
+    streams: int
+    tests: int
+    least: float
+    worst: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the least p-value may be chance."""
+        return self.least > LEAST
+
+
+def check_numbers(seeds: int = SEEDS) -> NumbersFinding:
+    """Test the streams of many seeds against uniform numbers, and against each other."""
+    numbers = [_numbers_of(seed) for seed in range(seeds)]
+    cells = {
+        name: torch.tensor([min(int(own[name] * CELLS), CELLS - 1) for own in numbers], device="cpu")
+        for name in numbers[0]
+    }
+    p_values = {name: _uniform(each) for name, each in cells.items()}
+    p_values |= {f"{one} and {other}": _independent(cells[one], cells[other]) for one, other in _pairs(cells)}
+    worst = min(p_values, key=lambda name: p_values[name])
+    return NumbersFinding(seeds, len(cells), len(p_values), p_values[worst], worst)
+
+
+def _pairs(cells: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    return [*itertools.combinations(cells, 2)]
+
+
+def _numbers_of(seed: int) -> dict[str, float]:
+    """The first numbers of every stream of a seed, as verifiers and trees see them."""
+    text = SeededRandomness(seed, COLUMNS, torch.device("cpu"))
+    beside = SeededRandomness(LearnedState().unshared_seed(seed), COLUMNS, torch.device("cpu"))
+    numbers = {f"{name}, position 5": number for name, number in _of_round(text, 5).items()}
+    numbers |= {f"{name}, position 8": number for name, number in _of_round(text, 8).items() if name in SHORT}
+    numbers |= {f"{name}, text of an engine": number for name, number in _of_round(beside, 5).items() if name in SHORT}
+    following = SeededRandomness(seed + 1, COLUMNS, torch.device("cpu"))
+    return numbers | {f"{name}, next seed": each for name, each in _of_round(following, 5).items() if name in SHORT}
+
+
+SHORT = {"accept", "bonus", "level 1, sibling 1", "noise"}
+"""The streams that are looked at in other rounds and texts too."""
+
+
+def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
+    flat = torch.ones(COLUMNS, dtype=torch.float64, device="cpu")
+    turn = text.at(position)
+    numbers = {"accept": _accepted_at(turn.accept), "accept again": _accepted_at(turn.accept)}
+    numbers |= {"bonus": turn.draw(flat) / COLUMNS, "bonus again": turn.draw(flat) / COLUMNS}
+    counts = torch.tensor([2, 2], device="cpu")
+    for level in (1, 2):
+        rows = flat.expand(2, -1) / COLUMNS
+        tokens, _ = turn.children(rows.clone(), counts, 2, Proposal.WITH_REPLACEMENT, level)
+        numbers |= {f"level {level}, sibling {place + 1}": float(tokens[0, place]) / COLUMNS for place in (0, 1)}
+        numbers[f"level {level}, other node"] = float(tokens[1, 0]) / COLUMNS
+    for depth in (1, 2):
+        noise = turn.gumbel(depth)[:2].double()
+        first, second = noise.neg().exp().neg().exp().tolist()
+        name = "noise" if depth == 1 else "noise, next depth"
+        numbers |= {name: first} if depth == 2 else {name: first, "noise, next token": second}
+    return numbers
+
+
+def _accepted_at(accept: Callable[[float], bool]) -> float:
+    """One decision at even odds, as a number: below a half if it was accepted."""
+    return 0.25 if accept(0.5) else 0.75
+
+
+def _uniform(cells: Tensor) -> float:
+    """The p-value of numbers that are equally often in every cell that they can be in."""
+    counts = torch.bincount(cells, minlength=CELLS).double()
+    counts = counts[counts > 0]
+    return _p_value(counts, counts.mean().expand_as(counts), max(len(counts) - 1, 1))
+
+
+def _independent(one: Tensor, other: Tensor) -> float:
+    """The p-value of two streams that have nothing to do with each other."""
+    table = torch.bincount(one * CELLS + other, minlength=CELLS * CELLS).double().view(CELLS, CELLS)
+    table = table[table.sum(1) > 0][:, table.sum(0) > 0]
+    expected = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
+    return _p_value(table, expected, max((table.shape[0] - 1) * (table.shape[1] - 1), 1))
+
+
+def _p_value(counts: Tensor, expected: Tensor, freedom: int) -> float:
+    """The upper tail of the chi-square distribution."""
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    half = torch.tensor(freedom / 2, dtype=torch.float64, device="cpu")
+    return float(torch.special.gammaincc(half, statistic / 2))

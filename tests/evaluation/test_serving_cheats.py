@@ -1,0 +1,242 @@
+"""Biased parts of what serves, put back one at a time: `certify --exact` finds each of them out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from drafttree.constraints.processors import PathConstraints
+from drafttree.core import randomness
+from drafttree.core.tree import Verdict
+from drafttree.engine import prefixes
+from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.round_loop import RoundLoop
+from drafttree.evaluation import pair_sweep
+from drafttree.evaluation.edit_checks import check_edits
+from drafttree.evaluation.number_tests import NumbersFinding, check_numbers
+from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
+from drafttree.models.module.fingerprint import SelectedBackend
+from drafttree.verifiers import RRS, Greedy
+from drafttree.verifiers.base import Verifier
+from testing.marks import needs_native
+
+FOUND = 1e-3
+Patch = pytest.MonkeyPatch
+
+
+def equal_seeds_share_numbers(patch: Patch) -> None:
+    """Texts of one engine use the numbers of their own seeds."""
+    patch.setattr(LearnedState, "unshared_seed", lambda self, seed: seed)
+
+
+def prefix_is_a_token_too_long(patch: Patch) -> None:
+    """One row more is taken over than two texts have in common."""
+    longest = prefixes._longest
+    patch.setattr(prefixes, "_longest", lambda *given: (lambda text, shared: (text, shared + 1))(*longest(*given)))
+
+
+def processors_miss_the_path(patch: Patch) -> None:
+    """Processors see the committed text at every node."""
+    process = PathConstraints._process
+
+    def blind(self: Any, tokens: list[int], paths: Any, scores: Any) -> None:
+        process(self, tokens, [()] * len(paths), scores)
+
+    patch.setattr(PathConstraints, "_process", blind)
+
+
+def processors_miss_the_last_token(patch: Patch) -> None:
+    """Processors see the path to a node without the node."""
+    process = PathConstraints._process
+
+    def late(self: Any, tokens: list[int], paths: Any, scores: Any) -> None:
+        for row, path in enumerate(paths):
+            process(self, tokens, [path[:-1]], scores[row : row + 1])
+
+    patch.setattr(PathConstraints, "_process", late)
+
+
+def greedy_takes_the_least_that_top_p_leaves(patch: Patch) -> None:
+    """Greedy decoding takes another token where top_p truncates."""
+    verify = Greedy.verify
+
+    def wrong(self: Any, tree: Any, logits: Any, randomness: Any) -> Verdict:
+        return verify(self, tree, -logits if self.sampling.top_p < 1 else logits, randomness)
+
+    patch.setattr(Greedy, "verify", wrong)
+
+
+def bonus(patch: Patch, verifier: type[Verifier], when: Callable[[Any, Any], bool]) -> None:
+    """Let a verifier take the likeliest bonus token where something holds of itself and the tree."""
+    verify = verifier.verify
+
+    def wrong(self: Any, tree: Any, logits: Any, randomness: Any) -> Verdict:
+        path, token = verify(self, tree, logits.clone(), randomness)
+        return Verdict(path, int(logits[path[-1]].argmax()) if when(self, tree) else token)
+
+    patch.setattr(verifier, "verify", wrong)
+
+
+def large_trees_are_biased(patch: Patch) -> None:
+    """In trees of more than 12 nodes."""
+    bonus(patch, RRS, lambda _, tree: tree.size > 12)
+
+
+def fruitless_rounds_bias(patch: Patch) -> None:
+    """After three rounds that have accepted nothing."""
+    verify = RRS.verify
+
+    def wrong(self: Any, tree: Any, logits: Any, randomness: Any) -> Verdict:
+        rows = logits.clone()
+        path, token = verify(self, tree, logits, randomness)
+        fruitless = getattr(self, "fruitless", 0)
+        self.fruitless = fruitless + 1 if tree.size > 1 and len(path) == 1 else 0
+        return Verdict(path, int(rows[0].argmax()) if fruitless >= 3 and len(path) == 1 else token)
+
+    patch.setattr(RRS, "verify", wrong)
+
+
+def the_test_of_heads_is_shared(patch: Patch) -> None:
+    """What texts before have shown of a head decides when a text that draws pauses."""
+    patch.setattr(LearnedState, "head_watch_of", lambda self, request: request.drafting.head_watch)
+
+
+def plain_rounds_take_the_likeliest(patch: Patch) -> None:
+    """In rounds without drafts."""
+    bonus(patch, RRS, lambda _, tree: tree.size == 1)
+
+
+def positions_repeat(patch: Patch) -> None:
+    """The numbers of a round are those of the round before it."""
+    settle = RoundLoop._settle
+
+    def wrong(self: Any, request: Any, tree: Any, output: Any, clock: Any) -> Any:
+        randomness = request.randomness
+        request.randomness = _Earlier(randomness)
+        try:
+            return settle(self, request, tree, output, clock)
+        finally:
+            request.randomness = randomness
+
+    patch.setattr(RoundLoop, "_settle", wrong)
+
+
+class _Earlier:
+    def __init__(self, randomness: Any) -> None:
+        self._randomness = randomness
+
+    def at(self, position: int) -> Any:
+        return self._randomness.at(position // 2)
+
+
+def rows_of_another_text(patch: Patch) -> None:
+    """The second text of a batch is chosen from the first one's logits."""
+    score = RoundLoop.score
+
+    def wrong(self: Any, requests: Any, trees: Any, parts: Any = (), clock: Any = None) -> Any:
+        outputs = score(self, requests, trees, parts, clock)
+        if len(requests) > 1 and trees[0].size >= trees[1].size:
+            outputs[1] = outputs[1]._replace(logits=outputs[0].logits[:, : trees[1].size])
+        return outputs
+
+    patch.setattr(RoundLoop, "score", wrong)
+
+
+CHEATS: list[tuple[Callable[[Patch], None], str, str]] = [
+    (equal_seeds_share_numbers, "chain", "rrs"),
+    (prefix_is_a_token_too_long, "chain", "rrs"),
+    (processors_miss_the_path, "chain", "rrs"),
+    (processors_miss_the_last_token, "chain", "traversal"),
+    (greedy_takes_the_least_that_top_p_leaves, "chain", "greedy"),
+    (large_trees_are_biased, "chain", "rrs"),
+    (fruitless_rounds_bias, "chain", "rrs"),
+    (the_test_of_heads_is_shared, "auto", "rrs"),
+    (plain_rounds_take_the_likeliest, "chain", "rrs"),
+    (positions_repeat, "chain", "rrs"),
+    (rows_of_another_text, "chain", "coupled"),
+]
+
+
+@pytest.mark.parametrize(("cheat", "policy", "verifier"), CHEATS, ids=lambda each: getattr(each, "__name__", each))
+def test_a_biased_part_is_found_out(cheat, policy, verifier, monkeypatch):
+    cheat(monkeypatch)
+    finding = sweep_pair(policy, verifier, 1)
+    print(cheat.__name__, finding.total_variation, finding.equal, finding.texts, finding.reach)
+    assert finding.verdict == "BIASED"
+    assert finding.equal < finding.texts if finding.texts else (finding.total_variation or 0) > FOUND
+
+
+@pytest.mark.parametrize("verifier", ["rrs", "greedy", "coupled", "traversal"])
+def test_what_serves_is_exact(verifier):
+    assert sweep_pair("chain", verifier, 1).passed
+
+
+def test_a_pair_is_tried_for_what_serves_unless_quickly():
+    whole, quick = (sweep_pairs(["chain"], ["rrs"], models=1, quick=own).findings[0] for own in (False, True))
+    assert (whole.reach.texts, quick.reach.texts) == (3, 2)
+    assert whole.trials - quick.trials == 9
+
+
+def test_the_numbers_that_serve_are_uniform_and_apart():
+    finding = check_numbers(1000)
+    assert finding.passed, finding
+    assert finding.streams == 25
+    assert finding.tests == 25 + 25 * 24 // 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("accept", "bonus"), ("draft/1", "bonus/0"), ("draft/2", "draft/1"), ("accept/0", "draft/1")]
+)
+def test_streams_that_share_numbers_are_found_out(one, other, monkeypatch):
+    seed_of = randomness.derived_seed
+    monkeypatch.setattr(randomness, "derived_seed", lambda seed, name: seed_of(seed, name.replace(other, one)))
+    finding = check_numbers(500)
+    assert not finding.passed
+    assert finding.least < 1e-80
+
+
+@pytest.mark.parametrize("place", ["sibling", "text", "position", "next seed"])
+def test_numbers_that_repeat_elsewhere_are_found_out(place, monkeypatch):
+    if place == "sibling":
+        drawn = randomness.draw_children
+        monkeypatch.setattr(
+            randomness,
+            "draw_children",
+            lambda probs, counts, shares, proposal: drawn(probs, counts, shares[..., :1].expand_as(shares), proposal),
+        )
+    elif place == "text":
+        monkeypatch.setattr(LearnedState, "unshared_seed", lambda self, seed: seed)
+    elif place == "position":
+        at = randomness.SeededRandomness.at
+        monkeypatch.setattr(randomness.SeededRandomness, "at", lambda self, position: at(self, position // 4))
+    else:
+        init = randomness.SeededRandomness.__init__
+        monkeypatch.setattr(
+            randomness.SeededRandomness, "__init__", lambda self, seed, *rest: init(self, seed // 2, *rest)
+        )
+    assert not check_numbers(500).passed
+
+
+def test_numbers_that_are_not_uniform_are_found_out(monkeypatch):
+    uniform = randomness.uniform
+    monkeypatch.setattr(randomness, "uniform", lambda *given: uniform(*given) ** 1.3)
+    assert not check_numbers(1000).passed
+
+
+@needs_native
+def test_a_packed_model_that_outlives_an_edit_is_found_out(monkeypatch):
+    assert check_edits().passed
+    monkeypatch.setattr(SelectedBackend, "refresh", lambda self: False)
+    finding = check_edits()
+    assert finding.backend == "NativeBackend"
+    assert finding.stale
+    assert not finding.passed
+
+
+def test_the_summary_holds_what_serves(monkeypatch):
+    monkeypatch.setattr(pair_sweep, "check_numbers", lambda: NumbersFinding(1, 1, 1, 0.0, "accept"))
+    table = sweep_pairs(["chain"], ["greedy"], models=1, quick=True, checks_serving=True)
+    assert not table.passed
+    summary: Any = table.summary()
+    assert summary["serving"]["numbers"]["worst"] == "accept"
+    assert summary["serving"]["edits"]["stale"] == []
