@@ -111,6 +111,7 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     kinds: Mapping[str, str] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a model.
 
@@ -122,6 +123,7 @@ def write(
         metadata: values besides, or instead.
         without: the tensors to leave out.
         kinds: of matrices that are of another kind.
+        tensors: those that are written instead of the model's.
     """
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     values = _model_metadata(model.config, architecture) | _tokenizer_metadata(tokenizer) | dict(metadata or {})
@@ -132,6 +134,7 @@ def write(
     for name, weight in _tensors(model, architecture):
         if name in without:
             continue
+        weight = (tensors or {}).get(name, weight)
         own_kind = (kinds or {}).get(name, kind) if weight.ndim > 1 else "F32"
         matrix_kind = gguf.GGMLQuantizationType[own_kind]
         packed = gguf.quants.quantize(weight.float().contiguous().numpy(), matrix_kind)

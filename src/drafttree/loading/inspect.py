@@ -40,6 +40,8 @@ from drafttree.loading.model_files import ModelFiles
 from drafttree.loading.pretrained import check_layer_counts, class_of, find_model, quiet
 from drafttree.loading.quantized.layouts import Layout
 from drafttree.loading.quantized.quantized_folder import holds_safetensors, weights_in
+from drafttree.loading.stored_blocks import EXPERT, kept_weights
+from drafttree.loading.stored_shapes import stored_problems
 from drafttree.loading.unused_tensors import changing
 from drafttree.models.fused.fused_backend import why_not_known
 from drafttree.models.module.fingerprint import Fingerprint
@@ -150,7 +152,9 @@ def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
     by_size = ", ".join(kind for kind, _ in kinds.most_common())
     try:
         weights = weights_of(gguf, files.settings, torch.bfloat16)
-        problems = listed("missing", _parameters(class_of(files.config), files.config).keys() - weights.keys())
+        kind = class_of(files.config)
+        problems = listed("missing", _parameters(kind, files.config).keys() - weights.keys())
+        problems += stored_problems(weights, kind, files.config)
     except ModelError as error:
         problems = [str(error)]
     return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_size, tuple(problems))
@@ -168,11 +172,16 @@ def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
     try:
         weights = weights_in(folder, layout, torch.bfloat16)
         parameters = sum(math.prod(weight.shape) for weight in weights.values())
-        for weight in weights.values():
+        kept = kept_weights(weights)
+        for name, weight in weights.items():
             if weight.is_packed:
-                forms[weight.form or "unpacked"] += 1
-        own = _parameters(class_of(files.config), files.unquantized_config)
-        problems = listed("missing", own.keys() - weights.keys())
+                forms[weight.form if name in kept else "unpacked"] += 1
+        kind = class_of(files.config)
+        own = _parameters(kind, files.unquantized_config)
+        apart = {match[1] for match in map(EXPERT.fullmatch, weights) if match}
+        stacked = {f"{experts}.{part}" for experts in apart for part in ("gate_up_proj", "down_proj")}
+        problems = listed("missing", own.keys() - weights.keys() - stacked)
+        problems += stored_problems(weights, kind, files.unquantized_config)
     except ModelError as error:
         problems = [str(error)]
     by_form = ", ".join(f"{count} {form}" for form, count in forms.most_common())

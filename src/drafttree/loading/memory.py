@@ -10,7 +10,8 @@ import torch
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats import weight_files
 from drafttree.loading.model_files import ModelFiles
-from drafttree.loading.stored_blocks import StoredWeight
+from drafttree.loading.stored_blocks import StoredWeight, kept_weights
+from drafttree.models.quantization.blocks import FORMATS
 
 MEMORY = Path("/proc/meminfo")
 LENGTH, METADATA = 8, "__metadata__"
@@ -25,7 +26,7 @@ def check_memory(
     device: torch.device,
     stored: Mapping[str, StoredWeight] | None = None,
     *,
-    as_stored: bool = False,
+    keeps_blocks: bool = False,
 ) -> None:
     """Refuse a model whose weights alone take more than the memory that is free.
 
@@ -37,7 +38,7 @@ def check_memory(
         dtype: that it is loaded in.
         device: where it is to run; only the memory of a CPU is looked at.
         stored: the weights in the files by name, where these are read one by one.
-        as_stored: whether those stay in few bits as the files have them.
+        keeps_blocks: whether those stay in the blocks that the files have them in, where they can.
 
     Raises:
         ModelError: they take more.
@@ -45,10 +46,10 @@ def check_memory(
     if device.type != "cpu" or (free := free_bytes()) is None:
         return
     try:
-        if stored is not None and as_stored:
-            needed = sum(path.stat().st_size for path in _paths(files))
-        elif stored is not None:
-            needed = dtype.itemsize * sum(math.prod(weight.shape) for weight in stored.values())
+        kept: Mapping[str, StoredWeight] = kept_weights(stored) if stored is not None and keeps_blocks else {}
+        if stored is not None:
+            needed = dtype.itemsize * sum(math.prod(stored[name].shape) for name in stored.keys() - kept.keys())
+            needed += sum(_nbytes(weight) for weight in kept.values())
         else:
             needed = dtype.itemsize * sum(_numbers(files))
     except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
@@ -56,9 +57,15 @@ def check_memory(
     if needed > free:
         raise ModelError(
             f"the weights of {str(files.source)!r} take {needed / 1e9:.1f} GB "
-            f"{'as stored' if as_stored else 'in ' + str(dtype).removeprefix('torch.')}, "
+            f"{'as stored' if kept else 'in ' + str(dtype).removeprefix('torch.')}, "
             f"and {free / 1e9:.1f} GB of memory are free; free some, load in bfloat16, or take a smaller model"
         )
+
+
+def _nbytes(weight: StoredWeight) -> int:
+    """The bytes of a weight in blocks."""
+    form = FORMATS[weight.form]
+    return math.prod(weight.shape) // form.inputs * form.nbytes
 
 
 def free_bytes() -> int | None:

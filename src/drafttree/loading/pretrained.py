@@ -49,6 +49,7 @@ from drafttree.loading.stored_blocks import (
     why_not_multiplied,
     with_placeholders,
 )
+from drafttree.loading.stored_shapes import stored_problems
 from drafttree.loading.target_options import (
     AS_STORED,
     BY_DEFAULT,
@@ -182,7 +183,7 @@ def read_model(
         if stored is not None and reason:
             logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
         if tensor_parallel_size == 1:
-            check_memory(files, dtype, device, stored, as_stored=keeps_blocks)
+            check_memory(files, dtype, device, stored, keeps_blocks=keeps_blocks)
         if tensor_parallel_size > 1:
             check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
@@ -252,10 +253,12 @@ def files_to_round(files: ModelFiles) -> ModelFiles:
     """
     if files.gguf:
         reason = "is a GGUF file, whose weights are in few bits already"
-        raise ModelError(f"{str(files.source)!r} {reason}; leave out quantize")
+        raise ModelError(f"{str(files.source)!r} {reason}; load it as it is, without int4")
     local = local_files(files)
     if local.layout:
-        raise ModelError(f"{str(files.source)!r} is quantised already ({local.layout.method}); leave out quantize")
+        raise ModelError(
+            f"{str(files.source)!r} is quantised already ({local.layout.method}); load it as it is, without int4"
+        )
     check_unquantized(files.source, local.settings)
     return local
 
@@ -309,11 +312,17 @@ def _from_stored(
     *,
     keeps_blocks: bool,
 ) -> tuple[Any, Any]:
-    """The model of weights that are read one by one, and what transformers says of its loading."""
-    kept = kept_weights(weights) if keeps_blocks else {}
-    read = with_placeholders(weights, kept, dtype)
+    """The model of weights that are read one by one, and what transformers says of its loading.
+
+    Raises:
+        ModelError: the sizes of weights are not those of the model.
+    """
     config: Any = files.unquantized_config
     kind: Any = class_of(config)
+    if problem := next(stored_problems(weights, kind, config), None):
+        raise ModelError(f"the weights of {str(files.source)!r} do not fit its config.json: {problem}")
+    kept = kept_weights(weights) if keeps_blocks else {}
+    read = with_placeholders(weights, kept, dtype)
     model, info = kind.from_pretrained(None, config=config, state_dict=read, dtype=dtype, **options)
     put_blocks(model, kept)
     if keeps_blocks:

@@ -22,6 +22,8 @@ STACKED = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(gate_up|down)_proj")
 """The weights of a layer's experts where one tensor has those of all."""
 EXPERT = re.compile(r"(model\.layers\.\d+\..*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 """The weights of one expert."""
+EXPERT_PARTS = ("gate", "up", "down")
+"""Its linear layers."""
 TOGETHER = ({"q", "k", "v"}, {"gate", "up"})
 """Linear layers of one input, whose rows are made once."""
 
@@ -48,6 +50,11 @@ class StoredWeight(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the tensors that it is made of, by what messages call them."""
+        ...
 
     def blocks(self) -> Tensor:
         """Its blocks, uint8 `[outputs, bytes]`.
@@ -99,7 +106,7 @@ def _are_whole(names: Sequence[str]) -> bool:
     if any(map(STACKED.fullmatch, names)):
         return len(names) == len(("gate_up", "down"))
     parts = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
-    return parts == {(index, part) for index in range(len(names) // 3) for part in ("gate", "up", "down")}
+    return parts == {(index, part) for index in range(len(names) // 3) for part in EXPERT_PARTS}
 
 
 def _are_alike(weights: Mapping[str, StoredWeight], names: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from drafttree.models.module.module_checks import logits_width, recurrent_layers
 from drafttree.models.module.probe import tree_logits
 from drafttree.models.native.native_backend import NativeBackend, reads_packed_weights, why_not_native
 from drafttree.models.native.packed_products import WrongProductError
+from drafttree.models.quantization.block_linear import BlockLinear
 from drafttree.models.quantization.quantized_linear import unrounded_activations
 from drafttree.models.recorded.cuda_graphs import CudaGraphs
 from drafttree.models.recorded.recorded_passes import RecordedBackend
@@ -193,6 +194,8 @@ def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
     """The fused layers of a module if they support it and give its own logits, else why not."""
     if reason := why_not_fused(own.module):
         return reason
+    if any(isinstance(part, BlockLinear) for part in own.module.modules()):
+        return "weights in blocks are multiplied by drafttree-native alone"
     try:
         fused = FusedBackend(own.module)
         gap = largest_gap(fused, [*own.in_trees, *own.late])

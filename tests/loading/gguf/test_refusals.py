@@ -2,18 +2,21 @@
 
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 import gguf
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import drafttree
 from drafttree.errors import ConfigError, ModelError
-from drafttree.loading import find_gguf, load_model, load_tokenizer
+from drafttree.loading import find_gguf, load_model, load_tokenizer, memory
 from drafttree.loading.gguf.architectures import settings_of
 from drafttree.loading.gguf.reader import GGUFFile
+from drafttree.loading.inspect import inspect
 from helpers.refusals import told
 from testing import gguf_files, tiny
 
@@ -203,3 +206,52 @@ def small(tmp_path_factory):
     writer.close()
     settings_of(GGUFFile(path))
     return path, path.read_bytes()
+
+
+def write_experts(path: Path, **changed: Tensor) -> Path:
+    """A mixture's file with some tensors of its second layer replaced, or left out where they are empty."""
+    model = tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]())
+    given = {f"blk.1.ffn_{name}_exps.weight": value for name, value in changed.items()}
+    left_out = [name for name, value in given.items() if not value.numel()]
+    replaced = {name: value for name, value in given.items() if value.numel()}
+    return gguf_files.write(model, path, "Q4_0", without=left_out, tensors=replaced)
+
+
+@pytest.mark.parametrize("quantize", ["none", None])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"up": torch.ones(7, 32, 64)}, "blk.1.ffn_up_exps.weight is [7, 32, 64] and should be [8, 32, 64]"),
+        ({"down": torch.ones(9, 64, 32)}, "layers.1.mlp.experts.down_proj is [9, 64, 32] and should be [8, 64, 32]"),
+        (
+            {"gate": torch.ones(8, 16, 64), "up": torch.ones(8, 48, 64)},
+            "blk.1.ffn_gate_exps.weight is [8, 16, 64] and should be [8, 32, 64]",
+        ),
+        ({"up": torch.ones(8, 32, 96)}, "blk.1.ffn_up_exps.weight is [8, 32, 96] and should be [8, 32, 64]"),
+        ({"up": torch.empty(0)}, "holds blk.1.ffn_gate_exps.weight, and not both gates and up projections"),
+    ],
+)
+def test_experts_of_other_sizes_are_named_before_they_are_read(changed, message, quantize, tmp_path):
+    path = write_experts(tmp_path / "model.gguf", **changed)
+    assert message in told(ModelError, drafttree.load, path, "none", quantize=quantize)
+    assert any(message in problem for problem in inspect(str(path)).problems)
+
+
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_a_token_has_as_many_experts_as_there_are_at_most(chosen, tmp_path):
+    model = tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]())
+    path = gguf_files.write(model, tmp_path / "model.gguf", metadata={"qwen3moe.expert_used_count": chosen})
+    assert f"expert_used_count is {chosen}, of 8 experts" in refused(path)
+
+
+def test_a_tensor_without_numbers_is_named(llama, tmp_path):
+    path = gguf_files.write(llama, tmp_path / "model.gguf", tensors={"blk.1.attn_v.weight": torch.empty(32, 0)})
+    assert "holds blk.1.attn_v.weight of the shape [32, 0]" in refused(path)
+
+
+def test_weights_that_are_unpacked_must_fit_into_memory(tmp_path, monkeypatch):
+    model = tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]())
+    kinds = {f"blk.{layer}.ffn_up_exps.weight": "Q8_0" for layer in range(3)}  # so that experts do not stay in blocks
+    path = gguf_files.write(model, tmp_path / "model.gguf", "Q4_0", kinds=kinds)
+    monkeypatch.setattr(memory, "free_bytes", lambda: path.stat().st_size + 1000)
+    assert "GB of memory are free" in refused(path)

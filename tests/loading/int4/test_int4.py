@@ -157,7 +157,7 @@ def test_a_drafter_may_be_in_four_bits(source):
 def test_what_cannot_be_rounded_is_refused_by_name(tmp_path):
     path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), tmp_path / "model.gguf", "Q8_0")
     message = told(ModelError, drafttree.load, path, "none", quantize="int4")
-    assert message == f"{str(path)!r} is a GGUF file, whose weights are in few bits already; leave out quantize"
+    assert message == f"{str(path)!r} is a GGUF file, whose weights are in few bits already; load it as it is, without int4"
     tiny.from_config(GPT2Config(**tiny.SIZES)).save_pretrained(tmp_path / "gpt2")
     words("a", "b").save_pretrained(tmp_path / "gpt2")
     message = told(ModelError, drafttree.load, tmp_path / "gpt2", "none", quantize="int4")
@@ -172,12 +172,31 @@ def test_what_cannot_be_rounded_is_refused_by_name(tmp_path):
 
 def test_a_folder_with_other_files_or_of_another_model_is_not_written_into(source, tmp_path, capsys):
     message = complaint(capsys, "quantize", source, "--out", source)
-    assert message == f"drafttree: error: --out {source} is a folder with other files; name a new one\n"
+    assert message == f"drafttree: error: {source} holds other files, or damaged ones; name a new one\n"
     assert run("quantize", source, "--out", tmp_path / "out").exit_code == 0
     other = write("qwen2", tmp_path / "other")
     capsys.readouterr()
     message = complaint(capsys, "quantize", other, "--out", tmp_path / "out")
-    assert message == f"drafttree: error: --out {tmp_path / 'out'} is a folder with other files; name a new one\n"
+    assert message == f"drafttree: error: {tmp_path / 'out'} holds other files, or damaged ones; name a new one\n"
+
+
+def test_a_damaged_file_of_a_rounding_is_written_anew(source, tmp_path, caplog):
+    out = tmp_path / "out"
+    assert run("quantize", source, "--out", out).exit_code == 0
+    whole = {path.name: path.read_bytes() for path in out.glob("*.safetensors")}
+    (out / "config.json").unlink()
+    layer = out / "layer-00001.safetensors"
+    layer.write_bytes(whole[layer.name][:2000])
+    assert run("quantize", source, "--out", out).exit_code == 0
+    assert f"{layer} is damaged" in caplog.text
+    assert {path.name: path.read_bytes() for path in out.glob("*.safetensors")} == whole
+
+
+def test_a_rounding_that_was_stopped_in_its_texts_goes_on(source, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "texts.safetensors.part").write_bytes(b"half")
+    assert run("quantize", source, "--out", out).exit_code == 0
 
 
 def test_what_is_in_few_bits_already_is_not_rounded_again(source, tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,7 +176,7 @@ def test_a_config_that_says_another_method_than_the_tensors_is_refused(tmp_path)
 def test_folders_are_inspected_without_reading_weights(method, tmp_path):
     model = llama()
     quantized_folders.write(model, tmp_path, method)
-    found = inspect(tmp_path)
+    found = inspect(str(tmp_path))
     assert found.problems == ()
     assert found.parameters == sum(each.numel() for each in model.parameters())
     assert found.details["native passes"] == "yes"
@@ -186,7 +188,7 @@ def test_folders_are_inspected_without_reading_weights(method, tmp_path):
 def test_inspection_tells_tensors_that_are_not_as_the_config_says(tmp_path):
     quantized_folders.write(llama(), tmp_path, "gptq")
     change(tmp_path, group_size=64)
-    (problem,) = inspect(tmp_path).problems
+    (problem,) = inspect(str(tmp_path)).problems
     assert "config.json says GPTQ with 4 bits in groups of 64 inputs" in problem
 
 
@@ -239,3 +241,142 @@ def spoil(folder: Any, name: str, value: float) -> None:
     tensors = load_file(path)
     tensors[name].view(-1)[0] = value
     save_file(tensors, path)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    """Change the tensors of a folder."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+QUERY = "model.layers.1.self_attn.q_proj"
+GATE = "model.layers.1.mlp.experts.3.gate_proj"
+
+
+def reconfigure(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config["quantization_config"])
+    path.write_text(json.dumps(config))
+
+
+def test_zeros_that_the_config_denies_are_refused(tmp_path):
+    quantized_folders.write(llama(), tmp_path, "compressed-tensors")
+
+    def deny(settings: dict[str, Any]) -> None:
+        settings["config_groups"]["group_0"]["weights"]["symmetric"] = True
+
+    reconfigure(tmp_path, deny)
+    assert "config.json says compressed-tensors with 4 bits in groups of 32 inputs, which the tensors of" in told(
+        ModelError, load_model, tmp_path, torch.float32, CPU
+    )
+
+
+def test_a_layer_is_of_the_group_that_has_its_tensors(tmp_path):
+    expected = quantized_folders.write(llama(), tmp_path, "compressed-tensors")
+
+    def add_symmetric(settings: dict[str, Any]) -> None:
+        group = settings["config_groups"].pop("group_0")
+        symmetric = {**group, "weights": {**group["weights"], "symmetric": True}}
+        settings["config_groups"] = {"group_0": symmetric, "group_1": group}
+
+    reconfigure(tmp_path, add_symmetric)
+    assert_weights(load_model(tmp_path, torch.float32, CPU, AS_STORED), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "dtype"),
+    [
+        ("gptq", "qweight", torch.int64),
+        ("gptq", "qweight", torch.float32),
+        ("gptq", "qzeros", torch.int64),
+        ("gptq", "scales", torch.int32),
+        ("gptq", "g_idx", torch.float32),
+        ("awq", "qweight", torch.int64),
+        ("compressed-tensors", "weight_packed", torch.int64),
+        ("mlx", "weight", torch.int64),
+        ("mlx", "biases", torch.int32),
+    ],
+)
+def test_tensors_in_other_dtypes_are_refused(method, part, dtype, tmp_path):
+    quantized_folders.write(llama(), tmp_path, method)
+    name = f"{QUERY}.{part}"
+    rewrite(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    message = f"{name} is stored in "
+    assert message in told(ModelError, load_model, tmp_path, torch.float32, CPU)
+    assert any(message in problem for problem in inspect(str(tmp_path)).problems)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "shape", "message"),
+    [
+        ("compressed-tensors", "weight_shape", (1,), "have no weight_shape of two numbers"),
+        ("compressed-tensors", "weight_shape", (3,), "have no weight_shape of two numbers"),
+        ("gptq", "qweight", (64,), f"{QUERY}.qweight is [64], and no matrix"),
+        ("awq", "qweight", (64,), f"{QUERY}.qweight is [64], and no matrix"),
+        ("mlx", "weight", (64,), f"{QUERY}.weight is [64], and no matrix"),
+    ],
+)
+def test_tensors_of_other_dimensions_are_refused(method, part, shape, message, tmp_path):
+    quantized_folders.write(llama(), tmp_path, method)
+    name = f"{QUERY}.{part}"
+    rewrite(tmp_path, lambda tensors: tensors.update({name: tensors[name].new_ones(shape)}))
+    assert message in told(ModelError, load_model, tmp_path, torch.float32, CPU)
+    assert any(message in problem for problem in inspect(str(tmp_path)).problems)
+
+
+def test_a_weight_that_is_there_twice_is_refused(tmp_path):
+    quantized_folders.write(llama(), tmp_path, "gptq")
+    rewrite(tmp_path, lambda tensors: tensors.update({f"{QUERY}.weight": torch.ones(64, 64)}))
+    message = f"holds {QUERY}.weight both whole and packed"
+    assert message in told(ModelError, load_model, tmp_path, torch.float32, CPU)
+
+
+def halve(tensors: dict[str, Tensor]) -> None:
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(GATE)}
+    tensors |= {name: tensor[: len(tensor) // 2] for name, tensor in own.items() if "shape" not in name}
+    tensors[f"{GATE}.weight_shape"] = torch.tensor([16, 64])
+
+
+def leave_out(tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if name.startswith(GATE)]:
+        del tensors[name]
+
+
+def add_stacked(tensors: dict[str, Tensor]) -> None:
+    tensors["model.layers.1.mlp.experts.down_proj"] = torch.ones(8, 64, 32)
+
+
+@pytest.mark.parametrize("quantize", [AS_STORED, None])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (halve, f"{GATE}.weight is [16, 64] and should be [32, 64]"),
+        (leave_out, f"missing {GATE}.weight"),
+        (add_stacked, "experts lie apart, and there are model.layers.1.mlp.experts.down_proj"),
+    ],
+)
+def test_experts_that_are_not_those_of_the_config_are_named(change, message, quantize, tmp_path):
+    quantized_folders.write(tiny.from_config(gguf_files.CONFIGS["qwen3_moe"]()), tmp_path, "compressed-tensors")
+    rewrite(tmp_path, change)
+    assert message in told(ModelError, load_model, tmp_path, torch.float32, CPU, quantize)
+    assert any(message in problem for problem in inspect(str(tmp_path)).problems)
+
+
+def test_inspection_counts_what_stays(tmp_path, caplog):
+    quantized_folders.write(llama(), tmp_path, "gptq")
+
+    def unpack_keys(tensors: dict[str, Tensor]) -> None:
+        for layer in range(3):
+            name = f"model.layers.{layer}.self_attn.k_proj"
+            for part in ("qweight", "qzeros", "scales", "g_idx"):
+                del tensors[f"{name}.{part}"]
+            tensors[f"{name}.weight"] = torch.ones(32, 64)
+
+    rewrite(tmp_path, unpack_keys)
+    with caplog.at_level(logging.INFO, "drafttree"):
+        load_model(tmp_path, torch.float32, CPU, AS_STORED)
+    assert "12 weights stay as they are stored" in caplog.text
+    assert inspect(str(tmp_path)).dtypes == "12 q4_zero, 6 unpacked"

@@ -39,7 +39,8 @@ def quantize(
     files = files_to_round(ModelFiles.of_model(target))
     folder = Int4Folder(files, out)
     if not folder.is_own:
-        raise ConfigError(f"--out {out} is a folder with other files; name a new one")
+        advice = "name a new one" if out else "remove it, and give the command again"
+        raise ConfigError(f"{folder.path} holds other files, or damaged ones; {advice}")
     seconds = None if folder.is_whole else _round(files, folder, dtype)
     _report(folder, target, seconds, json_, is_kept=out is None)
 

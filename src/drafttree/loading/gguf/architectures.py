@@ -17,7 +17,7 @@ from torch import Tensor
 
 from drafttree.core.errors import ModelError
 from drafttree.drafters.formats.checkpoints import few
-from drafttree.loading.gguf.reader import PLAIN, GGUFFile
+from drafttree.loading.gguf.reader import COPY, PLAIN, GGUFFile
 from drafttree.models.quantization.blocks import FORMATS
 
 Settings = dict[str, Any]
@@ -177,9 +177,12 @@ def _no_window(metadata: Metadata) -> Settings:
 
 
 def _experts(metadata: Metadata) -> Settings:
+    count, chosen = metadata.number("expert_count"), metadata.number("expert_used_count")
+    if not 1 <= chosen <= count:
+        raise ModelError(f"expert_used_count is {chosen}, of {count} experts; {COPY}")
     return {
-        "num_experts": metadata.number("expert_count"),
-        "num_experts_per_tok": metadata.number("expert_used_count"),
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
         "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
         "norm_topk_prob": True,  # files do not say, and llama.cpp divides by the sum
         "decoder_sparse_step": 1,
@@ -446,6 +449,11 @@ class GGUFWeight:
         return shapes[0] if len(shapes) == 1 else (*shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1])
 
     @property
+    def part_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of the tensors that it is made of, by llama.cpp's names."""
+        return {name: self._file.tensors[name].shape for name in self._names}
+
+    @property
     def form(self) -> str:
         """The name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty."""
         kinds = {self._file.tensors[name].kind.lower() for name in self._names}
@@ -500,6 +508,9 @@ def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[s
             f"{file.path} holds tensors that a model of its architecture ({file.metadata['general.architecture']}) has "
             f"no place for: {few(without_place)}; give the model as a folder of transformers"
         )
+    for weight, names in tensors_by_weight.items():
+        if weight.endswith("experts.gate_up_proj") and len(names) == 1:
+            raise ModelError(f"{file.path} holds {names[0]}, and not both gates and up projections; {COPY}")
     return {
         weight: GGUFWeight(file, names, dtype, architecture.heads(names[0], settings), architecture.offset(names[0]))
         for weight, names in tensors_by_weight.items()

@@ -247,6 +247,6 @@ def _kind_of(path: Path, name: str, number: int) -> str:
 
 def _row_bytes(path: Path, name: str, shape: tuple[int, ...], kind: str) -> int:
     block, block_bytes = import_module("gguf").GGML_QUANT_SIZES[_kinds()[kind]]
-    if not shape or shape[-1] % block:
+    if not shape or not all(shape) or shape[-1] % block:
         raise ModelError(f"{path} holds {name} of the shape {list(shape)}, which {kind} cannot pack; {COPY}")
     return shape[-1] // block * block_bytes

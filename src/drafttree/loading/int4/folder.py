@@ -8,6 +8,7 @@ goes on from there. The index and config.json come last, so a folder is a model 
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from platformdirs import user_cache_path
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +33,7 @@ TEXTS, REST = "texts.safetensors", "rest.safetensors"
 MODEL = "model"
 """The entry of metadata that says which model is rounded."""
 NOTHING: Mapping[str, str] = {}
+logger = logging.getLogger("drafttree")
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 """Of each file of weights, so many parts of so many bytes tell it from others."""
 
@@ -65,10 +67,13 @@ class Int4Folder:
         if not self.path.is_dir() or not any(self.path.iterdir()):
             return True
         texts = self.path / TEXTS
-        if not texts.is_file():
+        if not texts.is_file():  # it was stopped while they were written
+            return {path.name for path in self.path.iterdir()} <= {f"{TEXTS}.part"}
+        try:
+            with safe_open(texts, "pt") as file:
+                return (file.metadata() or {}).get(MODEL) == self._digest
+        except SafetensorError:
             return False
-        with safe_open(texts, "pt") as file:
-            return (file.metadata() or {}).get(MODEL) == self._digest
 
     @property
     def nbytes(self) -> int:
@@ -85,11 +90,15 @@ class Int4Folder:
         self._save(TEXTS, {"texts": texts}, {MODEL: self._digest})
 
     def read(self, index: int) -> dict[str, RoundedWeight] | None:
-        """The weights of a decoder layer by name, None where they are not there."""
+        """The weights of a decoder layer by name, None where they are not there or the file is damaged."""
         path = self.path / _file_of(index)
         if not path.is_file():
             return None
-        tensors = load_file(path)
+        try:
+            tensors = load_file(path)
+        except SafetensorError as error:
+            logger.warning("%s is damaged (%s); its layer is rounded again", path, error)
+            return None
         names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
         return {name: _unpacked(name, tensors) for name in names}
 

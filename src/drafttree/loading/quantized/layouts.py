@@ -20,6 +20,8 @@ from drafttree.models.quantization.quantized_linear import quantization_method
 
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 """A word with a 1 in each number of so many bits."""
+WORDS, WHOLE, FLOATS = {"I32", "U32"}, {"I32", "I64"}, {"F16", "BF16", "F32"}
+"""Dtypes, as safetensors calls them: of numbers that are packed in words, of others, and of scales."""
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the numbers of eight outputs lie in a word of AWQ: the even ones first."""
 
@@ -31,11 +33,13 @@ class StoredLayer(NamedTuple):
         name: of the layer.
         shapes: by what the names of tensors add to the layer's.
         read: reads one of them.
+        dtypes: their dtypes, as safetensors calls them.
     """
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], Tensor]
+    dtypes: Mapping[str, str]
 
 
 class Layout(ABC):
@@ -48,8 +52,10 @@ class Layout(ABC):
         order: the same of that with the group of each input, None where groups are equal runs of inputs.
         others: the same of other tensors that a weight may have.
         is_of_mlx: whether transformers cannot read it.
+        dtypes: what the tensors may be stored in, by what their names add.
     """
 
+    dtypes: ClassVar[Mapping[str, set[str]]]
     method: ClassVar[str]
     numbers: ClassVar[str]
     scales: ClassVar[str]
@@ -100,6 +106,12 @@ class Layout(ABC):
         Raises:
             ModelError: its tensors are not as the config says.
         """
+        if len(layer.shapes[self.numbers]) != 2:
+            raise ModelError(f"{layer.name}.{self.numbers} is {list(layer.shapes[self.numbers])}, and no matrix")
+        for part, dtype in layer.dtypes.items():
+            if dtype not in self.dtypes[part]:
+                told = " or ".join(sorted(self.dtypes[part]))
+                raise ModelError(f"{layer.name}.{part} is stored in {dtype}, and should be in {told}")
         schemes = self.schemes(layer.name)
         for scheme in schemes:
             shape, expected = self.expected(layer, scheme)
@@ -132,6 +144,7 @@ class GPTQ(Layout):
     """
 
     method, numbers, scales, order, others = "GPTQ", "qweight", "scales", "g_idx", ("qzeros",)
+    dtypes = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS, "g_idx": WHOLE}  # noqa: RUF012
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         fields = GPTQFields.read(settings)
@@ -185,6 +198,7 @@ class AWQ(Layout):
     """
 
     method, numbers, scales, others = "AWQ", "qweight", "scales", ("qzeros",)
+    dtypes = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}  # noqa: RUF012
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._scheme = Scheme(4, _group_size(AWQFields.read(settings).group_size), "zero")
@@ -242,6 +256,11 @@ class CompressedTensors(Layout):
 
     method, numbers, scales, order = "compressed-tensors", "weight_packed", "weight_scale", "weight_g_idx"
     others = ("weight_shape", "weight_zero_point")
+    dtypes = {  # noqa: RUF012
+        **{"weight_packed": WORDS, "weight_scale": FLOATS, "weight_g_idx": WHOLE, "weight_shape": WHOLE},
+        # older files have a byte or a number with a point for each
+        "weight_zero_point": WORDS | FLOATS | {"I8", "U8"},
+    }
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._schemes = [_packed_scheme(group) for group in _config_groups(settings)]
@@ -258,19 +277,19 @@ class CompressedTensors(Layout):
         return self._schemes
 
     def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
-        if "weight_shape" not in layer.shapes:
-            raise ModelError(f"the weights of {layer.name} have no weight_shape beside weight_packed")
+        if layer.shapes.get("weight_shape") != (2,):
+            raise ModelError(f"the weights of {layer.name} have no weight_shape of two numbers beside weight_packed")
         outputs, inputs = (int(size) for size in layer.read("weight_shape"))
         groups = scheme.groups(inputs)
         expected: dict[str, tuple[int, ...]] = {
             self.numbers: (outputs, -(-inputs * scheme.bits // WORD)),
             self.scales: (outputs, groups),
         }
+        packed = -(-outputs * scheme.bits // WORD), groups
         if scheme.offset == "zero":
-            packed = -(-outputs * scheme.bits // WORD), groups
-            # older files have a byte for each zero
-            is_old = layer.shapes.get("weight_zero_point") == (outputs, groups)
-            expected["weight_zero_point"] = (outputs, groups) if is_old else packed
+            expected["weight_zero_point"] = packed if self._packs_zeros(layer) else (outputs, groups)
+        elif "weight_zero_point" in layer.shapes:
+            expected["weight_zero_point"] = ()  # of weights without zeros; none has this shape
         return (outputs, inputs), expected | self.order_shape(layer, inputs)
 
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
@@ -278,12 +297,16 @@ class CompressedTensors(Layout):
         numbers, zeros = unpacked(layer.read(self.numbers), scheme.bits, inputs), None
         if scheme.offset == "zero":
             stored = layer.read("weight_zero_point")
-            if stored.dtype == torch.int32:
+            if self._packs_zeros(layer):
                 zeros = unpacked(stored.t(), scheme.bits, outputs).t()
             else:
                 zeros = (stored.int() + (1 << scheme.bits - 1)).to(torch.uint8)
         group_of = self.group_of(layer, scheme, inputs)
         return GroupedWeight(scheme, numbers, layer.read(self.scales), zeros, group_of=group_of)
+
+    def _packs_zeros(self, layer: StoredLayer) -> bool:
+        """Whether zeros are packed as numbers are; older files have one number for each."""
+        return layer.dtypes.get("weight_zero_point") in WORDS
 
 
 class MLXFields(Fields):
@@ -302,6 +325,7 @@ class MLX(Layout):
     """
 
     method, numbers, scales, others = "MLX", "weight", "scales", ("biases",)
+    dtypes = {"weight": WORDS, "scales": FLOATS, "biases": FLOATS}  # noqa: RUF012
     is_of_mlx = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

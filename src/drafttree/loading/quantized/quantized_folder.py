@@ -36,6 +36,7 @@ class PlainWeight:
 
     def __init__(self, read: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._read, self.shape, self._dtype = read, shape, dtype
+        self.part_shapes = {"": shape}
         self.is_left_out = self.is_packed = False
 
     def __getitem__(self, _: object) -> Tensor:
@@ -64,6 +65,7 @@ class QuantizedWeight:
     def __init__(self, layer: StoredLayer, layout: Layout, dtype: torch.dtype) -> None:
         self._layer, self._layout, self._dtype = layer, layout, dtype
         self._scheme, self.shape = layout.find_scheme(layer)
+        self.part_shapes = {layer.name: self.shape}
         inputs = self.shape[1]
         is_in_order = layout.group_of(layer, self._scheme, inputs) is None
         self.form = block_form(self._scheme, inputs) if is_in_order else ""
@@ -104,7 +106,7 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Pl
     Raises:
         ModelError: tensors are not as the config says, or none is quantised.
     """
-    shapes, reads = _tensors_in(folder)
+    shapes, dtypes, reads = _tensors_in(folder)
     layers = {name.removesuffix(f".{layout.scales}") for name in shapes if name.endswith(f".{layout.scales}")}
     layers = {layer for layer in layers if f"{layer}.{layout.numbers}" in shapes}
     if not layers:
@@ -118,8 +120,12 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Pl
         else:
             weights[name] = PlainWeight(reads[name], shape, dtype)
     for layer, own in parts.items():
-        stored = StoredLayer(layer, own, partial(_read_part, reads, layer))
-        weights[f"{layer}.weight"] = QuantizedWeight(stored, layout, dtype)
+        name = f"{layer}.weight"
+        if name in weights:
+            raise ModelError(f"{folder} holds {name} both whole and packed; {COPY}")
+        own_dtypes = {part: dtypes[f"{layer}.{part}"] for part in own}
+        stored = StoredLayer(layer, own, partial(_read_part, reads, layer), own_dtypes)
+        weights[name] = QuantizedWeight(stored, layout, dtype)
     return weights
 
 
@@ -128,16 +134,18 @@ def holds_safetensors(folder: Path) -> bool:
     return all(path.suffix == ".safetensors" for path in weight_files(folder))
 
 
-def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, Callable[[], Tensor]]]:
-    """The shapes of a folder's tensors, and what reads them."""
+def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str], dict[str, Callable[[], Tensor]]]:
+    """The shapes of a folder's tensors, their dtypes as safetensors calls them, and what reads them."""
     shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
     reads: dict[str, Callable[[], Tensor]] = {}
     for path in weight_files(folder):
         file: Any = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118
-            shapes[name] = tuple(file.get_slice(name).get_shape())
+            tensor = file.get_slice(name)
+            shapes[name], dtypes[name] = tuple(tensor.get_shape()), tensor.get_dtype()
             reads[name] = partial(file.get_tensor, name)
-    return shapes, reads
+    return shapes, dtypes, reads
 
 
 def _read_part(reads: dict[str, Callable[[], Tensor]], layer: str, part: str) -> Tensor:

@@ -1,0 +1,64 @@
+"""Sizes of weights that are read one by one, compared with those of their model before any is read."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from drafttree.drafters.formats.format import listed, misshapen
+from drafttree.loading.stored_blocks import EXPERT, EXPERT_PARTS, STACKED, StoredWeight
+from drafttree.models.families import why_not_known
+
+
+def stored_problems(weights: Mapping[str, StoredWeight], kind: Any, config: PreTrainedConfig) -> Iterator[str]:
+    """What is wrong with the sizes of a model's weights, a phrase for each; those that are missing are not told.
+
+    Args:
+        weights: the weights by the names of transformers; those of experts may be stacked or apart.
+        kind: the model's class.
+        config: its config.
+    """
+    with torch.device("meta"):
+        own = dict(kind(config).named_parameters())
+    for name in sorted(weights.keys() & own.keys()):
+        yield from _misshapen_parts(name, weights[name], own[name])
+    if why_not_known(config) is None:  # others stack experts in ways of their own
+        yield from _experts_apart(weights, own)
+
+
+def _misshapen_parts(name: str, weight: StoredWeight, own: Tensor) -> Iterator[str]:
+    parts = weight.part_shapes
+    if len(parts) == 1 or not STACKED.fullmatch(name):
+        yield from misshapen(name, weight.shape, own.shape)
+        return
+    count, outputs, inputs = own.shape
+    for part, shape in parts.items():
+        yield from misshapen(part, shape, (count, outputs // len(parts), inputs))
+
+
+def _experts_apart(weights: Mapping[str, StoredWeight], own: Mapping[str, Tensor]) -> Iterator[str]:
+    """What is wrong with experts whose weights lie apart: all of a layer's have the same sizes."""
+    found = defaultdict[str, dict[tuple[int, str], StoredWeight]](dict)
+    for name, weight in weights.items():
+        if match := EXPERT.fullmatch(name):
+            found[match[1]][int(match[2]), match[3]] = weight
+    for experts, parts in found.items():
+        stacked = own.get(f"{experts}.gate_up_proj")
+        if stacked is None:
+            continue
+        count, outputs, inputs = stacked.shape
+        shapes = {"gate": (outputs // 2, inputs), "up": (outputs // 2, inputs), "down": (inputs, outputs // 2)}
+        needed = {(index, part) for index in range(count) for part in EXPERT_PARTS}
+        yield from listed("missing", [_name(experts, *each) for each in needed - parts.keys()])
+        yield from listed("unexpected", [_name(experts, *each) for each in parts.keys() - needed])
+        for index, part in sorted(needed & parts.keys()):
+            yield from misshapen(_name(experts, index, part), parts[index, part].shape, shapes[part])
+        both = [name for name in (f"{experts}.gate_up_proj", f"{experts}.down_proj") if name in weights]
+        yield from listed("experts lie apart, and there are", both)
+
+
+def _name(experts: str, index: int, part: str) -> str:
+    return f"{experts}.{index}.{part}_proj.weight"
