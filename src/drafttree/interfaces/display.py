@@ -9,6 +9,7 @@ from rich.text import Text
 
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation import Chunk, Fidelity, Generation
+from drafttree.evaluation.certificate_scope import left_out
 from drafttree.evaluation.certify import Certificate
 from drafttree.evaluation.compare import Comparison
 from drafttree.evaluation.pair_sweep import PairFinding, PairSweep, ServingChecks
@@ -147,6 +148,7 @@ def show_enumeration(result: PairSweep) -> None:
         _show_serving(console, result.serving)
     if any(finding.trials for finding in findings):
         console.print(f"Tried: {_bounds(result.reach)}. Nothing is said of what lies beyond.")
+        console.print(f"Left out: {left_out()} (docs/exactness.md says what checks them).")
     console.print(Text(f"Temperature {result.sampling.temperature:g}. {conclusion}"))
 
 

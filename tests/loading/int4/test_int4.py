@@ -157,7 +157,10 @@ def test_a_drafter_may_be_in_four_bits(source):
 def test_what_cannot_be_rounded_is_refused_by_name(tmp_path):
     path = gguf_files.write(tiny.from_config(gguf_files.CONFIGS["llama"]()), tmp_path / "model.gguf", "Q8_0")
     message = told(ModelError, drafttree.load, path, "none", quantize="int4")
-    assert message == f"{str(path)!r} is a GGUF file, whose weights are in few bits already; load it as it is, without int4"
+    assert (
+        message
+        == f"{str(path)!r} is a GGUF file, whose weights are in few bits already; load it as it is, without int4"
+    )
     tiny.from_config(GPT2Config(**tiny.SIZES)).save_pretrained(tmp_path / "gpt2")
     words("a", "b").save_pretrained(tmp_path / "gpt2")
     message = told(ModelError, drafttree.load, tmp_path / "gpt2", "none", quantize="int4")

@@ -1,0 +1,133 @@
+"""What `drafttree certify --exact` enumerates of the parts that serve, what it samples, and what it leaves out."""
+
+from typing import NamedTuple
+
+
+class Scope(NamedTuple):
+    """Parts that are checked in one way, or not at all.
+
+    Attributes:
+        way: "enumerated", "sampled" or "left out".
+        what: what these parts do.
+        how: how that is checked, here or elsewhere.
+        modules: their files, without the ending.
+    """
+
+    way: str
+    what: str
+    how: str
+    modules: tuple[str, ...]
+
+
+ENUMERATED, SAMPLED, LEFT_OUT = "enumerated", "sampled", "left out"
+SCOPES = (
+    Scope(
+        ENUMERATED,
+        "rounds: trees, passes, verdicts, commits, ends of texts",
+        "every draw and decision of whole texts, alone and in engines",
+        (
+            *(
+                "engine/round_loop",
+                "engine/tree_drafter",
+                "engine/tree_growth",
+                "engine/request",
+                "engine/text_drafting",
+            ),
+            *("engine/decoder", "engine/generation", "engine/generation_options", "engine/compatibility"),
+            *("engine/detokenizer", "engine/stop_scope", "engine/metrics", "engine/prompt", "engine/chat"),
+        ),
+    ),
+    Scope(
+        ENUMERATED,
+        "engines: seeds, admission, budgets, publishing",
+        "two and three texts at once and one behind the other; rounds are stepped, so threads are left out",
+        (
+            *("engine/batching/engine", "engine/batching/handle", "engine/batching/loop", "engine/batching/scheduler"),
+            *("engine/memory", "engine/target_lock"),
+        ),
+    ),
+    Scope(
+        ENUMERATED,
+        "what earlier rounds and texts decide: pauses, cut trees, kept rows, tests of heads",
+        "texts by given costs, with pauses, behind kept rows and behind a text of the same seed",
+        (
+            *("engine/drafting/acceptance", "engine/drafting/controller", "engine/drafting/prices"),
+            *("engine/drafting/value", "engine/learned_state", "engine/acceptance_watch", "engine/prefixes"),
+        ),
+    ),
+    Scope(
+        ENUMERATED,
+        "verifiers that draw",
+        "every tree of small models, and of 16 nodes",
+        (
+            *(
+                "verifiers/base",
+                "verifiers/rejection",
+                "verifiers/point_mass",
+                "verifiers/traversal",
+                "verifiers/block",
+            ),
+            *("verifiers/k_seq", "verifiers/multi_draft", "verifiers/typical"),
+        ),
+    ),
+    Scope(
+        ENUMERATED,
+        "logits processors and truncation",
+        "one processor that looks at the path; top_k, top_p and min_p, each alone",
+        ("constraints/processors", "constraints/options", "constraints/refusals"),
+    ),
+    Scope(
+        SAMPLED,
+        "verifiers whose draws are a function of seed and position",
+        "texts of ten seeds in every trial are plain decoding's",
+        ("verifiers/coupled", "verifiers/greedy"),
+    ),
+    Scope(
+        SAMPLED,
+        "random numbers",
+        "25 streams of 3,000 seeds, against uniform numbers and each other",
+        ("core/randomness",),
+    ),
+    Scope(
+        SAMPLED,
+        "weights that are packed",
+        "texts of one small model behind six edits, as transformers writes them",
+        ("models/native/packed_model", "models/module/fingerprint"),
+    ),
+    Scope(
+        LEFT_OUT,
+        "grammars: JSON schemas, regular expressions, EBNF, tool calls",
+        "tests/constraints compares what they allow with other implementations; they go through the processors' code",
+        (
+            *("constraints/characters", "constraints/ebnf", "constraints/formats", "constraints/grammar"),
+            *("constraints/json_numbers", "constraints/json_reader", "constraints/json_rules"),
+            *("constraints/json_schema", "constraints/json_values", "constraints/lark"),
+            *("constraints/marked_arguments", "constraints/patterns", "constraints/schema_comparison"),
+            "constraints/structures",
+        ),
+    ),
+    Scope(
+        LEFT_OUT,
+        "costs by a clock, and files of them",
+        "costs are given, and frozen in texts that draw alone; tests/engine/drafting",
+        ("engine/drafting/measure", "engine/drafting/disk_cache", "engine/model_digest"),
+    ),
+    Scope(
+        LEFT_OUT,
+        "CUDA graphs of passes",
+        "make gpu-tests compares texts on a GPU",
+        ("engine/pass_recording",),
+    ),
+    Scope(
+        LEFT_OUT,
+        "prompts: control tokens, lengths",
+        "they come before the text; tests/engine",
+        ("engine/control_tokens", "engine/prompt_length"),
+    ),
+)
+"""All of `engine/`, `constraints/` and `verifiers/`, each in one place. Drafters draw nothing: `tree_growth` draws."""
+
+
+def left_out() -> str:
+    """What is left out, in one sentence."""
+    return "; ".join(scope.what for scope in SCOPES if scope.way == LEFT_OUT)
