@@ -105,11 +105,21 @@ def test_a_proof_says_which_trees_it_covers():
     options = ["certify", "--exact", "--models", 1, "--verifier", "point-mass"]
     shown = run(*options, "--policies", "chain:depth=12;template").stdout
     trees = [line.split()[3:5] for line in shown.splitlines() if "exact by enumeration" in line]
-    assert trees == [["1", "5"], ["4", "5"]]
+    assert trees == [["1", "12"], ["4", "15"]]
     told = " ".join(shown.split())
     assert "Tried: up to 7 rounds of a text, roots up to position " in told
-    assert "4 siblings and 5 levels, up to 4,200 columns, up to 2 texts at once, float64 and float32." in told
-    assert "Nothing is said of what lies beyond. Temperature 1. Every pair is what it claims to be." in told
+    assert "4 siblings and 15 levels, up to 4,200 columns, up to 3 texts at once, float64 and float32." in told
+    assert "Nothing is said of what lies beyond. Left out: grammars: JSON schemas" in told
+    assert "Temperature 1. Every pair is what it claims to be." in told
+    assert "Random numbers: 325 tests of 25 streams of 3,000 seeds, least p-value " in told
+    assert "each behind another edit of its weights: all as transformers writes them." in told
+
+
+def test_a_quick_proof_covers_less():
+    options = ["certify", "--exact", "--quick", "--models", 1, "--verifier", "point-mass", "--policy", "chain"]
+    shown = run(*options).stdout
+    assert "up to 2 texts at once" in " ".join(shown.split())
+    assert "Random numbers" not in shown
 
 
 def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
@@ -127,7 +137,9 @@ def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
     assert "--temperature 0 draws nothing" in complaint(capsys, "certify", "--exact", "--temperature", 0)
 
 
-@pytest.mark.parametrize("arguments", [("--verifiers", "traversal"), ("--verifier", "rrsw"), ("--models", 4)])
+@pytest.mark.parametrize(
+    "arguments", [("--verifiers", "traversal"), ("--verifier", "rrsw"), ("--models", 4), ("--quick",)]
+)
 def test_what_only_a_proof_heeds_is_refused_without_it(capsys, prompts, arguments):
     assert "is for --exact alone" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
 
