@@ -3,9 +3,14 @@
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from typing import Any
+
+import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
@@ -36,6 +41,9 @@ COUPLED: tuple[type[Verifier], ...] = (Greedy, Coupled)
 
 SEEDS = 10
 """Texts compared in each model where draws are a function of the seed."""
+
+MANY = 8
+"""Pairs from which on other processes, which take seconds to begin, are worth it."""
 
 MODELS = 6
 """Toy models for each pair by default."""
@@ -134,6 +142,7 @@ def sweep_pairs(
     models: int = MODELS,
     quick: bool = False,
     checks_serving: bool = False,
+    processes: int = 1,
     progress: Callable[[str], None] = lambda _: None,
     store: RunStore | None = None,
     **sampling,
@@ -147,6 +156,7 @@ def sweep_pairs(
         models: random models for each pair, besides six for wide and deep trees, two and three rounds, and late ones.
         quick: leave out `serving_trials`.
         checks_serving: look at the random numbers that serve, and at texts behind edits of weights.
+        processes: that share the pairs, if there are many and all are drafttree's own; others are not known elsewhere.
         progress: called after every pair with its policy.
         store: keeps finished runs; by default none.
         **sampling: options of `Sampling` but its seed; `greedy` decodes at temperature 0.
@@ -154,17 +164,41 @@ def sweep_pairs(
     Raises:
         ConfigError: a pair has too many outcomes to enumerate.
     """
-    findings, judges, serving = [], parse_verifiers(verifiers), None
+    serving = None
     store = store or RunStore()
-    with store.interruptible():
-        for spec, policy in parse_policies(policies).items():
-            for name, verifier in judges.items():
-                work = functools.partial(_sweep_pair, spec, policy, name, verifier, models, sampling, quick=quick)
-                findings.append(store.run((spec, name), PairFinding, work))
-                progress(spec)
+    pairs = [*itertools.product(parse_policies(policies).items(), parse_verifiers(verifiers).items())]
+    types = [each for (_, policy), (_, verifier) in pairs for each in (type(policy), verifier)]
+    is_own = all(each.__module__.startswith("drafttree.") for each in types)
+    with store.interruptible(), _workers(processes if is_own and len(pairs) >= MANY else 1) as begin:
+        works = {
+            (spec, name): begin(_sweep_pair, (spec, policy, name, verifier, models, sampling, quick))
+            for (spec, policy), (name, verifier) in pairs
+            if store.find((spec, name), PairFinding) is None
+        }
+        for (spec, _), (name, _) in pairs:
+            if work := works.get((spec, name)):
+                store.run((spec, name), PairFinding, work)
+            progress(spec)
         if checks_serving:
             serving = store.run(("serving",), ServingChecks, lambda: ServingChecks(check_numbers(), check_edits()))
+    found = (store.find((spec, name), PairFinding) for (spec, _), (name, _) in pairs)
+    findings = [finding for finding in found if finding is not None]
     return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), serving, store.interrupted)
+
+
+@contextmanager
+def _workers(processes: int) -> Iterator[Callable[[Callable[..., Any], tuple[Any, ...]], Callable[[], Any]]]:
+    """Begins work in one of some processes, and gives what waits for its result; here and then, if there is one."""
+    if processes == 1:
+        yield lambda work, arguments: functools.partial(work, *arguments)
+        return
+    with get_context("spawn").Pool(processes, _begin_worker) as pool:
+        yield lambda work, arguments: pool.apply_async(work, arguments).get
+
+
+def _begin_worker() -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that began it ends it
 
 
 def sweep_pair(policy: PolicyLike, verifier: VerifierLike, models: int = MODELS, **sampling) -> PairFinding:
@@ -179,7 +213,6 @@ def _sweep_pair(
     verifier: type[Verifier],
     models: int,
     sampling: Mapping[str, Any],
-    *,
     quick: bool,
 ) -> PairFinding:
     """One pair, with smaller and larger trees that stand for the policy."""

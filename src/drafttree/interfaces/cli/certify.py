@@ -1,5 +1,6 @@
 """`drafttree certify`: check texts against the reference's, or prove pairs by enumeration."""
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn
 
@@ -139,6 +140,7 @@ def _certify_exactly(
     with progress(len(policies) * len(verifiers)) as advance:
         chosen = models or MODELS
         how: dict[str, Any] = {"models": chosen, "quick": quick, "checks_serving": not quick}
+        how["processes"] = os.cpu_count() or 1
         table = sweep_pairs(policies, verifiers, progress=advance, store=store, **how, **sampling)
     results.finish(store, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)
