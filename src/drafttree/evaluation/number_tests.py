@@ -5,7 +5,7 @@ over fixed seeds, so that the outcome is the same in every run.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -56,13 +56,10 @@ def check_numbers(seeds: int = SEEDS) -> NumbersFinding:
         for name in numbers[0]
     }
     p_values = {name: _uniform(each) for name, each in cells.items()}
-    p_values |= {f"{one} and {other}": _independent(cells[one], cells[other]) for one, other in _pairs(cells)}
+    for one, other in itertools.combinations(cells, 2):
+        p_values[f"{one} and {other}"] = _independent(cells[one], cells[other])
     worst = min(p_values, key=lambda name: p_values[name])
     return NumbersFinding(seeds, len(cells), len(p_values), p_values[worst], worst)
-
-
-def _pairs(cells: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    return [*itertools.combinations(cells, 2)]
 
 
 def _numbers_of(seed: int) -> dict[str, float]:
@@ -70,13 +67,15 @@ def _numbers_of(seed: int) -> dict[str, float]:
     text = SeededRandomness(seed, COLUMNS, torch.device("cpu"))
     beside = SeededRandomness(LearnedState().unshared_seed(seed), COLUMNS, torch.device("cpu"))
     numbers = {f"{name}, position 5": number for name, number in _of_round(text, 5).items()}
-    numbers |= {f"{name}, position 8": number for name, number in _of_round(text, 8).items() if name in SHORT}
-    numbers |= {f"{name}, text of an engine": number for name, number in _of_round(beside, 5).items() if name in SHORT}
+    numbers |= {f"{name}, position 8": number for name, number in _of_round(text, 8).items() if name in ELSEWHERE}
+    numbers |= {
+        f"{name}, text of an engine": number for name, number in _of_round(beside, 5).items() if name in ELSEWHERE
+    }
     following = SeededRandomness(seed + 1, COLUMNS, torch.device("cpu"))
-    return numbers | {f"{name}, next seed": each for name, each in _of_round(following, 5).items() if name in SHORT}
+    return numbers | {f"{name}, next seed": each for name, each in _of_round(following, 5).items() if name in ELSEWHERE}
 
 
-SHORT = {"accept", "bonus", "level 1, sibling 1", "noise"}
+ELSEWHERE = {"accept", "bonus", "level 1, sibling 1", "noise"}
 """The streams that are looked at in other rounds and texts too."""
 
 
@@ -91,12 +90,14 @@ def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
         tokens, _ = turn.children(rows.clone(), counts, 2, Proposal.WITH_REPLACEMENT, level)
         numbers |= {f"level {level}, sibling {place + 1}": float(tokens[0, place]) / COLUMNS for place in (0, 1)}
         numbers[f"level {level}, other node"] = float(tokens[1, 0]) / COLUMNS
-    for depth in (1, 2):
-        noise = turn.gumbel(depth)[:2].double()
-        first, second = noise.neg().exp().neg().exp().tolist()
-        name = "noise" if depth == 1 else "noise, next depth"
-        numbers |= {name: first} if depth == 2 else {name: first, "noise, next token": second}
+    numbers["noise"], numbers["noise, next token"] = _uniform_of_noise(turn.gumbel(1)[:2])
+    (numbers["noise, next depth"],) = _uniform_of_noise(turn.gumbel(2)[:1])
     return numbers
+
+
+def _uniform_of_noise(noise: Tensor) -> list[float]:
+    """The uniform numbers that Gumbel noise was made of."""
+    return noise.double().neg().exp().neg().exp().tolist()
 
 
 def _accepted_at(accept: Callable[[float], bool]) -> float:

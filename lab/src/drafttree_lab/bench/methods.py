@@ -281,9 +281,8 @@ def _time_reading(
     """The least seconds of reading prompts of so many random tokens and writing one more, by program, in turns."""
     if not lengths:
         return []
-    drawn = torch.randint(
-        decoder.target.vocab_size, (max(lengths, default=0),), generator=torch.manual_seed(0)
-    ).tolist()
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(decoder.target.vocab_size, (max(lengths),), generator=generator).tolist()
     ways = {"drafttree": decoder.generate}
     if LLAMA_CPP in programs:
         ways[LLAMA_CPP] = programs[LLAMA_CPP].generate
@@ -292,7 +291,7 @@ def _time_reading(
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(repeats):
             for name, write in ways.items():
-                seconds[name].append(write(drawn[:length], max_new_tokens=1).seconds)
+                seconds[name].append(write(prompt[:length], max_new_tokens=1).seconds)
         for row in rows:
             row["s"][length] = min(seconds[row["program"]])
     return rows

@@ -144,7 +144,7 @@ class GPTQ(Layout):
     """
 
     method, numbers, scales, order, others = "GPTQ", "qweight", "scales", "g_idx", ("qzeros",)
-    dtypes = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS, "g_idx": WHOLE}  # noqa: RUF012
+    dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS, "g_idx": WHOLE}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         fields = GPTQFields.read(settings)
@@ -198,7 +198,7 @@ class AWQ(Layout):
     """
 
     method, numbers, scales, others = "AWQ", "qweight", "scales", ("qzeros",)
-    dtypes = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}  # noqa: RUF012
+    dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._scheme = Scheme(4, _group_size(AWQFields.read(settings).group_size), "zero")
@@ -256,7 +256,7 @@ class CompressedTensors(Layout):
 
     method, numbers, scales, order = "compressed-tensors", "weight_packed", "weight_scale", "weight_g_idx"
     others = ("weight_shape", "weight_zero_point")
-    dtypes = {  # noqa: RUF012
+    dtypes: ClassVar[Mapping[str, set[str]]] = {
         **{"weight_packed": WORDS, "weight_scale": FLOATS, "weight_g_idx": WHOLE, "weight_shape": WHOLE},
         # older files have a byte or a number with a point for each
         "weight_zero_point": WORDS | FLOATS | {"I8", "U8"},
@@ -325,7 +325,7 @@ class MLX(Layout):
     """
 
     method, numbers, scales, others = "MLX", "weight", "scales", ("biases",)
-    dtypes = {"weight": WORDS, "scales": FLOATS, "biases": FLOATS}  # noqa: RUF012
+    dtypes: ClassVar[Mapping[str, set[str]]] = {"weight": WORDS, "scales": FLOATS, "biases": FLOATS}
     is_of_mlx = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
