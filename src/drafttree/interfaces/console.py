@@ -14,13 +14,13 @@ from rich.text import Text
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on standard error; what it gives advances it by one and says what was done."""
+def progress(total: int) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error; what it gives says what was done, and advances it by one or by a number."""
     columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
+        yield lambda name, count=1: bar.update(task, advance=count, description=name)
 
 
 @contextmanager

@@ -138,10 +138,51 @@ def test_what_a_proof_cannot_heed_is_refused(capsys, prompts):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--verifiers", "traversal"), ("--verifier", "rrsw"), ("--models", 4), ("--quick",)]
+    ("arguments", "mode"),
+    [
+        (("--verifiers", "traversal"), "--exact and --live"),
+        (("--verifier", "rrsw"), "--exact and --live"),
+        (("--models", 4), "--exact alone"),
+        (("--quick",), "--exact alone"),
+        (("--tokens", 4), "--live alone"),
+        (("--max-batch", 4), "--live alone"),
+    ],
 )
-def test_what_only_a_proof_heeds_is_refused_without_it(capsys, prompts, arguments):
-    assert "is for --exact alone" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
+def test_what_another_mode_heeds_is_refused_without_it(capsys, prompts, arguments, mode):
+    assert f"is for {mode}" in complaint(capsys, "certify", "--prompts", prompts, *arguments)
+
+
+def test_a_pair_is_looked_at_while_it_writes(tmp_path):
+    options = ["certify", "--live", "--dtype", "float32", "--max-new-tokens", 30, "--tokens", 100]
+    shown = run(*options, "--verifier", "rrsw", "--policy", "chain:depth=2", "--out", tmp_path / "runs")
+    assert shown.exit_code == 0
+    told = " ".join(shown.stdout.split())
+    assert "RRSw with Chain(depth=2), float32" in told
+    assert "temperature 1, texts alone." in told
+    assert "No evidence against the target's law: an e-value of 1e+06 would refute it." in told
+    report = run(*options, "--verifier", "traversal", "--policy", "chain", "--max-batch", 2, "--json")
+    found = json.loads(report.stdout)
+    assert found["passed"]
+    assert (found["verifier"], found["max_batch"], found["written"]["texts"]) == ("Traversal", 2, 8)
+    lossy = run(*options[:-1], 3000, "--verifier", "lossy-typical")
+    assert lossy.exit_code == 1
+    assert "NOT the target's law: the e-value is above 1e+06, as the pair is lossy by its name." in lossy.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--verifier", "greedy"), "greedy draws nothing"),
+        (("--temperature", 0), "at temperature 0 nothing is drawn"),
+        (("--verifier", "rrsw,traversal"), "--live looks at one pair"),
+        (("--policy", "chain", "--policy", "talon"), "--live looks at one pair"),
+        (("--verifier", "block", "--policy", "talon"), "is not lossless"),
+        (("--exact",), "--exact is not for --live"),
+        (("--models", 3), "--models is not for --live"),
+    ],
+)
+def test_pairs_that_cannot_be_looked_at_are_refused(capsys, arguments, message):
+    assert message in complaint(capsys, "certify", "--live", *arguments)
 
 
 def test_a_pair_that_is_not_what_it_claims_to_be_fails(monkeypatch):

@@ -18,6 +18,7 @@ from drafttree.core.openmp import release_idle_workers
 from drafttree.engine.batching.handle import Handle
 from drafttree.engine.batching.loop import BatchLoop
 from drafttree.engine.compatibility import check_budget, hides_state
+from drafttree.engine.generation import Fidelity
 from drafttree.engine.generation_options import GenerationOptions
 from drafttree.engine.memory import KVMemory
 from drafttree.engine.metrics import EngineMetrics
@@ -40,6 +41,9 @@ class EngineDecoder(Protocol):
     target: Model
     verifier: type[Verifier] | None
     defaults: Mapping[str, Any]
+
+    @property
+    def fidelity(self) -> Fidelity: ...
 
     def prepare(self, prompt: Prompt | None, **options: Unpack[GenerationOptions]) -> Request: ...
 

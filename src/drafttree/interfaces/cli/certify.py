@@ -8,6 +8,8 @@ import typer
 
 from drafttree.core.errors import ConfigError
 from drafttree.core.sampling import Sampling
+from drafttree.interfaces.cli.live_certificate import NAMES as LIVE
+from drafttree.interfaces.cli.live_certificate import LiveOptions, find_pair, write_live
 from drafttree.interfaces.cli.option_groups import ShapingOptions, grouped
 from drafttree.interfaces.cli.options import (
     Device,
@@ -41,6 +43,7 @@ def certify(
     context: typer.Context,
     shaping: ShapingOptions,
     results: ResultOptions,
+    live: LiveOptions,
     prompts: Files = None,
     policies: PolicySpecs = ["all"],  # noqa: B006
     target: Target = "embedded",
@@ -69,15 +72,23 @@ def certify(
 
     The reference is transformers' own generate; above temperature 0 it is decoding without speculation. With --exact,
     prove instead that policies and verifiers keep the target's distribution, by enumerating every draw and decision.
+    With --live, bet against one pair of your own: any verifier that draws, at the speed of its texts.
     """
     given, options = _given(context), shaping.to_dict()
+    models_given: dict[str, Any] = {"target": target, "drafter": drafter, "dtype": dtype, "device": device}
+    models_given |= {"exact_text": exact_text, "quantize": quantize, "quantize_drafter": quantize_drafter}
+    text_options = {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
+    if live.live:
+        _refuse(given, {"exact", "quick", "models"}, "is not for --live, which looks at texts; leave it out")
+        pair = find_pair(given, policies, verifiers)
+        write_live(context, live, results, pair, models_given, prompts, limit, options | text_options)
+    _refuse(given, LIVE, "is for --live alone; give --live, or leave it out")
     if exact:
         sampling = _exact_sampling(given, options)
         pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
         _certify_exactly(*pairs, models, sampling, results.open_store(context), results, quick=quick)
-    for name in ("verifiers", "models", "quick"):
-        if name in given:
-            raise ConfigError(f"{given[name]} is for --exact alone; give --exact, or leave it out")
+    _refuse(given, {"models", "quick"}, "is for --exact alone; give --exact, or leave it out")
+    _refuse(given, {"verifiers"}, "is for --exact and --live; give one of them, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
     chosen, texts = [*parse_policies(policies).values()], read_prompts(prompts, limit)
@@ -87,15 +98,23 @@ def certify(
     from drafttree.interfaces.cli.decoders import load_speculative
     from drafttree.interfaces.display import show_certificate
 
-    kinds: dict[str, Any] = {"quantize": quantize, "quantize_drafter": quantize_drafter}
-    decoder = load_speculative(target, drafter, dtype, device, exact_text=exact_text, **kinds)
+    decoder = load_speculative(**models_given)
     runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
     store = results.open_store(context, texts, options)
     with progress(runs) as advance:
-        options |= {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
-        certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options)
+        certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options, **text_options)
     results.finish(store, certificate.summary(), lambda: show_certificate(certificate, decoder))
     raise typer.Exit(0 if certificate.passed else 1)
+
+
+def _refuse(given: Mapping[str, str], names: set[str], reason: str) -> None:
+    """Refuse options that are on the command line.
+
+    Raises:
+        ConfigError: names one, and the reason.
+    """
+    for flag in (flag for name, flag in given.items() if name in names):
+        raise ConfigError(f"{flag} {reason}")
 
 
 def _given(context: typer.Context) -> dict[str, str]:

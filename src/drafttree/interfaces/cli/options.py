@@ -61,7 +61,7 @@ VerifierNames = Annotated[
     typer.Option(
         "--verifiers",
         "--verifier",
-        help='Verifiers for --exact, separated by commas, or "all".',
+        help='Verifiers for --exact, separated by commas, or "all"; the one verifier for --live.',
         autocompletion=complete_verifier,
     ),
 ]

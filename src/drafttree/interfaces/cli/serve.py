@@ -83,6 +83,13 @@ def serve(
     ] = None,
     keep_alive: Annotated[int, typer.Option(min=0, help="Seconds that a connection without a request is kept.")] = 5,
     access_log: Annotated[bool, typer.Option("--access-log", help="Print a line for each request.")] = False,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="Look for evidence that drawn texts do not follow the target's distribution. /metrics tells it.",
+        ),
+    ] = False,
     grace: Annotated[
         float, typer.Option(min=0, max=86400, help="Maximum seconds from SIGTERM to the end of all texts.")
     ] = 10,
@@ -137,6 +144,7 @@ def serve(
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser,
         sanitize_control_tokens=sanitize_control_tokens,
+        audit=audit,
     )
     if access_log:
         lines = logging.StreamHandler(sys.stdout)

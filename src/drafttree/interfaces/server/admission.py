@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from drafttree.engine.batching import Engine, Handle
 from drafttree.engine.prompt import Prompt
+from drafttree.evaluation.audit import Audit
 from drafttree.interfaces.server.errors import AGAIN, SHUTTING_DOWN, ServerError, shutting_down
 from drafttree.interfaces.server.metrics import ServerMetrics
 
@@ -70,6 +71,7 @@ class Admission:
         max_texts: the number of texts that may run or wait.
         shares_prefixes: whether texts without key and salt share their prefixes.
         max_texts_per_key: the number of them that may be of one key; None for no limit.
+        audit: sees the rounds of texts whose seed is not their client's; None for no audit.
 
     Attributes:
         draining: whether no more texts are let in.
@@ -83,8 +85,10 @@ class Admission:
         *,
         shares_prefixes: bool = True,
         max_texts_per_key: int | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self._shares_prefixes, self._max_per_key = shares_prefixes, max_texts_per_key
+        self._audit = audit
         self._of_key = Counter[str]()
         self._engine, self._metrics, self._max_texts = engine, metrics, max_texts
         self._texts, self._answering = set[asyncio.Future[Handle]](), set[Handle]()
@@ -164,6 +168,8 @@ class Admission:
         group = object() if group is None else group
         owner = (asking.key, cache_salt)
         salt = owner if self._shares_prefixes or any(owner) else group
+        if self._audit and options.get("seed") is None:
+            options.setdefault("observer", self._audit)
         submit = partial(
             to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
         )

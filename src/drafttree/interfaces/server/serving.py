@@ -14,6 +14,7 @@ from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import SERVED, RequestOptions, show_options
 from drafttree.engine.pass_recording import record_passes
 from drafttree.interfaces.server.admission import Admission
+from drafttree.interfaces.server.audit import AuditCollector, ServedAudit
 from drafttree.interfaces.server.body_reading import BodyReader
 from drafttree.interfaces.server.chat_prompt import known_marks
 from drafttree.interfaces.server.dialect.families import AUTO, check_parsers
@@ -51,6 +52,7 @@ class ServerSettings:
         tool_parser: the form of calls of tools by its name; "auto" for the chat template's own, "none" to read none.
         reasoning_parser: likewise, the marks of thinking.
         sanitize_control_tokens: whether control tokens in messages and tools are text.
+        audit: whether to look for evidence against the target's law in texts that are drawn.
     """
 
     model_name: str
@@ -73,6 +75,7 @@ class ServerSettings:
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
     sanitize_control_tokens: bool = False
+    audit: bool = False
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -135,12 +138,16 @@ class ServingContext:
         self.drafting = drafting_engine(decoder) if decoder.drafter else None
         record_passes(decoder, settings.max_batch, self.engine.memory.rows)
         self.metrics = ServerMetrics(self.engine, settings.model_name)
+        audit = ServedAudit() if settings.audit else None
+        if audit:
+            self.metrics.registry.register(AuditCollector(audit, {"model_name": settings.model_name}))
         self.admission = Admission(
             self.engine,
             self.metrics,
             settings.max_batch + settings.max_queue,
             shares_prefixes=settings.shares_prefixes,
             max_texts_per_key=settings.max_texts_per_key,
+            audit=audit,
         )
         self.grammars = Grammars(decoder, self.metrics.grammar)
         self.bodies = BodyReader(decoder.target.context, settings.max_body_bytes)

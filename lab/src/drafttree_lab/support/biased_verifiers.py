@@ -1,0 +1,56 @@
+"""Verifiers that accept too often by a known factor, to measure what `certify --live` sees of it.
+
+    drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5
+"""
+
+from typing import Any, ClassVar
+
+from drafttree.core.randomness import Randomness
+from drafttree.core.tree import DraftTree, Verdict
+from drafttree.verifiers import RRSw, Traversal, Verifier
+
+
+class _Often:
+    """Numbers by which a probability to accept is larger than was asked for, up to 1; all else is as it was."""
+
+    def __init__(self, numbers: Randomness, factor: float) -> None:
+        self._numbers, self._factor = numbers, factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._numbers, name)
+
+    def accept(self, probability: Any) -> bool:
+        return self._numbers.accept(float(probability) * self._factor)
+
+
+class Biased(Verifier):
+    """Accepts more often than the verifier it is mixed with, by a share of the probability."""
+
+    bias: ClassVar[float]
+
+    def verify(self, tree: DraftTree, logits: Any, randomness: Any) -> Verdict:
+        return super().verify(tree, logits, _Often(randomness, 1 + self.bias))  # pyright: ignore[reportArgumentType]
+
+
+class RRSw2(Biased, RRSw):
+    bias = 0.02
+
+
+class RRSw5(Biased, RRSw):
+    bias = 0.05
+
+
+class RRSw10(Biased, RRSw):
+    bias = 0.1
+
+
+class Traversal2(Biased, Traversal):
+    bias = 0.02
+
+
+class Traversal5(Biased, Traversal):
+    bias = 0.05
+
+
+class Traversal10(Biased, Traversal):
+    bias = 0.1

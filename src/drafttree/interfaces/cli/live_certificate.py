@@ -1,0 +1,98 @@
+"""`drafttree certify --live`: look for evidence against a pair while it writes texts."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from drafttree.core.errors import ConfigError
+from drafttree.interfaces.cli.options import MaxBatch
+from drafttree.interfaces.cli.results import ResultOptions
+from drafttree.interfaces.console import progress
+from drafttree.loading import TunedPolicy, find_policy, find_verifier
+from drafttree.policies import TreePolicy
+from drafttree.verifiers import Verifier
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """Whether a pair is looked at while it writes, and how much it writes."""
+
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Look for evidence against your own pair while it writes texts that are drawn."),
+    ] = False
+    tokens: Annotated[int, typer.Option(min=1, help="With --live: number of tokens to look at.")] = 100_000
+    max_batch: MaxBatch = 1
+
+
+NAMES = {"live", "tokens", "max_batch"}
+"""The options of `LiveOptions`."""
+
+
+def find_pair(
+    given: Mapping[str, str], policies: list[str], verifiers: list[str]
+) -> tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None]:
+    """The one policy and the one verifier of a pair; None for the default ones.
+
+    Raises:
+        ConfigError: several are named, one does not exist, or the verifier draws nothing.
+    """
+    for name, names in (("policies", policies), ("verifiers", verifiers)):
+        if name in given and (len(names) > 1 or names[0] == "all" or (name == "verifiers" and "," in names[0])):
+            raise ConfigError(f"{given[name]} {' '.join(names)}: --live looks at one pair; name one of them")
+    policy = find_policy(policies[0]) if "policies" in given else None
+    verifier = find_verifier(verifiers[0]) if "verifiers" in given else None
+    if verifier and verifier.__name__ == "Greedy":
+        raise ConfigError(
+            "greedy draws nothing, so its tokens are no evidence; compare its texts with transformers' own (certify "
+            "without --live), or name another verifier"
+        )
+    return policy, verifier
+
+
+def write_live(
+    context: typer.Context,
+    live: LiveOptions,
+    results: ResultOptions,
+    pair: tuple[TreePolicy | TunedPolicy | None, type[Verifier] | None],
+    models: Mapping[str, Any],
+    prompts: Any,
+    limit: int | None,
+    options: Mapping[str, Any],
+) -> NoReturn:
+    """Write texts of a pair and print the evidence.
+
+    Args:
+        context: the context of the command.
+        live: how much is written.
+        results: where it is kept, and how it is printed.
+        pair: the policy and the verifier.
+        models: the arguments of `drafttree.load` but these two.
+        prompts: prompt files; None for the shipped ones.
+        limit: the number of prompts at most.
+        options: the options of texts.
+
+    Raises:
+        typer.Exit: always, with the exit code.
+    """
+    from drafttree.evaluation.live_certificate import certify_live
+    from drafttree.interfaces.cli.decoders import load_named, read_token_ids
+    from drafttree.interfaces.live_display import show_live_certificate
+
+    target, drafter, *others = models.values()
+    form = dict(zip([*models][2:], others, strict=True))
+    decoder = load_named(target, drafter, *pair, **form)
+    texts = read_token_ids(decoder, prompts, limit, options["max_new_tokens"])
+    store = results.open_store(context, texts, options)
+    with progress(live.tokens) as advance:
+        given = {"tokens": live.tokens, "max_batch": live.max_batch, "tell": _tell, "progress": advance}
+        certificate = certify_live(decoder, texts, **given, store=store, **options)
+    results.finish(store, certificate.summary(), lambda: show_live_certificate(certificate))
+    raise typer.Exit(0 if certificate.passed else 1)
+
+
+def _tell(line: str) -> None:
+    print(f"drafttree: {line}", file=sys.stderr, flush=True)

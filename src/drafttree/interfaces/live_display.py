@@ -1,0 +1,60 @@
+"""Printing of a certificate of a pair that writes texts."""
+
+import math
+
+from rich.text import Text
+
+from drafttree.evaluation.evidence import BETS, REFUTED, Evidence
+from drafttree.evaluation.live_certificate import LiveCertificate
+from drafttree.interfaces.console import make_console, make_table
+
+PART = "INTERRUPTED: not all tokens are written."
+UNSEEN = (
+    "Not seen by it: whether the target's passes are right, since its own rows are taken for the law. "
+    "certify without --live compares texts with transformers' own."
+)
+
+
+def show_live_certificate(certificate: LiveCertificate) -> None:
+    """The e-value of every bet and of all, what they could have shown, and the conclusion."""
+    console, written, evidence = make_console(), certificate.written, certificate.written.evidence
+    table = make_table("bet that", "e-value", right=1)
+    for name, e_value in evidence.log_e_values.items():
+        table.add_row(BETS[name], e_value_of(e_value))
+    table.add_row("all of them", e_value_of(evidence.log_e_value), style="bold")
+    console.print(table)
+    how = "alone" if certificate.max_batch == 1 else f"{certificate.max_batch} at once"
+    pair = f"{certificate.verifier} with {certificate.policy}, {certificate.dtype}, temperature"
+    lines = [f"{pair} {certificate.temperature:g}, texts {how}."]
+    speed = evidence.tokens / max(written.seconds, 1e-9)
+    lines.append(
+        f"{evidence.tokens:,} tokens in {written.texts:,} texts, {evidence.tokens / max(written.rounds, 1):.2f} tokens "
+        f"per target pass, {written.seconds / 60:.1f} minutes, {speed:.1f} tokens/s."
+    )
+    if evidence.impossible:
+        lines.append(f"{evidence.impossible:,} tokens have no probability.")
+    lines += [_power(evidence), UNSEEN, _conclusion(certificate)]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def e_value_of(logarithm: float) -> str:
+    """An e-value by its natural logarithm, which may be too large for a number."""
+    power = logarithm / math.log(10)
+    return f"{math.exp(logarithm):.3g}" if abs(power) < 6 else f"10^{power:.1f}"
+
+
+def _power(evidence: Evidence) -> str:
+    if not evidence.first_tokens:
+        return "No token was accepted by chance, so no bias of acceptance was bet on."
+    if (bias := evidence.smallest_bias) is None:
+        return "No bias of acceptance would have been seen with 99 %: these are too few tokens."
+    return f"Acceptance that is {bias:.1%} too frequent would have been seen with 99 %, by the normal approximation."
+
+
+def _conclusion(certificate: LiveCertificate) -> str:
+    if certificate.refuted:
+        claims = "" if certificate.lossless else ", as the pair is lossy by its name"
+        return f"NOT the target's law: the e-value is above {REFUTED:.0e}{claims}."
+    if certificate.interrupted:
+        return PART
+    return f"No evidence against the target's law: an e-value of {REFUTED:.0e} would refute it."

@@ -1,0 +1,59 @@
+"""Evidence that what is served does not follow the target's law: gathered on live texts, and told in `/metrics`."""
+
+import logging
+import math
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from torch import Tensor
+
+from drafttree.core.tree import DraftTree, Verdict
+from drafttree.engine.metrics import Round
+from drafttree.engine.request import Request
+from drafttree.evaluation.audit import Audit
+from drafttree.interfaces.server.metrics import PREFIX
+
+logger = logging.getLogger("drafttree")
+
+
+class ServedAudit(Audit):
+    """An audit of the texts of a server, which says once in the log when their law is refuted.
+
+    It is given the texts whose seed is the server's own: those of a client's seed may have used its numbers before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refuted = False
+
+    def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
+        """See `Audit`."""
+        super().settled(request, tree, logits, verdict, turn)
+        if not self._refuted and self.evidence.refutes:
+            self._refuted = True
+            logger.error(
+                "the texts do not follow the target's distribution: after %d tokens the e-value is 10^%.1f (%s)",
+                self.evidence.tokens,
+                self.evidence.log_e_value / math.log(10),
+                request.fidelity.words,
+            )
+
+
+class AuditCollector(Collector):
+    """Reads an audit whenever the metrics are asked for; every metric has the given labels."""
+
+    def __init__(self, audit: Audit, labels: dict[str, str]) -> None:
+        self._audit, self._names, self._values = audit, [*labels], [*labels.values()]
+
+    def collect(self) -> Iterator[Metric]:
+        """The evidence as it is now."""
+        evidence = self._audit.evidence
+        help_ = "Tokens that were looked at for evidence against the target's law."
+        tokens = CounterMetricFamily(f"{PREFIX}audit_tokens", help_, labels=self._names)
+        tokens.add_metric(self._values, evidence.tokens)
+        yield tokens
+        help_ = "Logarithm to base 10 of the e-value against the target's law; 6 refutes it."
+        e_value = GaugeMetricFamily(f"{PREFIX}audit_e_value_log10", help_, labels=self._names)
+        e_value.add_metric(self._values, evidence.log_e_value / math.log(10))
+        yield e_value
