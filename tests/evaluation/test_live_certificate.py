@@ -40,7 +40,10 @@ def mean_wealth(verifier, policy, seed, texts=1, checked=FAIR, **options) -> dic
     pair, half = toy_pair(seed, 3 if texts == 1 else 2), SimpleNamespace(random=lambda: 0.5)
 
     def write(script):
-        toy, audit = ToyDecoder(pair.target, pair.draft, policy, verifier, 2, script=script, costs=COSTLY_DRAFTS), Audit()
+        toy, audit = (
+            ToyDecoder(pair.target, pair.draft, policy, verifier, 2, script=script, costs=COSTLY_DRAFTS),
+            Audit(),
+        )
         audit._numbers = half
         shared = {"max_new_tokens": 3 if texts == 1 else 2, "temperature": 1.0, "observer": audit, **options}
         if texts == 1:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import drafttree
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.evaluation.live_certificate import certify_live
 from drafttree.evaluation.scripted_random import outcomes
 from drafttree.verifiers import RRSw
-from drafttree.core.sampling import Sampling
 from drafttree_lab.support.biased_verifiers import RRSw2, RRSw5, RRSw10, Traversal2, Traversal5, Traversal10
 
 

@@ -66,6 +66,8 @@ def test_a_wrong_law_is_told_once_in_the_log_and_in_the_metrics(caplog):
         assert (metric(client, "audit_e_value_log10") or 0) > 6
         assert metric(client, "lossy") == 1
         assert 'reason="the verifier lossy-typical does not follow' in client.get("/metrics").text
-    lines = [record.getMessage() for record in caplog.records if "do not follow the target's distribution" in record.msg]
+    lines = [
+        record.getMessage() for record in caplog.records if "do not follow the target's distribution" in record.msg
+    ]
     assert len(lines) == 1
     assert "NOT lossless: the verifier lossy-typical" in lines[0]

@@ -1,6 +1,6 @@
 """Verifiers that accept too often by a known factor, to measure what `certify --live` sees of it.
 
-    drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5
+drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5
 """
 
 from typing import Any, ClassVar

@@ -130,7 +130,10 @@ class EngineCollector(Collector):
         gauge.add_metric([*self._values, _kind(reason or "")], float(reason is not None))
         yield gauge
 
-        fidelity, help_ = self._engine.decoder.fidelity, "1 where texts do not follow the target's law, with the reason."
+        fidelity, help_ = (
+            self._engine.decoder.fidelity,
+            "1 where texts do not follow the target's law, with the reason.",
+        )
         gauge = GaugeMetricFamily(f"{PREFIX}lossy", help_, labels=[*self._names, "reason"])
         gauge.add_metric([*self._values, fidelity.lossy or ""], float(not fidelity.lossless))
         yield gauge
