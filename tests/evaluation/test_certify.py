@@ -88,11 +88,11 @@ def test_the_reference_choice_is_the_best_score_after_processors(decoder):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_wrong_text_is_found_where_it_goes_wrong(broken, temperature):
     certificate = certify(broken, PROMPTS[:1], ["chain"], max_new_tokens=8, temperature=temperature)
-    (finding,) = certificate.policies[-1].findings
+    (difference,) = certificate.policies[-1].differences.values()
     assert not certificate.passed
-    assert (finding.prompt, finding.difference.position, finding.difference.got) == (0, 3, 99)
-    assert finding.difference.tolerance == 0
-    assert finding.difference.gap > 0
+    assert (difference.position, difference.got) == (3, 99)
+    assert (difference.rounding, difference.is_tie) == (0, False)
+    assert difference.gap > 0
     assert certificate.summary()["passed"] is False
 
 
@@ -114,9 +114,9 @@ def test_only_reduced_precision_explains_a_tie():
     with released(decoder.target) as module, torch.inference_mode():
         order = module(torch.tensor([ids])).logits[0, -1].argsort(descending=True, stable=True).tolist()
     far = find_difference(decoder, ids, order[:1], order[-1:])
-    assert far.tolerance > 0
-    assert not far.explained
-    assert find_difference(decoder, ids, order[:1], order[:1] * 2).explained is False
+    assert 0 < far.rounding < 0.1
+    assert not far.is_tie
+    assert find_difference(decoder, ids, order[:1], order[:1] * 2).is_tie is False
 
 
 def test_a_reference_run_gives_the_modules_settings_back(decoder):
@@ -142,7 +142,7 @@ def test_eos_is_honoured_or_ignored_on_both_sides(decoder):
 
 def test_texts_that_depend_on_the_tree_are_not_compared(decoder):
     drawn = drafttree.Decoder(decoder.target, decoder.drafter, verifier=drafttree.verifiers.Traversal, eos=decoder.eos)
-    with pytest.raises(ConfigError, match="texts of Traversal depend on the tree; prove it with certify --exact"):
+    with pytest.raises(ConfigError, match="texts of Traversal depend on the tree, so no other .* certify --live"):
         certify(drawn, [[1, 2, 3]], ["chain"], max_new_tokens=4, temperature=1.0)
 
 

@@ -55,19 +55,19 @@ def test_where_drafts_do_not_pay_it_says_so(decoders, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "explained", "line"),
+    ("dtype", "rounding", "line"),
     [
         (
             "bfloat16",
-            True,
+            0.05,
             "Texts differ from token 5 on: bfloat16 rounding broke a tie between two equally likely tokens. "
             "--dtype float32 gives identical text.",
         ),
-        ("float32", False, "Texts differ from token 5 on, which should not be: please report it."),
+        ("float32", 0.0, "Texts differ from token 5 on, which should not be: please report it."),
     ],
 )
-def test_a_difference_is_told(decoders, monkeypatch, dtype, explained, line):
-    monkeypatch.setattr(compare, "find_difference", lambda *_, **__: Difference(5, 1, 2, 0.0, 0.0, explained))
+def test_a_difference_is_told(decoders, monkeypatch, dtype, rounding, line):
+    monkeypatch.setattr(compare, "find_difference", lambda *_, **__: Difference(5, 1, 2, 0.1, rounding))
     target = DemoTarget(decoders[dtype], "300m")
     result = judge(target, texts(decoders[dtype]), "The old man", OPTIONS)
     assert line in result.lines

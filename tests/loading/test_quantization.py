@@ -43,7 +43,7 @@ def test_text_is_transformers_own_or_differs_by_a_tie_of_eight_bits(dtype):
         found = decoder.generate(prompt, **OPTIONS).tokens
         expected = transformers_generate(decoder, prompt, **OPTIONS).tokens
         difference = find_difference(decoder, prompt, expected, found, **OPTIONS)
-        assert difference is None or difference.explained
+        assert difference is None or difference.is_tie
 
 
 @pytest.mark.usefixtures("on_torch")

@@ -25,7 +25,7 @@ def unused():
         (Generation | ReferenceRun, lambda: decoder().generate(PROMPTS[0], max_new_tokens=8, temperature=1.0, seed=3)),
         (Generation | ReferenceRun, lambda: ReferenceRun([1, 2], 0.25)),
         (Generation, lambda: decoder().generate(PROMPTS[0], max_new_tokens=3, logprobs=2)),
-        (Difference | None, lambda: Difference(3, None, 7, float("inf"), 0.1, False)),
+        (Difference | None, lambda: Difference(3, None, 7, float("inf"), 0.1)),
         (Difference | None, lambda: None),
         (PairFinding, lambda: PairFinding("chain", "rrsw", "exact", 3, 1e-17, 1e-8, reach=Reach(1, 2, 3))),
         (list[Reach], lambda: [Reach(1, 2, 3)]),

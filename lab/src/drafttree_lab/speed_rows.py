@@ -130,7 +130,7 @@ def _compare(
     row: dict[str, Any] = {"same text": f"{len(pairs) - len(others)}/{len(pairs)}"}
     if others and find:
         differences = [find(*pair) for pair in others]
-        row |= {"ties": sum(each.explained for each in differences), "gap": max(each.gap for each in differences)}
+        row |= {"ties": sum(each.is_tie for each in differences), "gap": max(each.gap for each in differences)}
     return row
 
 

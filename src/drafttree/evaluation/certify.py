@@ -25,38 +25,41 @@ from drafttree.measure.run_store import RunStore
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A prompt whose text differs from the reference's."""
-
-    prompt: int
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class PolicyCertificate:
     """The result for one policy.
 
     Attributes:
         policy: its canonical specification, or "plain" for decoding without speculation.
         prompts: the number of texts that were compared.
-        findings: the texts that differ.
         same_text: the number of texts that are plain decoding's token for token.
+        differences: of the texts that are not the reference's, by the number of the prompt, where they first differ.
     """
 
     policy: str
     prompts: int
     same_text: int
-    findings: list[Finding]
+    differences: dict[int, Difference]
 
     @property
     def identical(self) -> int:
         """Texts that are identical token for token."""
-        return self.prompts - len(self.findings)
+        return self.prompts - len(self.differences)
+
+    @property
+    def widest_tie(self) -> Difference | None:
+        """The tie with the largest gap in units of rounding; None without ties."""
+        ties = (each for each in self.differences.values() if each.is_tie)
+        return max(ties, key=lambda tie: tie.units, default=None)
+
+    @property
+    def ties(self) -> int:
+        """Texts that differ by a tie."""
+        return sum(each.is_tie for each in self.differences.values())
 
     @property
     def passed(self) -> bool:
-        """True if every text is identical, or differs by a tie of the dtype's precision."""
-        return all(finding.difference.explained for finding in self.findings)
+        """True if every text is identical, or differs by a tie."""
+        return self.ties == len(self.differences)
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,16 @@ class Certificate:
 
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
-        entries = [{**asdict(policy), "identical": policy.identical} for policy in self.policies]
+        entries = [
+            {**asdict(policy), "identical": policy.identical, "ties": policy.ties, "widest_tie": _units(policy)}
+            for policy in self.policies
+        ]
         results = {"keeps_law": self.keeps_law, "keeps_text": self.keeps_text, "passed": self.passed}
         return {**asdict(self), "policies": entries, **results}
+
+
+def _units(policy: PolicyCertificate) -> float | None:
+    return policy.widest_tie.units if policy.widest_tie else None
 
 
 def certify(
@@ -135,7 +145,10 @@ def certify(
     sampling = RequestOptions.merge(decoder.defaults, options).sampling
     if not sampling.greedy and decoder.verifier is not None and not issubclass(decoder.verifier, COUPLED):
         name = decoder.verifier.__name__
-        raise ConfigError(f"texts of {name} depend on the tree; prove it with certify --exact, or use 'coupled'")
+        raise ConfigError(
+            f"texts of {name} depend on the tree, so no other text is to be the same; look for evidence against them "
+            "with certify --live, prove the verifier with certify --exact, or use 'coupled'"
+        )
     options |= {"max_new_tokens": max_new_tokens, "seed": options.get("seed") or 0}
     runners = {PLAIN: decoder.plain()} if sampling.greedy else {}
     runners |= {spec: decoder.with_policy(policy) for spec, policy in parse_policies(policies).items()}
@@ -156,11 +169,13 @@ def certify(
     expected = texts[reference]
 
     def judge(name: str) -> PolicyCertificate:
-        pairs = enumerate(zip(expected, texts[name], strict=True))
-        found = {index: find_difference(decoder, fitted[index][0], *pair, **options) for index, pair in pairs}
-        findings = [Finding(index, difference) for index, difference in found.items() if difference]
+        pairs = [*zip(expected, texts[name], strict=True)]
+        found = {
+            place: find_difference(decoder, fitted[place][0], *pair, **options) for place, pair in enumerate(pairs)
+        }
+        differences = {place: difference for place, difference in found.items() if difference}
         same = sum(text == plain for text, plain in zip(texts[name], texts.get(PLAIN, expected), strict=True))
-        return PolicyCertificate(name, len(found), same, findings)
+        return PolicyCertificate(name, len(pairs), same, differences)
 
     return Certificate(
         reference,

@@ -73,7 +73,7 @@ class DemoResult:
         difference = self.compared.from_plain
         if difference is None:
             return "Both texts are the same, token for token."
-        if not difference.explained:
+        if not difference.is_tie:
             return f"Texts differ from token {difference.position} on, which should not be: please report it."
         return (
             f"Texts differ from token {difference.position} on: {precision_of(self.target.decoder.target)} "

@@ -17,7 +17,7 @@ from drafttree.evaluation.toy_decoder import Reach
 from drafttree.interfaces.console import make_console, make_table
 from drafttree.loading.inspect import Inspection
 from drafttree.measure.law import Speedup
-from drafttree.measure.reference import TOLERANCE_ULPS, Difference
+from drafttree.measure.reference import TIE_UNITS, Difference
 
 DRAFTED = "green"
 WARNING = "bold red"
@@ -109,13 +109,15 @@ def law_table(speedup: Speedup) -> Table:
 def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
     """Per policy how many texts are identical, every difference, and the two conclusions."""
     console = make_console()
-    table = make_table("policy", f"as {certificate.reference}", "law", "as plain decoding token for token")
+    header = (f"as {certificate.reference}", "ties", "widest tie", "law", "as plain decoding token for token")
+    table = make_table("policy", *header)
     for policy in certificate.policies:
-        verdict = "ties only" if policy.findings and policy.passed else "ok" if policy.passed else "DIFFERENT"
-        same = f"{policy.same_text}/{policy.prompts}"
-        table.add_row(policy.policy, f"{policy.identical}/{policy.prompts}", verdict, same)
+        verdict = "ties only" if policy.differences and policy.passed else "ok" if policy.passed else "DIFFERENT"
+        widest = f"{policy.widest_tie.units:.1f} units" if policy.widest_tie else ""
+        counts = f"{policy.identical}/{policy.prompts}", str(policy.ties), widest
+        table.add_row(policy.policy, *counts, verdict, f"{policy.same_text}/{policy.prompts}")
     console.print(table)
-    if any(policy.findings for policy in certificate.policies):
+    if any(policy.differences for policy in certificate.policies):
         console.print(_differences(certificate, decoder))
     console.print(Text(_conclusion(certificate)), soft_wrap=True)
 
@@ -196,18 +198,18 @@ def _agreement(compared: Comparison) -> Iterator[str]:
 
 
 def _describe(difference: Difference) -> str:
-    excuse = f"a tie in this dtype (tolerance {difference.tolerance:.3g})" if difference.explained else "NOT a tie"
-    return f"differs from token {difference.position} on; gap of the two best logits {difference.gap:.3g}: {excuse}"
+    excuse = f"a tie, {difference.units:.1f} units of rounding" if difference.is_tie else "NOT a tie"
+    return f"differs from token {difference.position} on; gap of the two logits {difference.gap:.3g}: {excuse}"
 
 
 def _differences(certificate: Certificate, decoder: Decoder) -> Table:
-    table = make_table("policy", "prompt", "position", "expected", "got", "gap", "tolerance", "a tie")
+    table = make_table("policy", "prompt", "position", "expected", "got", "gap", "unit of rounding", "units", "a tie")
     for policy in certificate.policies:
-        for finding in policy.findings:
-            found = finding.difference
+        for prompt, found in policy.differences.items():
             tokens = [_token(decoder, token) for token in (found.expected, found.got)]
-            numbers = [f"{found.gap:.3g}", f"{found.tolerance:.3g}", "yes" if found.explained else "NO"]
-            table.add_row(policy.policy, str(finding.prompt), str(found.position), *tokens, *numbers)
+            units = f"{found.units:.1f}" if found.rounding else ""
+            numbers = [f"{found.gap:.3g}", f"{found.rounding:.2g}", units, "yes" if found.is_tie else "NO"]
+            table.add_row(policy.policy, str(prompt), str(found.position), *tokens, *numbers)
     return table
 
 
@@ -226,8 +228,8 @@ def _conclusion(certificate: Certificate) -> str:
     law = "certified" if certificate.keeps_law else "NOT certified"
     law = "not certified yet" if certificate.keeps_law and certificate.interrupted else law
     lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
-    if certificate.keeps_law and any(policy.findings for policy in certificate.policies):
-        lines += f" or differs by a tie, both tokens within {TOLERANCE_ULPS} ulps of the best logit"
+    if certificate.keeps_law and any(policy.differences for policy in certificate.policies):
+        lines += f" or differs by a tie, both tokens within {TIE_UNITS} units of rounding of the best logit"
     text = "identical" if certificate.keeps_text else "NOT identical"
     lines += f".\nThe text is {text} to plain decoding's token for token"
     return f"{lines}{_text_advice(certificate)}.{' ' + PART if certificate.interrupted else ''}"

@@ -1,5 +1,6 @@
 """The reference: transformers' own `generate` on the same weights, and the size of differences from it."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +15,16 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from drafttree.constraints.processors import ConstraintState
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
+from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
 from drafttree.models import TargetModel
 from drafttree.models.quantization.quantized_linear import quantized_layers
 
-TOLERANCE_ULPS = 4
-"""A reduced-precision difference is a tie if both tokens' logits are within this many ulps of the best one's."""
-INT8_EPS = 2.0**-8
-"""What rounding rows to eight bits changes, relative to a logit: about as much as bfloat16."""
+TIE_UNITS = 6
+"""A difference below float32 is a tie if both tokens' scores are within so many units of rounding of the best one's."""
+NODES = 8
+"""Nodes of the tree by which rounding is measured, beside a single node and transformers' own pass."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,27 @@ class Difference:
         position: index among the generated tokens.
         expected: token id of the reference there, None where it had ended.
         got: token id of the other text, None where it had ended.
-        gap: distance between the two best reference scores there.
-        tolerance: what the dtype's rounding explains; 0 in float32.
-        explained: whether both tokens are within the tolerance of the best one.
+        gap: how far the less likely of the two is below the best score of transformers' own row; infinite where one of
+            the texts had ended.
+        rounding: the unit of rounding of a score: by how much it differs between two ways to compute the row, as
+            standard deviation over all tokens. 0 in float32, where no difference is a tie, unless weights have 8 bits.
     """
 
     position: int
     expected: int | None
     got: int | None
     gap: float
-    tolerance: float
-    explained: bool
+    rounding: float
+
+    @property
+    def units(self) -> float:
+        """The gap in units of rounding."""
+        return self.gap / self.rounding if self.rounding else math.inf
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether it is a tie, which rounding decides."""
+        return self.units <= TIE_UNITS
 
 
 @contextmanager
@@ -170,38 +182,48 @@ def find_difference(
     pairs = zip(expected, got, strict=False)
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
     wanted, found = (text[position] if position < len(text) else None for text in (expected, got))
-    scores, unit = _scores(decoder, prompt, expected[:position], options)
-    best = scores.topk(2).values.tolist()
-    tolerance = TOLERANCE_ULPS * unit
-    within = (token is not None and best[0] - scores[token].item() <= tolerance for token in (wanted, found))
-    explained = bool(unit) and all(within)
-    return Difference(position, wanted, found, best[0] - best[1], tolerance, explained)
+    scores, rounding = _scores(decoder, prompt, expected[:position], options)
+    chosen = [scores[token].item() if token is not None else -math.inf for token in (wanted, found)]
+    return Difference(position, wanted, found, scores.max().item() - min(chosen), rounding)
 
 
 @torch.inference_mode()
 def _scores(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[Tensor, float]:
-    """The scores whose argmax is the next token, and one ulp of the best logit, 0 in float32 without int8 weights."""
+    """The scores whose argmax is the next token, and their unit of rounding."""
     sequence = decoder.plain().new_request(prompt, **options)
     sampling = sequence.verifier.sampling
     for token in text:
         sequence.commit([token], 0)
     tokens = sequence.tokens
     target = transformers_model(decoder)
-    eps = 0.0 if target.dtype == torch.float32 else torch.finfo(target.dtype).eps
-    eps = max(eps, INT8_EPS if quantized_layers(target.module) else 0.0)
     with released(target) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
+    rounds = target.dtype != torch.float32 or bool(quantized_layers(target.module))
+    rounding = _rounding(decoder, tokens, logits) if rounds else 0.0
     scores = sampling.process(sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0])
     if sampling.greedy:
-        return scores, _ulp(eps, logits[scores.argmax()].item())
+        return scores, rounding
     scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
-    return scores, _ulp(eps, logits[scores.argmax()].item()) / sampling.temperature
+    return scores, rounding / sampling.temperature
 
 
-def _ulp(eps: float, value: float) -> float:
-    return eps * 2.0 ** math.frexp(value)[1] / 2
+def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
+    """The largest standard deviation, over all tokens, of the difference of any two rows behind a text.
+
+    The rows are transformers' own and those of the decoder's passes over one node and over several. What all logits of
+    a row have in common changes no choice, so it does not count.
+    """
+    plain, rows = decoder.plain(), [logits]
+    chain = DraftTree.forced(tokens[-1], [*tokens[:1]] * (NODES - 1), Proposal.TOP_K)
+    for tree in (DraftTree.rooted(tokens[-1]), chain):
+        request = plain.new_request(tokens, max_new_tokens=1, temperature=0.0)
+        plain.loop.read_prompt(request)
+        (output,) = plain.loop.score([request], [tree])
+        rows.append(output.logits[0, 0])
+    pairs = itertools.combinations((row.double() for row in rows), 2)
+    return max(float((one - other).std()) for one, other in pairs)
 
 
 class _GrammarProcessor(LogitsProcessor):

@@ -15,14 +15,14 @@ from testing.marks import needs_native
 def test_certifying(prompts):
     result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain;talon:budget=9,width=3")
     assert result.exit_code == 0
-    assert ["talon:budget=9,width=3", "2/2", "ok", "2/2"] in [line.split() for line in result.stdout.splitlines()]
+    assert ["talon:budget=9,width=3", "2/2", "0", "ok", "2/2"] in [line.split() for line in result.stdout.splitlines()]
     assert result.stdout.splitlines()[-2:] == [
         "The law is certified: every text is the reference's.",
         "The text is identical to plain decoding's token for token.",
     ]
     options = ["--max-new-tokens", 8, "--policies", "talon", "--repetition-penalty", 1.3, "--no-repeat-ngram-size", 3]
     shown = run("certify", "--prompts", prompts, *options, "--logit-bias", "13=2").stdout
-    assert ["talon", "2/2", "ok", "2/2"] in [line.split() for line in shown.splitlines()]
+    assert ["talon", "2/2", "0", "ok", "2/2"] in [line.split() for line in shown.splitlines()]
 
 
 @pytest.mark.cuda
@@ -51,7 +51,9 @@ def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
     options = ["--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1, "--dtype", "bfloat16"]
     result = run("certify", *options)
     assert result.exit_code == 0
-    assert ["chain", "0/1", "ties", "only", "0/1"] in [line.split() for line in result.stdout.splitlines()]
+    assert ["chain", "0/1", "1", "2.5", "units", "ties", "only", "0/1"] in [
+        line.split() for line in result.stdout.splitlines()
+    ]
     assert "The law is certified: every text is the reference's or differs by a tie" in result.stdout
     assert "NOT identical to plain decoding's token for token: in bfloat16 ties fall either way" in result.stdout
     promised = run("certify", *options, "--exact-text")
@@ -60,7 +62,7 @@ def test_law_and_text_are_told_apart_below_float32(prompts, monkeypatch):
 
 
 def tie(decoder, prompt, expected, got, **options):
-    return None if expected == got else Difference(0, 1, 2, 0.0, 0.1, explained=True)
+    return None if expected == got else Difference(0, 1, 2, 0.125, 0.05)
 
 
 def biased(verify):
@@ -76,10 +78,10 @@ def test_a_failed_certificate_shows_every_difference(prompts, monkeypatch):
     result = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--limit", 1)
     assert result.exit_code == 1
     assert "DIFFERENT" in result.stdout
-    assert ["plain", "1/1", "ok", "1/1"] in [line.split() for line in result.stdout.splitlines()]
+    assert ["plain", "1/1", "0", "ok", "1/1"] in [line.split() for line in result.stdout.splitlines()]
     assert result.stdout.splitlines()[-2].startswith("The law is NOT certified")
     report = run("certify", "--prompts", prompts, "--max-new-tokens", 8, "--policies", "chain", "--json")
-    assert json.loads(report.stdout)["policies"][1]["findings"][0]["difference"]["position"] == 0
+    assert json.loads(report.stdout)["policies"][1]["differences"]["0"]["position"] == 0
 
 
 @pytest.mark.slow

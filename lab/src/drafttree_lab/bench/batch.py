@@ -315,7 +315,7 @@ def find_differences(
             given = {**options, "seed": options["seed"] + place}
             if found := measure.find_difference(decoder, prompts[place], plain[cell.prompt][place], text, **given):
                 where = {"batch": size, "turn": cell.prompt // len({c.group for c in cells}), "way": cell.way}
-                tie = found.explained or found.gap <= TIE
+                tie = found.is_tie or found.gap <= TIE
                 yield where | {"prompt": place, "position": found.position, "gap": found.gap, "tie": tie}
 
 
