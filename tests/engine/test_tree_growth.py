@@ -21,7 +21,7 @@ from drafttree.drafters.session import draft_expand
 from drafttree.engine import grow
 from drafttree.engine.tree_growth import DraftRows
 from drafttree.errors import ConfigError
-from drafttree.evaluation.exactness import toy_tree
+from drafttree.evaluation.toy_texts import toy_tree
 from drafttree.exactness import TabularModel
 from drafttree.loading import make_policy
 from drafttree.policies import (

@@ -10,7 +10,7 @@ from drafttree.core import Proposal, SeededRandomness
 from drafttree.errors import ConfigError
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.pair_sweep import sweep_pair
-from drafttree.evaluation.pair_trials import FORMS, RoundTrial, ordinary_trials, toy_pair
+from drafttree.evaluation.pair_trials import FORMS, ordinary_trials, toy_pair, trial_of_rounds
 from drafttree.exactness import ScriptedRandom, coupled_text, law
 from drafttree.loading import make_policy
 from drafttree.policies import Chain, Eagle, TreePolicy
@@ -339,7 +339,9 @@ def test_a_bias_that_comes_late_is_found_out(policy, verifier, monkeypatch):
     """None of them shows in a round at position 0 with small trees; larger trees and more rounds show it."""
     assert is_exact(SIBLINGS, verifier, [1])
     assert is_exact(Chain(depth=3), verifier, [1])
-    monkeypatch.setattr(pair_sweep, "precision_trials", lambda *_: [RoundTrial(toy_pair(1).rounded(), SIBLINGS, 1)])
+    monkeypatch.setattr(
+        pair_sweep, "precision_trials", lambda *_: [trial_of_rounds(toy_pair(1).rounded(), SIBLINGS, 1)]
+    )
     monkeypatch.setattr(pair_sweep, "text_trials", lambda *_: [])
     found = sweep_pair(policy, verifier, models=1)
     assert found.verdict == "BIASED"

@@ -11,7 +11,7 @@ from drafttree.errors import ConfigError
 from drafttree.evaluation import scripted_random
 from drafttree.evaluation.pair_sweep import sweep_pair, sweep_pairs
 from drafttree.evaluation.pair_trials import FORMS, LARGE
-from drafttree.exactness import RoundLaw, ScriptedRandom, TabularModel, coupled_text, law, outcomes, trees
+from drafttree.exactness import ScriptedRandom, TabularModel, TextLaw, coupled_text, law, outcomes, trees
 from drafttree.loading import make_policy
 from drafttree.policies import POLICIES, Chain, TreePolicy
 from drafttree.verifiers import (
@@ -38,7 +38,7 @@ def numbered(pairs: list) -> list:
     return [(*pair, index) for index, pair in enumerate(pairs)]
 
 
-def check_sane(found: RoundLaw, levels: int) -> None:
+def check_sane(found: TextLaw, levels: int) -> None:
     assert sum(found.committed.values()) == pytest.approx(1, abs=1e-9)
     assert sum(found.lengths.values()) == pytest.approx(1, abs=1e-9)
     assert 0 <= min(found.lengths) <= max(found.lengths) <= levels

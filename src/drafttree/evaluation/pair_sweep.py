@@ -14,8 +14,8 @@ import torch
 
 from drafttree.core.sampling import Sampling
 from drafttree.engine import compatibility
+from drafttree.evaluation.coupled_text import CoupledText
 from drafttree.evaluation.edit_checks import EditsFinding, check_edits
-from drafttree.evaluation.exactness import OPTIONS, CoupledText, RoundLaw
 from drafttree.evaluation.number_tests import NumbersFinding, check_numbers
 from drafttree.evaluation.pair_trials import (
     EXACT,
@@ -31,6 +31,7 @@ from drafttree.evaluation.pair_trials import (
 )
 from drafttree.evaluation.text_law import TextLaw
 from drafttree.evaluation.toy_decoder import Reach
+from drafttree.evaluation.toy_texts import OPTIONS
 from drafttree.loading import PolicyLike, VerifierLike, make_policy, parse_policies, parse_verifiers
 from drafttree.measure.run_store import RunStore
 from drafttree.policies import TreePolicy
@@ -265,7 +266,7 @@ def _compared(
     return PairFinding(spec, name, verdict, tried, texts=len(found), equal=equal, **_summary(found))
 
 
-def _summary(found: Sequence[RoundLaw | TextLaw | CoupledText]) -> dict[str, Any]:
+def _summary(found: Sequence[TextLaw | CoupledText]) -> dict[str, Any]:
     """How much was accepted in the trials, and how far they went."""
     return {
         "expected_accepted": sum(each.expected_accepted for each in found) / len(found),

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
 from drafttree.core.tree import Proposal
-from drafttree.evaluation.exactness import CoupledText, RoundLaw, law
-from drafttree.evaluation.text_law import TextLaw, Texts, coupled_text, coupled_texts, text_law
+from drafttree.evaluation.coupled_text import CoupledText, coupled_texts
+from drafttree.evaluation.text_law import TextLaw, Texts, text_law
 from drafttree.evaluation.toy_models import TabularModel
+from drafttree.evaluation.toy_texts import drawn_prompt
 from drafttree.policies import TreePolicy
 from drafttree.verifiers import Verifier
 
@@ -28,6 +29,8 @@ FEW_OF_TEXTS = 60
 SHORTEST = 3
 """Tokens of the texts that are enumerated at least: a round with drafts, one without, and a later one."""
 
+LENGTH = 24
+"""Tokens of texts that are compared with plain decoding's."""
 POSITIONS = (0, 1, 7, 70)
 """Positions of the first root, by turns."""
 
@@ -163,52 +166,14 @@ def cut(table: TabularModel, keep: int) -> TabularModel:
 
 
 @dataclass(frozen=True)
-class RoundTrial:
-    """Some rounds of a text, in which a pair is tried.
+class Trial:
+    """Texts, or rounds of one, in which a pair is tried.
 
     Attributes:
         models: the target and the draft.
-        policy: how the trees grow.
-        levels: the most levels of a tree.
-        rounds: the number of rounds that are enumerated.
-        earlier: the number of rounds before them, drawn once.
-        position: the position of the first root.
-    """
-
-    models: ToyPair
-    policy: TreePolicy
-    levels: int
-    rounds: int = 1
-    earlier: int = 0
-    position: int = 0
-
-    def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> RoundLaw:
-        """The exact law of a verifier that draws; where outcomes are too many, the first rounds are drawn once."""
-        rounds, earlier = self.rounds, self.earlier
-        found = self._law(verifier, 1, earlier, sampling)
-        while rounds > 1 and found.outcomes**rounds > MOST_OF_ROUNDS:
-            rounds, earlier = rounds - 1, earlier + 1
-        return self._law(verifier, rounds, earlier, sampling) if self.rounds > 1 else found
-
-    def _law(self, verifier: type[Verifier], rounds: int, earlier: int, sampling: Mapping[str, Any]) -> RoundLaw:
-        options = {"levels": self.levels, "rounds": rounds, "earlier": earlier, "position": self.position, **sampling}
-        return law(self.models.target, self.models.draft, self.policy, verifier, **options)
-
-    def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
-        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
-        options = {"seed": seed, "levels": self.levels, "position": self.position, **sampling}
-        return [coupled_text(self.models.target, self.models.draft, self.policy, verifier, **options)]
-
-
-@dataclass(frozen=True)
-class TextTrial:
-    """Whole texts, in which a pair is tried.
-
-    Attributes:
-        models: the target and the draft.
-        policy: how the trees grow.
-        written: the texts; of enumerated ones the length is the largest that is tried.
-        shortest: the least that is tried.
+        policy: how the tree grows.
+        written: the texts; the length, or the number of rounds, is the largest that is enumerated.
+        shortest: the least length that is enumerated.
         sampling: how tokens are drawn, where nothing else is asked for.
     """
 
@@ -219,28 +184,58 @@ class TextTrial:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     def law(self, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
-        """The law of texts as long as their outcomes are few."""
+        """The law of a verifier that draws, of as many tokens or rounds as have few outcomes.
+
+        Where rounds have too many, the first of them are drawn once.
+        """
         sampling = {**self.sampling, **sampling}
-        found = self._law(self.shortest, verifier, sampling)
+        if self.written.rounds is not None:
+            return self._law_of_rounds(self.written.rounds, verifier, sampling)
+        found = self._law(replace(self.written, length=self.shortest), verifier, sampling)
         for length in range(self.shortest + 1, self.written.length + 1):
             if found.total_variation < self.models.tolerance and found.outcomes <= FEW_OF_TEXTS:
-                found = self._law(length, verifier, sampling)
+                found = self._law(replace(self.written, length=length), verifier, sampling)
         return found
 
-    def _law(self, length: int, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
-        texts = replace(self.written, length=length)
+    def _law_of_rounds(self, rounds: int, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
+        found = self._law(replace(self.written, rounds=1), verifier, sampling)
+        if rounds == 1:
+            return found
+        enumerated = rounds
+        while enumerated > 1 and found.outcomes**enumerated > MOST_OF_ROUNDS:
+            enumerated -= 1
+        earlier = self.written.earlier + rounds - enumerated
+        return self._law(replace(self.written, rounds=enumerated, earlier=earlier), verifier, sampling)
+
+    def _law(self, texts: Texts, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
         return text_law(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
 
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
-        texts = replace(self.written, length=24, seeds=[seed + own for own in self.written.seeds])
+        """Texts of a verifier that draws nothing itself, beside plain decoding's."""
+        seeds = [seed + own for own in self.written.seeds]
+        texts = replace(self.written, length=LENGTH, seeds=seeds, rounds=None, earlier=0)
         sampling = {**self.sampling, **sampling}
         return coupled_texts(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
 
 
-Trial = RoundTrial | TextTrial
+def trial_of_rounds(
+    models: ToyPair, policy: TreePolicy, levels: int, *, rounds: int = 1, earlier: int = 0, position: int = 0
+) -> Trial:
+    """Rounds of one text, in which a pair is tried.
+
+    Args:
+        models: the target and the draft.
+        policy: how the trees grow.
+        levels: the most levels of a tree.
+        rounds: the number of rounds that are enumerated.
+        earlier: the number of rounds before them, drawn once.
+        position: the position of the first root.
+    """
+    prompts = (drawn_prompt(models.target, position),)
+    return Trial(models, policy, Texts(prompts, levels=levels, rounds=rounds, earlier=earlier))
 
 
-def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[RoundTrial]:
+def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
     """A round of each toy model, at any position and after another one or not, with one of the policies.
 
     The models have three tokens and trees of up to three levels, or four and two.
@@ -249,11 +244,11 @@ def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[RoundTr
     for index in range(models):
         vocab = 3 + index // len(policies) % 2
         place = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
-        trials.append(RoundTrial(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **place))
+        trials.append(trial_of_rounds(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **place))
     return trials
 
 
-def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[RoundTrial]:
+def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
     """One level of a wide tree, five levels of a deep one, whole texts of some rounds, and rounds late in a text.
 
     The wide tree is over six tokens, more than a node has children, or over five where children are drawn; there tokens
@@ -265,27 +260,27 @@ def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -
         five = toy_pair(7, 5)
         many = ToyPair(cut(five.target, few), cut(five.draft, 4))
     return [
-        RoundTrial(many, wide, levels=1, position=5),
-        RoundTrial(peaked, deep, levels=5, position=1),
-        RoundTrial(flat, deep, levels=2, earlier=3, position=3),
-        RoundTrial(flat, deep, levels=2, earlier=6, position=4),
-        RoundTrial(flat, deep, levels=1, rounds=3, position=2),
-        RoundTrial(flat, deep, levels=2, rounds=2, position=3),
+        trial_of_rounds(many, wide, levels=1, position=5),
+        trial_of_rounds(peaked, deep, levels=5, position=1),
+        trial_of_rounds(flat, deep, levels=2, earlier=3, position=3),
+        trial_of_rounds(flat, deep, levels=2, earlier=6, position=4),
+        trial_of_rounds(flat, deep, levels=1, rounds=3, position=2),
+        trial_of_rounds(flat, deep, levels=2, rounds=2, position=3),
     ]
 
 
-def precision_trials(small: TreePolicy) -> list[RoundTrial]:
+def precision_trials(small: TreePolicy) -> list[Trial]:
     """A round in float32, and rounds over a large vocabulary of which the draft knows a part, in both precisions."""
     target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
     large = ToyPair(cut(target, 3), cut(draft, 3)).spread()
     return [
-        RoundTrial(toy_pair(1).rounded(), small, levels=2, position=2),
-        RoundTrial(large, small, levels=1, position=3),
-        RoundTrial(large.rounded(), small, levels=1, position=3),
+        trial_of_rounds(toy_pair(1).rounded(), small, levels=2, position=2),
+        trial_of_rounds(large, small, levels=1, position=3),
+        trial_of_rounds(large.rounded(), small, levels=1, position=3),
     ]
 
 
-def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
+def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
     """Whole texts, alone and in company, with equal seeds and with different ones.
 
     Args:
@@ -298,13 +293,13 @@ def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[TextTrial]:
     last = (three.target.vocab - 1,)
     same, other = {"prompts": ((0,), (0,)), "seeds": (0, 0)}, {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
     trials = [
-        TextTrial(three, small, Texts(length=4, eos=last, levels=2)),
-        TextTrial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
-        TextTrial(two, small, Texts(**other, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
-        TextTrial(two, small, Texts(**other, seeds=(0, 1), length=4, batch=2, pause=1)),
+        Trial(three, small, Texts(length=4, eos=last, levels=2)),
+        Trial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
+        Trial(two, small, Texts(**other, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
+        Trial(two, small, Texts(**other, seeds=(0, 1), length=4, batch=2, pause=1)),
     ]
     if small.uses_costs:
-        trials.append(TextTrial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
+        trials.append(Trial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
     return trials
 
 
@@ -328,13 +323,13 @@ def serving_trials(small: TreePolicy, huge: TreePolicy, verifier: type[Verifier]
     in_company = Texts(((0,), (0,), (0,)), (0, 0, 0), 2, batch=3, levels=1)
     one_behind_the_other = Texts(((0, 1, 1), (0, 1, 0, 1)), (0, 1), 2, batch=1, levels=1)
     return [
-        TextTrial(two, small, in_company, shortest=2),
-        TextTrial(two, small, one_behind_the_other, shortest=2),
-        TextTrial(three, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
-        TextTrial(two, small, Texts(length=3, levels=2, processor=less_of_the_last)),
-        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
-        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
-        TextTrial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
-        TextTrial(fruitless, small, Texts(length=6, levels=1), shortest=6),
-        RoundTrial(ToyPair(certain.target, cut(certain.draft, 1)), huge, levels=15, position=2),
+        Trial(two, small, in_company, shortest=2),
+        Trial(two, small, one_behind_the_other, shortest=2),
+        Trial(three, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
+        Trial(two, small, Texts(length=3, levels=2, processor=less_of_the_last)),
+        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
+        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
+        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
+        Trial(fruitless, small, Texts(length=6, levels=1), shortest=6),
+        trial_of_rounds(ToyPair(certain.target, cut(certain.draft, 1)), huge, levels=15, position=2),
     ]

@@ -1,28 +1,22 @@
-"""The exact law of whole texts, written alone or together by the loop that serves, over all draws and decisions.
+"""The exact law of texts, written alone or together by the loop that serves, over all draws and decisions.
 
-Where `exactness.law` enumerates some rounds in the middle of a text, this follows texts to their end: rounds without
-drafts, tokens that end a text, the last token, and what a batch decides from the rounds of all its texts.
+Texts are followed to their end: rounds without drafts, tokens that end a text, the last token, and what a batch decides
+from the rounds of all its texts. Or some rounds of a text are followed, behind a history of rounds that was drawn once.
+A verifier is lossless iff the texts, continued by the target where they have not ended, have the target's own law.
 """
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drafttree.core.cost_curve import CostCurve
 from drafttree.core.sampling import Sampling
 from drafttree.engine.generation import Generation
-from drafttree.evaluation.exactness import (
-    CoupledText,
-    Processor,
-    drawn_prompt,
-    pair_name,
-    plain_text,
-    processed,
-    toy_options,
-)
 from drafttree.evaluation.scripted_random import ScriptedRandom, outcomes
 from drafttree.evaluation.toy_decoder import Reach, SteppedEngine, ToyDecoder
 from drafttree.evaluation.toy_models import TOY_COSTS, Context, TabularModel
+from drafttree.evaluation.toy_texts import Processor, drawn_prompt, next_scores, pair_name, toy_options
 from drafttree.policies.base import TreePolicy
 from drafttree.verifiers.base import Verifier
 
@@ -42,6 +36,9 @@ class Texts:
         pause: rounds that drafting pauses for at first, where it may.
         is_head: whether the draft is taken for a head, as of `ToyDecoder`.
         processor: a logits processor of transformers' form, None for none.
+        rounds: the number of rounds of one text that are followed, in place of a length; None to follow texts to their
+            end.
+        earlier: the number of rounds before these, which are drawn once; the law is the one given what they drew.
     """
 
     prompts: Sequence[Context] = ((0,),)
@@ -54,9 +51,13 @@ class Texts:
     pause: int = 0
     is_head: bool = False
     processor: Processor | None = None
+    rounds: int | None = None
+    earlier: int = 0
 
     def write(self, toy: ToyDecoder, options: Mapping[str, float]) -> list[Generation]:
         """The texts, by a decoder that has written none before."""
+        if self.rounds is not None:
+            return [toy.rounds(self.prompts[0], self.earlier + self.rounds, options).generation()]
         shared: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
         if self.processor:
             shared["logits_processor"] = [self.processor]
@@ -70,7 +71,7 @@ class Texts:
 
     def next_law(self, target: TabularModel, text: Context, sampling: Sampling) -> dict[int, float]:
         """The target's own law of the next token, behind a prompt and a part of a text."""
-        probs = processed(target, text, sampling, self.processor).double().softmax(-1).tolist()
+        probs = next_scores(target, text, sampling, self.processor).double().softmax(-1).tolist()
         return {token: probs[token] for token in target.tokens if token < target.vocab}
 
     def decoder(
@@ -99,10 +100,11 @@ class TextLaw:
     """The exact law of texts.
 
     Attributes:
-        texts: probability of every combination of texts.
+        texts: probability of every combination of texts, or of what the rounds have committed.
         total_variation: distance from the target's law. Texts of a batch are independent under it; of texts that are
             written alone, where equal seeds give equal numbers, each is compared by itself.
         expected_accepted: mean drafted tokens accepted in a round.
+        lengths: probability of every number of drafted tokens that all texts have accepted.
         reach: how far texts were tried.
         outcomes: the number of combinations of draws and decisions.
     """
@@ -110,8 +112,14 @@ class TextLaw:
     texts: dict[tuple[Context, ...], float]
     total_variation: float
     expected_accepted: float
+    lengths: dict[int, float]
     reach: Reach
     outcomes: int
+
+    @property
+    def committed(self) -> dict[Context, float]:
+        """The law of the first text."""
+        return _of_text(self.texts, 0)
 
 
 def text_law(
@@ -137,123 +145,129 @@ def text_law(
             draft_temperature (1).
 
     Raises:
-        ConfigError: as for `exactness.law`.
+        ConfigError: the pair is refused or has more than 50,000 outcomes, the verifier accepts nodes that are no path
+            or a bonus that is no token, or an argument is none.
     """
     options = toy_options(target, draft, policy, verifier, sampling, checked)
-    found: dict[tuple[Context, ...], float] = {}
+    history = ScriptedRandom([], random.Random(len(texts.prompts[0]) - 1))
+    drawn: Context = ()
+    if texts.earlier:
+        toy = texts.decoder(target, draft, policy, verifier, history)
+        (before,) = replace(texts, earlier=0, rounds=texts.earlier).write(toy, options)
+        drawn = tuple(before.tokens)
+    given = [answer for answer, _ in history.choices]
+    found, lengths = dict[tuple[Context, ...], float](), dict[int, float]()
     accepted, reach, count = 0.0, Reach(), 0
 
     def run(script: ScriptedRandom) -> tuple[ToyDecoder, list[Generation]]:
         toy = texts.decoder(target, draft, policy, verifier, script)
         return toy, texts.write(toy, options)
 
-    for weight, (toy, written) in outcomes(run, what=pair_name(policy, verifier)):
-        text = tuple(tuple(each.tokens) for each in written)
+    for chance, (toy, written) in outcomes(run, given, pair_name(policy, verifier)):
+        weight = chance / history.weight
+        text = tuple(tuple(each.tokens[len(drawn) :]) for each in written)
+        rounds = [[turn.accepted for turn in each.metrics.rounds[texts.earlier :]] for each in written]
+        length = sum(map(sum, rounds))
         found[text] = found.get(text, 0.0) + weight
-        accepted += weight * sum(each.metrics.mean_path_length for each in written) / len(written)
+        lengths[length] = lengths.get(length, 0.0) + weight
+        accepted += weight * sum(sum(own) / len(own) for own in rounds) / len(written)
         reach, count = reach | toy.reach, count + 1
-    laws = [_law(target, prompt, texts, Sampling.from_options(options)) for prompt in texts.prompts]
-    if texts.batch is None:
-        distance = max(_distance(_of_text(found, place), law) for place, law in enumerate(laws))
-    else:
-        distance = _distance(found, _independent(laws))
-    return TextLaw(found, distance, accepted, reach, count)
+    distance = _distance(target, texts, drawn, found, Sampling.from_options(options))
+    return TextLaw(found, distance, accepted, lengths, reach, count)
 
 
-def coupled_texts(
-    target: TabularModel,
-    draft: TabularModel,
-    policy: TreePolicy,
-    verifier: type[Verifier],
-    texts: Texts,
-    **sampling: float,
-) -> list[CoupledText]:
-    """Texts of a verifier whose draws are a function of seed and position, each beside the plain one of its seed.
-
-    Args and raises as for `text_law`.
-    """
-    options = toy_options(target, draft, policy, verifier, sampling)
-    toy = texts.decoder(target, draft, policy, verifier)
-    plain = [
-        plain_text(
-            target, prompt, texts.length, Sampling.from_options(options | {"seed": seed}), texts.eos, texts.processor
-        )
-        for prompt, seed in zip(texts.prompts, texts.seeds, strict=True)
-    ]
-    return [
-        CoupledText(tuple(each.tokens), own, each.metrics.mean_path_length, toy.reach)
-        for each, own in zip(texts.write(toy, options), plain, strict=True)
-    ]
-
-
-def coupled_text(
+def law(
     target: TabularModel,
     draft: TabularModel,
     policy: TreePolicy,
     verifier: type[Verifier],
     *,
-    seed: int = 0,
     levels: int = 3,
-    length: int = 24,
+    rounds: int = 1,
+    earlier: int = 0,
     position: int = 0,
+    checked: bool = True,
+    costs: CostCurve = TOY_COSTS,
     **sampling: float,
-) -> CoupledText:
-    """A text, and the one decoded token after token with the same noise.
-
-    For verifiers whose draws are a function of seed and position: the noise is a continuum that cannot be enumerated,
-    and need not be. If the two agree whatever the noise, a text has the law of plain decoding, in which each token is
-    the argmax of logits and Gumbel noise and so follows the target.
+) -> TextLaw:
+    """The exact law of some rounds of a text, by a policy and a verifier.
 
     Args:
         target: the toy target.
         draft: the toy draft, of the same vocabulary.
         policy: how the tree grows.
         verifier: what is accepted.
-        seed: the seed of the noise.
         levels: the tree is no deeper.
-        length: tokens of the text.
-        position: the position of the first root; the prompt is drawn.
-        **sampling: temperature (1), top_k, top_p, min_p and the other options of `Sampling` but its seed, and
-            draft_temperature (1).
+        rounds: the number of rounds that are enumerated, with all their combinations.
+        earlier: rounds before them, drawn once; the law is the one given what they drew and committed.
+        position: the position of the first root; the prompt is drawn, too.
+        checked: as for `text_law`.
+        costs: costs of passes, for policies that weigh them.
+        **sampling: as for `text_law`.
 
     Raises:
-        ConfigError: as for `law`.
+        ConfigError: as for `text_law`.
     """
-    texts = Texts([drawn_prompt(target, position)], [seed], length, levels=levels)
-    return coupled_texts(target, draft, policy, verifier, texts, **sampling)[0]
+    prompts = (drawn_prompt(target, position),)
+    texts = Texts(prompts, levels=levels, costs=costs, rounds=rounds, earlier=earlier)
+    return text_law(target, draft, policy, verifier, texts, checked=checked, **sampling)
 
 
-def _law(target: TabularModel, prompt: Context, texts: Texts, sampling: Sampling) -> dict[Context, float]:
-    """The target's own law of a text."""
-    law, going = dict[Context, float](), {(): 1.0}
-    for length in range(1, texts.length + 1):
-        longer = {
-            (*text, token): weight * chance
-            for text, weight in going.items()
-            for token, chance in texts.next_law(target, (*prompt, *text), sampling).items()
-        }
-        ended = {text for text in longer if length == texts.length or text[-1] in texts.eos}
-        law |= {text: longer[text] for text in ended}
-        going = {text: weight for text, weight in longer.items() if text not in ended}
-    return law
+def _distance(
+    target: TabularModel,
+    texts: Texts,
+    drawn: Context,
+    found: Mapping[tuple[Context, ...], float],
+    sampling: Sampling,
+) -> float:
+    """Total variation between texts, behind what was drawn before, and the target's own."""
+    wanted, distances = list[dict[Context, float]](), list[float]()
+    for place, prompt in enumerate(texts.prompts):
+        cells = [*_cells(target, texts, (*prompt, *drawn), _of_text(found, place), sampling)]
+        wanted.append({text: chance for text, _, chance in cells})
+        distances.append(_total_variation({text: weight for text, weight, _ in cells}, wanted[-1]))
+    return max(distances) if texts.batch is None else _total_variation(found, _independent(wanted))
+
+
+def _cells(
+    target: TabularModel, texts: Texts, context: Context, found: Mapping[Context, float], sampling: Sampling
+) -> Iterator[tuple[Context, float, float]]:
+    """Beginnings of texts, of which each text has one, with their probability as found and under the target's law.
+
+    A text that ends while others that begin alike go on has ended with its rounds: the target continues it.
+    """
+    followers: dict[Context, set[int]] = {}
+    for text in found:
+        for length, token in enumerate(text):
+            followers.setdefault(text[:length], set()).add(token)
+
+    def below(text: Context, weight: float, chance: float) -> Iterator[tuple[Context, float, float]]:
+        if text not in followers:
+            yield text, weight, chance
+            return
+        next_law = texts.next_law(target, (*context, *text), sampling)
+        for token in next_law.keys() | followers[text]:
+            longer, share = (*text, token), next_law.get(token, 0.0)
+            yield from below(longer, weight * share + found.get(longer, 0.0), chance * share)
+
+    return below((), 0.0, 1.0)
 
 
 def _of_text(found: Mapping[tuple[Context, ...], float], place: int) -> dict[Context, float]:
     """The law of one of the texts."""
-    law: dict[Context, float] = {}
+    own: dict[Context, float] = {}
     for texts, weight in found.items():
-        law[texts[place]] = law.get(texts[place], 0.0) + weight
-    return law
+        own[texts[place]] = own.get(texts[place], 0.0) + weight
+    return own
 
 
-def _distance(found: Mapping[Any, float], wanted: Mapping[Any, float]) -> float:
-    """Total variation between two laws."""
+def _total_variation(found: Mapping[Any, float], wanted: Mapping[Any, float]) -> float:
     return sum(abs(found.get(each, 0.0) - wanted.get(each, 0.0)) for each in found.keys() | wanted.keys()) / 2
 
 
 def _independent(laws: Sequence[Mapping[Context, float]]) -> dict[tuple[Context, ...], float]:
     """The law of texts that have nothing to do with each other."""
     joint: dict[tuple[Context, ...], float] = {(): 1.0}
-    for law in laws:
-        joint = {(*texts, own): weight * chance for texts, weight in joint.items() for own, chance in law.items()}
+    for own in laws:
+        joint = {(*texts, text): weight * own[text] for texts, weight in joint.items() for text in own}
     return joint

@@ -14,11 +14,11 @@ from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.drafting.prices import Prices
 from drafttree.engine.learned_state import LearnedState
 from drafttree.engine.round_loop import Drafts
-from drafttree.evaluation import exactness
-from drafttree.evaluation.exactness import ToyDecoder
+from drafttree.evaluation import text_law as text_laws
 from drafttree.evaluation.pair_trials import COSTLY_DRAFTS
+from drafttree.evaluation.toy_decoder import ToyDecoder
 from drafttree.evaluation.toy_models import TabularDrafter, TabularTarget
-from drafttree.exactness import RoundLaw, TextLaw, Texts, law, text_law
+from drafttree.exactness import TextLaw, Texts, law, text_law
 from drafttree.policies import Chain, Talon, Template, TreePolicy
 from drafttree.verifiers import RRS, Block, GreedyMultiDraft, KSeq, PointMass, RRSw, Traversal, Verifier
 from helpers.statistics import p_value
@@ -110,9 +110,9 @@ class CuttingDecoder(ToyDecoder):
         self.loop.trees.draft = cut
 
 
-def law_of(decoder: type[ToyDecoder], monkeypatch, policy: TreePolicy, verifier: type[Verifier], **options) -> RoundLaw:
+def law_of(decoder: type[ToyDecoder], monkeypatch, policy: TreePolicy, verifier: type[Verifier], **options) -> TextLaw:
     """The exact law of a kind of decoder."""
-    monkeypatch.setattr(exactness, "ToyDecoder", decoder)
+    monkeypatch.setattr(text_laws, "ToyDecoder", decoder)
     tables = toy_pair(3)
     return law(tables.target, tables.draft, policy, verifier, **options)
 

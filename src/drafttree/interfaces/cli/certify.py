@@ -130,7 +130,7 @@ def _exact_sampling(given: Mapping[str, str], options: Mapping[str, Any]) -> dic
     Raises:
         ConfigError: a flag that says nothing of them, or nothing is drawn.
     """
-    from drafttree.evaluation.exactness import OPTIONS
+    from drafttree.evaluation.toy_texts import OPTIONS
 
     for name, flag in given.items():
         if name not in EXACT | OPTIONS:
