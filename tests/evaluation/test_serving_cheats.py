@@ -1,16 +1,22 @@
 """Biased parts of what serves, put back one at a time: `certify --exact` finds each of them out."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drafttree.constraints.processors import PathConstraints
 from drafttree.core import randomness
-from drafttree.core.tree import Verdict
+from drafttree.core.tree import DraftTree, Verdict
 from drafttree.engine import prefixes
+from drafttree.engine.drafting.controller import Controller
 from drafttree.engine.learned_state import LearnedState
+from drafttree.engine.request import Request
 from drafttree.engine.round_loop import RoundLoop
+from drafttree.engine.tree_drafter import TreeDrafter
+from drafttree.engine.tree_growth import Growth
 from drafttree.evaluation import pair_sweep
 from drafttree.evaluation.edit_checks import check_edits
 from drafttree.evaluation.number_tests import NumbersFinding, check_numbers
@@ -142,6 +148,64 @@ def rows_of_another_text(patch: Patch) -> None:
     patch.setattr(RoundLoop, "score", wrong)
 
 
+def drawn_nodes_are_cut(patch: Patch) -> None:
+    """The controller cuts the least likely node of a drawn tree too."""
+    cut = Controller.cut
+
+    def wrong(self: Any, trees: Any, *given: Any) -> Any:
+        kept, expected = cut(self, trees, *given)
+        return [tree.best(max(tree.size - 1, 2)) if tree.size > 2 else tree for tree in kept], expected
+
+    patch.setattr(Controller, "cut", wrong)
+
+
+def unlikely_draws_are_left_out(patch: Patch) -> None:
+    """A child that was drawn with a probability below 0.3 does not join the tree."""
+    draw = Growth._draw
+
+    def wrong(self: Any, *given: Any) -> Any:
+        tokens, logprobs, counts = draw(self, *given)
+        row, left = 0, []
+        for own in counts:
+            first = logprobs[row : row + len(own), :1]
+            row += len(own)
+            left.append(np.where(first < math.log(0.3), 0, own))
+        return tokens, logprobs, left
+
+    patch.setattr(Growth, "_draw", wrong)
+
+
+def unlikely_trees_are_not_verified(patch: Patch) -> None:
+    """A round goes on without its tree where the first drawn child is unlikely."""
+    draft = TreeDrafter.draft
+
+    def wrong(self: Any, requests: Any, *given: Any) -> Any:
+        drafts = draft(self, requests, *given)
+        drafts.trees = [
+            DraftTree.rooted(tree.tokens[0], tree.proposal)
+            if tree.size > 1 and tree.path_logprobs[1] < math.log(0.5)
+            else tree
+            for tree in drafts.trees
+        ]
+        return drafts
+
+    patch.setattr(TreeDrafter, "draft", wrong)
+
+
+def drafted_ends_are_overlooked(patch: Patch) -> None:
+    """A token that ends the text does not, where it was drafted and others follow it."""
+    commit = Request.commit
+
+    def wrong(self: Any, tokens: list[int], accepted: int) -> int:
+        eos, self.eos = self.eos, frozenset() if accepted else self.eos
+        try:
+            return commit(self, tokens, accepted)
+        finally:
+            self.eos = eos
+
+    patch.setattr(Request, "commit", wrong)
+
+
 CHEATS: list[tuple[Callable[[Patch], None], str, str]] = [
     (equal_seeds_share_numbers, "chain", "rrs"),
     (prefix_is_a_token_too_long, "chain", "rrs"),
@@ -154,6 +218,10 @@ CHEATS: list[tuple[Callable[[Patch], None], str, str]] = [
     (plain_rounds_take_the_likeliest, "chain", "rrs"),
     (positions_repeat, "chain", "rrs"),
     (rows_of_another_text, "chain", "coupled"),
+    (drawn_nodes_are_cut, "talon", "rrsw"),
+    (unlikely_draws_are_left_out, "chain", "traversal"),
+    (unlikely_trees_are_not_verified, "chain", "rrsw"),
+    (drafted_ends_are_overlooked, "chain", "rrs"),
 ]
 
 
