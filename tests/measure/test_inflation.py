@@ -5,7 +5,9 @@ import torch
 from transformers import GPTNeoXConfig, LlamaConfig
 
 import drafttree
+from drafttree.drafters.head import HeadDrafter
 from drafttree.errors import ConfigError
+from drafttree.evaluation.toy_models import TOY_COSTS
 from drafttree.loading import zoo
 from drafttree.measure.inflation import inflate, load_inflated
 from drafttree.measure.shapes import SHAPES, Shape, find_shape
@@ -87,3 +89,15 @@ def test_a_head_drafts_for_the_inflated_target_what_it_drafts_for_the_small_one(
     if name.startswith("mixed"):
         lookup, head = large.drafter.sources
         assert (lookup.hidden_layers, len(head.hidden_layers)) == ((), 3)
+
+
+@pytest.mark.parametrize("name", ["embedded-eagle3", "mixed:embedded-eagle3"])
+def test_texts_of_a_batch_share_the_passes_of_a_head(name, monkeypatch):
+    monkeypatch.setitem(SHAPES, "slightly larger", LARGER)
+    decoder = load_inflated("embedded", name, "slightly larger", "float32", "cpu").with_costs(TOY_COSTS)
+    asked, root = [], HeadDrafter.root
+    monkeypatch.setattr(
+        HeadDrafter, "root", lambda self, sessions: (asked.append(len(sessions)), root(self, sessions))[1]
+    )
+    decoder.with_policy(DynaTree()).generate(["The old man", "It was", "She said"], max_new_tokens=12, temperature=0)
+    assert max(asked) == 3

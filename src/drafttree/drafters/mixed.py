@@ -85,7 +85,7 @@ class MixedSession(Session):
         if source == 0:
             return self._lookup
         self._model_text.catch_up()
-        return self._model
+        return self._model.choose(0)  # one that wraps another names that, which may share its passes
 
     def root(self) -> Tensor:
         return self.choose(1).root()
