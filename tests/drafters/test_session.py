@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from drafttree.core.candidates import Candidates
 from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.language_model import LanguageModelSession
 from drafttree.drafters.session import MOST_MISSED, Frontier, LateReader, draft_expand, draft_root
@@ -73,17 +74,21 @@ def assert_same(logits: torch.Tensor, alone: torch.Tensor) -> None:
     assert torch.all((logits.argmax(-1) == alone.argmax(-1)) | (best - alone.topk(2).values[..., 1] < 1e-5))
 
 
+def dense(rows: torch.Tensor | Candidates) -> torch.Tensor:
+    return rows.dense(CPU) if isinstance(rows, Candidates) else rows
+
+
 def draft(requests: list[Request], levels: int) -> int:
     """Draft a round together and compare all logits with those of each alone; how many were compared."""
     sessions, compared = [request.drafting for request in requests], len(requests)
-    for request, logits in zip(requests, draft_root(sessions).split(1), strict=True):
+    for request, logits in zip(requests, dense(draft_root(sessions)).split(1), strict=True):
         assert_same(logits, request.alone.choose(request.source).root()[0])
     for _ in range(levels):
         own = [request.next_level() for request in requests]
         widths = [len(frontier.tokens) for frontier in own]
         if not any(widths):
             break
-        drafted = draft_expand(sessions, own, CPU)
+        drafted = dense(draft_expand(sessions, own, CPU))
         assert len(drafted) == sum(widths)
         assert not drafted.isnan().any()
         for request, logits, nodes, width in zip(requests, drafted.split(widths), own, widths, strict=True):

@@ -7,6 +7,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from drafttree.core.candidates import Candidates
 from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
 
@@ -34,12 +35,17 @@ class Frontier(NamedTuple):
 class SharedDrafter(Protocol):
     """A drafter that drafts for lists of its sessions."""
 
-    def root(self, sessions: Sequence[Any]) -> Tensor:
-        """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round."""
+    def root(self, sessions: Sequence[Any]) -> Tensor | Candidates:
+        """Return logits `[sessions, vocab]` of the token after each root; the first draft pass of a round.
+
+        A drafter that proposes few tokens, which the host knows, may return them as `Candidates`.
+        """
         ...
 
-    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor:
+    def expand(self, sessions: Sequence[Any], frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         """Return logits `[nodes, vocab]` of the token after each node of the frontiers, one after the other.
+
+        They may be `Candidates`, too.
 
         Args:
             sessions: sessions that have nodes.
@@ -83,6 +89,7 @@ class Session:
 
     Attributes:
         drafter: as given.
+        device: as given.
         shared: as given.
         passes: draft passes so far, prefill not included; one that several requests share is one for each.
         timer: the timer of the passes.
@@ -97,7 +104,7 @@ class Session:
     resting: bool = False
 
     def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
-        self.drafter = drafter
+        self.drafter, self.device = drafter, device
         self.shared: Any = drafter if shared is None else shared
         self.passes = 0
         self.timer = PassTimer(device)
@@ -117,7 +124,7 @@ class Session:
 
     def root(self) -> Tensor:
         """Return logits `[1, 1, vocab]` of the token after the root; the first draft pass of a round."""
-        return self.drafter.root([self])[None]
+        return _as_logits(self.drafter.root([self]), self.device)[None]
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         """Return logits `[1, frontier, vocab]` of the token after each node of a new frontier, in one draft pass.
@@ -126,7 +133,8 @@ class Session:
             tokens: `[1, frontier]` token ids of the nodes.
             origins: `[1, frontier]` index of each node's parent in the previous frontier; the root is 0.
         """
-        return self.drafter.expand([self], [Frontier(tokens[0].tolist(), origins[0].tolist())])[None]
+        frontier = Frontier(tokens[0].tolist(), origins[0].tolist())
+        return _as_logits(self.drafter.expand([self], [frontier]), self.device)[None]
 
     def read_cache(self, cache: TreeCache) -> None:
         """Take the target's KV cache of the request, which stays the same, before anything else is called.
@@ -189,6 +197,10 @@ class Session:
         The text may go on: requests that are written at the same time take copies, too.
         """
         return None
+
+
+def _as_logits(rows: Tensor | Candidates, device: torch.device) -> Tensor:
+    return rows.dense(device) if isinstance(rows, Candidates) else rows
 
 
 class ShownBySize:

@@ -8,15 +8,16 @@ estimation, as in PPM text compression (Bloom's PPMZ, secondary escape estimatio
 goes to one extra last column of the logits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import log
 
 import torch
-from torch import Tensor
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import count_pass
 from drafttree.drafters.suffix_automaton import Cursor, Match, SuffixAutomaton
 
@@ -91,7 +92,23 @@ class LookupDrafter(ShownBySize):
 
     def start(self, prompt: list[int], capacity: int) -> "LookupSession":
         """Begin a request; the prompt is indexed when the first tree is drafted."""
-        return LookupSession(SuffixAutomaton(self.max_ngram), prompt, self.vocab_size, self.device)
+        return LookupSession(self, SuffixAutomaton(self.max_ngram), prompt)
+
+    def root(self, sessions: Sequence["LookupSession"]) -> Candidates:
+        """What may follow each root; see `SharedDrafter`."""
+        return self._propose(sessions, [[session.end] for session in sessions])
+
+    def expand(self, sessions: Sequence["LookupSession"], frontiers: Sequence[Frontier]) -> Candidates:
+        """What may follow each node of the frontiers; see `SharedDrafter`."""
+        pairs = zip(sessions, frontiers, strict=True)
+        return self._propose(sessions, [session.step(frontier) for session, frontier in pairs])
+
+    def _propose(self, sessions: Sequence["LookupSession"], cursors: Sequence[list[Cursor]]) -> Candidates:
+        rows = list[tuple[list[int], list[float], float]]()
+        for session, own in zip(sessions, cursors, strict=True):
+            with count_pass([session]):
+                rows += session.look_up(own)
+        return Candidates.of_rows(rows, self.vocab_size)
 
 
 class PromptLookupDrafter(LookupDrafter):
@@ -127,17 +144,15 @@ class SuffixDrafter(LookupDrafter):
 class LookupSession(Session):
     """The index of one request's text, and the cursors of the frontier.
 
-    Rows of logits have `vocab_size + 1` columns: tokens that are not proposed are at -inf, and the last column is their
-    joint log-probability. A cursor without a match has a row that proposes nothing. Committed tokens are indexed when
-    the next tree is drafted.
+    A cursor without a match proposes nothing. Committed tokens are indexed when the next tree is drafted.
     """
 
     follows_text = True
 
-    def __init__(self, index: SuffixAutomaton, prompt: list[int], vocab_size: int, device: torch.device) -> None:
-        super().__init__(None, torch.device("cpu"))
-        self._index, self._vocab, self._device = index, vocab_size, device
-        self._confidence = Confidence()
+    def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
+        super().__init__(drafter, torch.device("cpu"))  # by whose clock its lookups are timed
+        self.device = drafter.device
+        self._index, self._confidence = index, Confidence()
         self._unread = list(prompt)
         self._cursors: list[Cursor] = []
 
@@ -148,15 +163,24 @@ class LookupSession(Session):
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         self._index_unread(tokens)
 
-    def root(self) -> Tensor:
-        with count_pass([self]):
-            self._index_unread()
-            return self._logits([self._index.end])
+    @property
+    def end(self) -> Cursor:
+        """The end of the text."""
+        self._index_unread()
+        return self._index.end
 
-    def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        with count_pass([self]):
-            pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-            return self._logits([self._index.step(self._cursors[origin], token) for token, origin in pairs])
+    def step(self, frontier: Frontier) -> list[Cursor]:
+        """The cursors of a new frontier."""
+        pairs = zip(frontier.tokens, frontier.origins, strict=True)
+        return [self._index.step(self._cursors[origin], token) for token, origin in pairs]
+
+    def look_up(self, cursors: list[Cursor]) -> list[tuple[list[int], list[float], float]]:
+        """Per cursor, which become the frontier's, the tokens to propose, their log-probabilities, and the others'."""
+        self._cursors, rows = cursors, []
+        for cursor in cursors:
+            probs, others = self._confidence.next_token_probs(self._index.match(cursor))
+            rows.append(([*probs], [*map(log, probs.values())], log(others)))
+        return rows
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._unread += tokens
@@ -190,18 +214,3 @@ class LookupSession(Session):
                 self._confidence.learn(match, token)
             self._index.append(token)
         self._unread = [] if count is None else self._unread[count:]
-
-    def _logits(self, cursors: list[Cursor]) -> Tensor:
-        """Log-probabilities `[1, cursors, vocab + 1]` after each cursor, which become the frontier's."""
-        nodes, tokens, logprobs = [], [], []
-        for node, cursor in enumerate(cursors):
-            probs, rest = self._confidence.next_token_probs(self._index.match(cursor))
-            for token, probability in (*probs.items(), (self._vocab, rest)):
-                nodes.append(node)
-                tokens.append(token)
-                logprobs.append(log(probability))
-        logits = torch.full((1, len(cursors), self._vocab + 1), -torch.inf, device=self._device)
-        entries = torch.tensor([nodes, tokens], device=self._device)
-        logits[0, entries[0], entries[1]] = torch.tensor(logprobs, device=self._device)
-        self._cursors = cursors
-        return logits

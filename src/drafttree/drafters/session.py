@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
 from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter
 from drafttree.drafters.timing import time_together
@@ -97,15 +98,22 @@ def level_segments(
     return [Segment(each.cache, own, at, torch.from_numpy(seen)[None].to(device)) for each, own, at, seen in columns]
 
 
-def draft_root(sessions: Sequence[Session]) -> Tensor:
-    """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it."""
+def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:
+    """Logits `[sessions, vocab]` of the token after each root, in one pass where the sessions can share it.
+
+    They are `Candidates` where the drafter answers so.
+    """
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "root", drafter.root(sessions), (len(sessions),))
     return _joined([_checked(session, "root", session.root(), (1, 1))[0] for session in sessions])
 
 
-def draft_expand(sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device) -> Tensor:
+def draft_expand(
+    sessions: Sequence[Session], frontiers: Sequence[Frontier], device: torch.device
+) -> Tensor | Candidates:
     """Logits `[nodes, vocab]` of the token after each node, in one pass where the sessions can share it.
+
+    They are `Candidates` where the drafter answers so.
 
     Args:
         sessions: sessions of the requests.
@@ -142,13 +150,15 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> Tensor:
+def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> Any:
     """The logits that a drafter, which may be a user's own, has returned.
 
     Raises:
         ConfigError: they are no logits of so many nodes.
     """
     wanted, what = f"[{', '.join(map(str, shape))}, vocab]", f"{type(part).__name__}.{name} returns"
+    if isinstance(logits, Candidates) and shape == (logits.nodes,):
+        return logits
     if not isinstance(logits, Tensor):
         raise ConfigError(f"{what} {type(logits).__name__}; it must return a tensor of logits {wanted}")
     if logits.shape[:-1] != shape or not logits.shape[-1] or not logits.is_floating_point():

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
@@ -63,6 +64,15 @@ class LogitsAdjustment:
         """Whether logits stay as they are at every depth, and nobody sees them."""
         return not (self.constrain or self.verifier.guides or self.observer) and self.temperature == 1
 
+    def apply_to_candidates(self, candidates: Candidates, depth: int) -> Candidates | None:
+        """The adjusted candidates; None where their logits of the whole vocabulary have to be adjusted."""
+        draws = self.verifier.proposal is not Proposal.TOP_K  # from distributions of the whole vocabulary
+        if draws or self.constrain or self.observer or self.take_first:
+            return None
+        if self.temperature != 1:
+            candidates = candidates._replace(logits=candidates.logits / self.temperature)
+        return self.verifier.guide_candidates(candidates, depth, self.randomness)
+
     def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
         """The adjusted logits `[frontier, vocab]`; the same tensor if there is nothing to adjust.
 
@@ -98,11 +108,11 @@ class AdjustedDraft:
         self._sessions, self._adjustments, self._device = sessions, adjustments, device
         self._depth, self._paths = 0, list[list[Path]]()
 
-    def root(self) -> Tensor:
+    def root(self) -> Tensor | Candidates:
         self._depth, self._paths = 1, [list[Path]([()]) for _ in self._adjustments]
         return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
-    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         self._depth += 1
         for place, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
             if adjustment.constrain:
@@ -116,8 +126,20 @@ class AdjustedDraft:
             return None
         return draft_chain(self._sessions, tokens, count, allowed)
 
-    def _adjust(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
+    def _adjust(self, rows: Tensor | Candidates, widths: Sequence[int]) -> Tensor | Candidates:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
+        if not isinstance(rows, Candidates):
+            return self._adjust_logits(rows, widths)
+        ends, adjusted = [*accumulate(widths)], list[Candidates]()
+        for adjustment, width, end in zip(self._adjustments, widths, ends, strict=True):
+            if width:
+                own = adjustment.apply_to_candidates(rows.part(end - width, end), self._depth)
+                if own is None:
+                    return self._adjust_logits(rows.dense(self._device), widths)
+                adjusted.append(own)
+        return adjusted[0] if len(adjusted) == 1 else adjusted[0].joined(adjusted[1:])
+
+    def _adjust_logits(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         if len(widths) == 1:
             return self._adjustments[0].apply(logits, self._depth, self._paths[0])
         parts = logits.split(list(widths))

@@ -22,6 +22,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.randomness import Randomness
@@ -40,12 +41,17 @@ HOOKS = {"keep": "bool", "expand": "bool", "score": "float", "label": "integer",
 class DraftRows(Protocol):
     """The drafter's logits for the trees of a batch, as the policy is to see them."""
 
-    def root(self) -> Tensor:
-        """Return logits `[batch, vocab]` of the token after each root; the first draft pass of a round."""
+    def root(self) -> Tensor | Candidates:
+        """Return logits `[batch, vocab]` of the token after each root; the first draft pass of a round.
+
+        They are `Candidates` where the drafter proposes few tokens.
+        """
         ...
 
-    def expand(self, frontiers: Sequence[Frontier]) -> Tensor:
+    def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         """Return logits `[nodes, vocab]` of the token after each node of the new frontiers, one after the other.
+
+        They may be `Candidates`, too.
 
         Args:
             frontiers: frontiers of every sequence, empty for one that drafts no further.
@@ -192,11 +198,11 @@ class Growth:
             for tree in self._trees
         ]
 
-    def add_level(self, logits: Tensor, depth: int) -> None:
+    def add_level(self, logits: Tensor | Candidates, depth: int) -> None:
         """Add the children of the frontiers to the trees.
 
         Args:
-            logits: `[rows, vocab]` of the draft.
+            logits: `[rows, vocab]` of the draft; no candidates where children are drawn.
             depth: the depth of the children.
         """
         self._growing = [tree for tree in self._trees if tree.frontier]
@@ -204,6 +210,7 @@ class Growth:
         paths, layers = self._layers(logprobs, depth)
         masks = [self._kept(layer, tree) for layer, tree in zip(layers, self._growing, strict=True)]
         if self._draws:
+            assert isinstance(logits, Tensor)
             tokens, logprobs, counts = self._draw(layers, masks, logits)
             paths, layers = self._layers(logprobs, depth)
             masks = [layer.rank < own for layer, own in zip(layers, counts, strict=True)]
@@ -400,17 +407,19 @@ def _joined(arrays: Sequence[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def best_candidates(logits: Tensor, width: int, vocab: int | None = None) -> tuple[Array, Array]:
+def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None = None) -> tuple[Array, Array]:
     """The log-probabilities and token ids of the best tokens of rows of logits, on the host.
 
     Args:
-        logits: `[nodes, columns]`.
+        logits: `[nodes, columns]`, or candidates.
         width: how many are wanted of a row.
         vocab: columns of tokens that may be drafted, None for all; the others count among the probabilities.
 
     Returns:
         Log-probabilities and ids `[nodes, width]`, or as many columns as there are; the best first.
     """
+    if isinstance(logits, Candidates):
+        return logits.best(width, vocab or logits.vocab)
     allowed = min(logits.shape[-1], vocab or sys.maxsize)
     width = min(width, allowed)
     if (found := native_candidates(logits, width, allowed)) is not None:

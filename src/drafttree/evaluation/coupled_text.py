@@ -1,7 +1,8 @@
 """Texts of verifiers whose draws are a function of seed and position, beside those of plain decoding.
 
-Their noise is a continuum that cannot be enumerated, and need not be. If a text is plain decoding's whatever the noise,
-it has the law of plain decoding, in which each token is the argmax of logits and Gumbel noise and so follows the target.
+Their noise is a continuum that cannot be enumerated, and need not be. If a text is plain decoding's whatever the noise
+is, it has the law of plain decoding, where each token is the argmax of logits and Gumbel noise and so follows the
+target.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from itertools import pairwise
 from operator import index
 from typing import Any, ClassVar, cast
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError, ModelError
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import Randomness
@@ -67,6 +68,10 @@ class Verifier:
         Columns beyond the target's vocabulary stand for tokens that are not drafted, and pass as the others do.
         """
         return logits
+
+    def guide_candidates(self, candidates: Candidates, depth: int, randomness: Randomness) -> Candidates | None:
+        """The same for a drafter that proposes few tokens; None where `guide` is to be asked, with all columns."""
+        return None if self.guides else candidates
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         """Judge a tree.

@@ -1,5 +1,6 @@
 from typing import ClassVar
 
+from drafttree.core.candidates import Candidates
 from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
@@ -26,6 +27,14 @@ class Coupled(Verifier):
         if missing := logits.shape[-1] - len(noise):
             noise = torch.nn.functional.pad(noise, (0, missing))  # a negative width cuts
         return self.sampling.process(logits) + noise
+
+    def guide_candidates(self, candidates: Candidates, depth: int, randomness: Randomness) -> Candidates | None:
+        if type(self).guide is not Coupled.guide:
+            return None
+        noise = randomness.gumbel(depth).cpu().numpy()
+        logits = self.sampling.process(torch.from_numpy(candidates.logits)).numpy()
+        logits[:, :-1] += noise[candidates.tokens]
+        return candidates._replace(logits=logits)
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
         levels = [randomness.gumbel(depth) for depth in range(1, tree.depths[-1] + 2)]
