@@ -7,7 +7,6 @@ selected: nothing that was drawn for the round may enter it. Correct rejection s
 not among those that were accepted, or rejected, or drafted.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from drafttree.core.randomness import SeededRandomness
 from drafttree.core.tree import DraftTree, Proposal, Verdict
 from drafttree.engine.metrics import Round
 from drafttree.engine.request import Request
-from drafttree.evaluation.evidence import ACCEPTANCE, BEFORE, BESIDE, BIASES, FIRST_PLACE, LATER_PLACE, Evidence
+from drafttree.evaluation.biased_numbers import BiasedNumbers
+from drafttree.evaluation.evidence import ACCEPTANCE, BEFORE, BESIDE, BIAS, FIRST_PLACE, LATER_PLACE, Evidence
 from drafttree.verifiers.base import SamplingVerifier, Verifier
 
-LEAST = 1e-6
-"""The probability below which tokens do not count for the power of bets."""
+TRIED = 8
+"""One in so many rounds is verified again, to measure what a bias would do."""
 
 
 class TextPlaces(NamedTuple):
@@ -71,10 +72,14 @@ class Audit:
         first_position, places = len(request.tokens) - turn.committed, self._places_of(request)
         shows_numbers = _shows_numbers(verifier)
         for depth, (node, token, row) in enumerate(zip(nodes, tokens, rows, strict=True)):
-            if not shows_numbers:
-                self._bet_on_acceptance(tree, node, token, row)
+            if not shows_numbers and (favoured := _favoured(tree, node, row)) is not None:
+                chance = min(float(row[favoured].sum()), 1.0)
+                self.evidence.bet(ACCEPTANCE, float(favoured[token]) - chance)
+                self.evidence.count_acceptance(chance)
+                if depth == 0 and self.evidence.first_tokens % TRIED == 1:
+                    self._try_bias(verifier, tree, logits, favoured)
             outcome = 1 - 2 * self._place(row, token)
-            self.evidence.tokens += 1
+            self.evidence.count_token(possible=bool(row[token] > 0))
             self.evidence.bet(LATER_PLACE if depth and not shows_numbers else FIRST_PLACE, outcome)
             beside = places.beside.at(first_position + depth) if places.beside else None
             for name, other in ((BEFORE, places.at(first_position + depth - 1)), (BESIDE, beside)):
@@ -93,39 +98,37 @@ class Audit:
         chance = row[token]
         likelier = row.masked_fill(row <= chance, 0.0).sum()
         equal = row.masked_fill(row != chance, 0.0).sum()
-        if not chance > 0:
-            self.evidence.impossible += 1
-            return 1.0
         return min(float(likelier + self._numbers.random() * equal), 1.0)
 
-    def _bet_on_acceptance(self, tree: DraftTree, node: int, token: int, row: Tensor) -> None:
-        """Bet that the token is one that acceptance favours, where the text so far says which those are."""
-        if tree.proposal is Proposal.TOP_K:
-            favoured = sorted({tree.tokens[child] for child in tree.children[node]})
-            if favoured:
-                chance = min(float(row[favoured].sum()), 1.0)
-                self.evidence.bet(ACCEPTANCE, (token in favoured) - chance)
-                self.evidence.count_power(chance, np.minimum(BIASES * chance, 1 - chance).tolist())
-        elif node == 0 and node in tree.draft_probs and tree.children[node]:
-            draft = tree.draft_probs[node].to(row)
-            draft = torch.nn.functional.pad(draft, (0, len(row) - len(draft)))
-            favours = draft > row
-            chance = min(float(row[favours].sum()), 1.0)
-            self.evidence.bet(ACCEPTANCE, float(favours[token]) - chance)
-            self.evidence.count_power(chance, _shifts(row[favours], draft[favours]))
+    def _try_bias(self, verifier: Verifier, tree: DraftTree, logits: Tensor, favoured: Tensor) -> None:
+        """Verify the round twice again by new numbers, once with a bias, and note how the bet would have ended."""
+        seed = int(self._numbers.integers(2**62))
+        first = list[bool]()
+        for bias in (0.0, BIAS):
+            numbers = BiasedNumbers(SeededRandomness(seed, logits.shape[-1], logits.device), bias)
+            another = type(verifier)(verifier.sampling)  # one that keeps a state must not see this
+            path, bonus = another.verify(tree, logits.clone(), numbers)
+            first.append(bool(favoured[tree.tokens[path[1]] if len(path) > 1 else bonus]))
+        self.evidence.count_shift(first[1] - first[0])
+
+
+def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
+    """Which tokens of the vocabulary acceptance favours behind a node; None where the text so far does not say it.
+
+    Those are selected children. Of drawn ones nothing may be known, but of the root the distribution that they were
+    drawn from: tokens that it prefers to the target.
+    """
+    if tree.proposal is Proposal.TOP_K:
+        children = [tree.tokens[child] for child in tree.children[node]]
+        favoured = torch.zeros_like(row, dtype=torch.bool)
+        favoured[children] = True
+        return favoured if children else None
+    if node or not tree.children[node] or node not in tree.draft_probs:
+        return None
+    draft = tree.draft_probs[node].to(row)
+    return torch.nn.functional.pad(draft, (0, len(row) - len(draft))) > row
 
 
 def _shows_numbers(verifier: Verifier) -> bool:
     """Whether the drafter is shown the verifier's random numbers, so that trees say something about tokens to come."""
     return type(verifier).guide not in (Verifier.guide, SamplingVerifier.guide)
-
-
-def _shifts(target: Tensor, draft: Tensor) -> Sequence[float]:
-    """Per `BIASES`, how much likelier a token becomes that the draft favours, if it is accepted so much more often.
-
-    A drafted token is accepted with min(1, p / q), times 1 + bias: it is committed with min(q, (1 + bias) p).
-    """
-    counts = target > LEAST
-    target, excess = target[counts], (draft - target)[counts]
-    biases = torch.from_numpy(BIASES).to(target)
-    return torch.minimum(excess, biases[:, None] * target).sum(-1).tolist()

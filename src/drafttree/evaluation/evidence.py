@@ -6,29 +6,31 @@ often and whenever one looks (Ville's inequality; Shafer 2021, "Testing by betti
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 ACCEPTANCE, FIRST_PLACE, LATER_PLACE = "acceptance", "place of first tokens", "place of later tokens"
-BEFORE, BESIDE = "the token before", "the text beside"
+BEFORE, BESIDE, IMPOSSIBLE = "the token before", "the text beside", "impossible tokens"
 BETS: dict[str, str] = {
     ACCEPTANCE: "drafted tokens are committed too often or too rarely",
     FIRST_PLACE: "first tokens of rounds are too likely or too unlikely ones",
     LATER_PLACE: "later tokens of rounds are too likely or too unlikely ones",
     BEFORE: "a token is as likely or unlikely as the one before it",
     BESIDE: "a token is as likely or unlikely as that of another text at its position",
+    IMPOSSIBLE: "tokens have no probability, such as those that top_k leaves out",
 }
 """What is bet on."""
 STAKES = np.array([sign * 2.0**-power for power in range(1, 6) for sign in (1, -1)])
 """Shares of the wealth that are staked; a negative one bets on the opposite."""
+IMPOSSIBLE_STAKES = np.geomspace(1e-5, 0.1, len(STAKES))
+"""The shares that are staked on impossible tokens."""
+EDGE = 1e-4
+"""The share of tokens up to which rounding may put them beyond the edge of a truncation."""
 REFUTED = 1e6
 """The e-value from which a law is refuted."""
-EDGE = 1e-4
-"""The share of tokens up to which rounding may have put them beyond the edge of a truncation."""
-BIASES = np.geomspace(1e-3, 1.0, 61)
-"""Relative changes of acceptance whose effect is counted."""
+BIAS = 0.3
+"""The relative growth of acceptance whose effect is measured."""
 SURE = 2.326
 """The 99 % quantile of the normal distribution."""
 
@@ -44,10 +46,12 @@ class Evidence:
     Attributes:
         log_wealth: per bet and stake, the natural logarithm of the wealth that began as 1.
         tokens: tokens that were bet on.
-        impossible: tokens among them that have no probability; only rounding at the edge of a truncation allows some.
+        impossible: tokens among them that have no probability.
         first_tokens: tokens whose acceptance was bet on.
         variance: the sum of the variances of these bets, if the law holds.
-        shifts: per `BIASES`, by how much the sum of their outcomes would grow if acceptance were so much likelier.
+        tried: rounds that were verified again, with and without `BIAS`, by numbers of their own.
+        shift: by how much the outcomes of the bet on acceptance grew there, in all.
+        shift_squares: the sum of the squares of what each of them grew by.
     """
 
     log_wealth: dict[str, list[float]] = field(default_factory=_no_wealth)
@@ -55,37 +59,45 @@ class Evidence:
     impossible: int = 0
     first_tokens: int = 0
     variance: float = 0.0
-    shifts: list[float] = field(default_factory=lambda: [0.0] * len(BIASES))
+    tried: int = 0
+    shift: float = 0.0
+    shift_squares: float = 0.0
 
     def bet(self, name: str, outcome: float) -> None:
         """Settle a bet.
 
         Args:
-            name: one of `BETS`.
+            name: one of `BETS`, but the one on impossible tokens.
             outcome: in [-1, 1], of mean 0 if the token follows its law, given everything that decided on the bet.
         """
-        self.log_wealth[name] = (np.array(self.log_wealth[name]) + np.log1p(STAKES * outcome)).tolist()
+        self._settle(name, STAKES * outcome)
 
-    def count_power(self, chance: float, shifts: Iterable[float]) -> None:
-        """Note what a bet on acceptance could have shown.
+    def count_token(self, *, possible: bool) -> None:
+        """Count a token, and settle the bet that more of them than `EDGE` have no probability."""
+        self.tokens += 1
+        self.impossible += not possible
+        self._settle(IMPOSSIBLE, IMPOSSIBLE_STAKES * ((not possible) / EDGE - 1))
 
-        Args:
-            chance: the probability of the tokens that were bet on.
-            shifts: per `BIASES`, by how much they would be likelier.
-        """
+    def count_acceptance(self, chance: float) -> None:
+        """Note a bet on acceptance by the probability of the tokens that it was on."""
         self.first_tokens += 1
         self.variance += chance * (1 - chance)
-        self.shifts = [total + own for total, own in zip(self.shifts, shifts, strict=True)]
+
+    def count_shift(self, shift: float) -> None:
+        """Note by how much the outcome of a round's bet on acceptance grew with `BIAS`."""
+        self.tried += 1
+        self.shift += shift
+        self.shift_squares += shift**2
 
     def add(self, other: "Evidence") -> None:
         """Take over the evidence of other tokens."""
         for name, own in self.log_wealth.items():
             self.log_wealth[name] = [one + more for one, more in zip(own, other.log_wealth[name], strict=True)]
-        self.tokens += other.tokens
-        self.impossible += other.impossible
-        self.first_tokens += other.first_tokens
-        self.variance += other.variance
-        self.shifts = [total + own for total, own in zip(self.shifts, other.shifts, strict=True)]
+        for count in ("tokens", "impossible", "first_tokens", "variance", "tried", "shift", "shift_squares"):
+            setattr(self, count, getattr(self, count) + getattr(other, count))
+
+    def _settle(self, name: str, gains: np.ndarray) -> None:
+        self.log_wealth[name] = (np.array(self.log_wealth[name]) + np.log1p(gains)).tolist()
 
     @property
     def log_e_values(self) -> dict[str, float]:
@@ -100,20 +112,25 @@ class Evidence:
     @property
     def refutes(self) -> bool:
         """Whether the tokens do not follow the law."""
-        return self.log_e_value > math.log(REFUTED) or self.impossible > EDGE * self.tokens
+        return self.log_e_value > math.log(REFUTED)
 
     @property
     def smallest_bias(self) -> float | None:
         """The least relative growth of the probability to accept that would have been refuted with 99 %.
 
-        By the best of the stakes, and the normal approximation of its bets' sum; None if none of up to 1 would.
+        By the best of the stakes, the normal approximation of its bets' sum, and the effect of `BIAS` as measured, less
+        two standard errors. A smaller bias has at least its share of that effect, so this is no less than it is. None
+        where it is above `BIAS`.
         """
-        needed = math.log(REFUTED * len(BETS) * len(STAKES))
-        for bias, shift in zip(BIASES.tolist(), self.shifts, strict=True):
-            gains = STAKES * (shift - SURE * math.sqrt(self.variance)) - STAKES**2 * self.variance / 2
-            if gains.max() >= needed:
-                return bias
-        return None
+        if not self.tried:
+            return None
+        mean = self.shift / self.tried
+        error = math.sqrt(max(self.shift_squares / self.tried - mean**2, 0.0) / self.tried)
+        effect = (mean - 2 * error) * self.first_tokens
+        stakes, deviation = STAKES[STAKES > 0], math.sqrt(self.variance)
+        costs = math.log(REFUTED * len(BETS) * len(STAKES)) / stakes + stakes * self.variance / 2
+        needed = float((costs + SURE * deviation).min())
+        return BIAS * needed / effect if effect >= needed else None
 
 
 def _log_mean(logs: list[float]) -> float:

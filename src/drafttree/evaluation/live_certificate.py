@@ -4,6 +4,7 @@ It needs no other model and no enumeration, so it is for any verifier that draws
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,8 +24,10 @@ from drafttree.measure.run_store import RunStore
 
 TRIAL_TOKENS = 48
 """Tokens by which the time of all is told beforehand."""
-TURNS = 4
+TURNS = 2
 """Texts that are submitted together, for each that runs at once."""
+RARELY = 0.1
+"""The share of rounds with drafts below which a certificate says that little was speculated."""
 
 
 @dataclass
@@ -35,12 +38,14 @@ class WrittenTexts:
         evidence: against the target's law.
         texts: their number.
         rounds: target passes that committed their tokens.
+        drafted_rounds: those of them that verified drafted tokens.
         seconds: wall time of writing and betting.
     """
 
     evidence: Evidence = field(default_factory=Evidence)
     texts: int = 0
     rounds: int = 0
+    drafted_rounds: int = 0
     seconds: float = 0.0
 
     def add(self, other: "WrittenTexts") -> None:
@@ -48,6 +53,7 @@ class WrittenTexts:
         self.evidence.add(other.evidence)
         self.texts += other.texts
         self.rounds += other.rounds
+        self.drafted_rounds += other.drafted_rounds
         self.seconds += other.seconds
 
 
@@ -149,14 +155,17 @@ def certify_live(
     size = TURNS * max_batch if max_batch > 1 else 1
 
     def write(group: int) -> WrittenTexts:
-        numbers = range(group * size, (group + 1) * size)
-        texts = [(fitted[number % len(fitted)], first_seed + number) for number in numbers]
+        missing = tokens - written.evidence.tokens
+        numbers = range(group * size, group * size + min(size, math.ceil(missing / max_new_tokens)))
+        texts = [(fitted[number % len(fitted)], _as_int64(first_seed + number)) for number in numbers]
         return _write(decoder, texts, Audit(derived_seed(first_seed, f"places {group}") % 2**63), max_batch, options)
 
     with store.interruptible():
-        if store.find(("texts", 0), WrittenTexts) is None:
-            tell(_costs(decoder, fitted[0], tokens, max_batch, options | {"seed": derived_seed(first_seed, "trial")}))
+        is_told = False
         for group in itertools.count():
+            if not is_told and store.find(("texts", group), WrittenTexts) is None:
+                is_told, trial = True, options | {"seed": derived_seed(first_seed, "trial")}
+                tell(_costs(decoder, fitted[0], tokens - written.evidence.tokens, max_batch, trial))
             found = store.run(("texts", group), WrittenTexts, lambda group=group: write(group))
             written.add(found)
             refuted = refuted or written.evidence.refutes
@@ -189,20 +198,24 @@ def _write(
         with Engine(decoder, max_batch=max_batch) as engine:
             handles = [engine.submit(prompt, seed=seed, observer=audit, **options) for prompt, seed in texts]
             generations = [handle.result() for handle in handles]
-    rounds = sum(len(generation.metrics.rounds) for generation in generations)
-    return WrittenTexts(audit.evidence, len(texts), rounds, time.perf_counter() - begun)
+    rounds = [turn.nodes > 1 for generation in generations for turn in generation.metrics.rounds]
+    return WrittenTexts(audit.evidence, len(texts), len(rounds), sum(rounds), time.perf_counter() - begun)
 
 
 def _costs(decoder: Decoder, prompt: list[int], tokens: int, max_batch: int, options: dict) -> str:
     """What so many tokens will take, by a few that are not bet on."""
-    length = min(TRIAL_TOKENS, options["max_new_tokens"])
-    trial = options | {"max_new_tokens": length, "ignore_eos": True}
+    trial = options | {"max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
     decoder.generate(prompt, **trial)  # measures costs and packs weights, once
     begun = time.perf_counter()
-    decoder.generate(prompt, observer=Audit(), **trial)
-    speed = length / (time.perf_counter() - begun)
+    written = len(decoder.generate(prompt, observer=Audit(), **trial).tokens)
+    speed = written / (time.perf_counter() - begun)
     together = f" if each is written alone; {max_batch} at once take less" if max_batch > 1 else ""
-    return f"{tokens:,} tokens at {speed:.1f} tokens/s, by {length} of them: {_duration(tokens / speed)}{together}"
+    return f"{tokens:,} tokens at {speed:.1f} tokens/s, by {written} of them: {_duration(tokens / speed)}{together}"
+
+
+def _as_int64(number: int) -> int:
+    """A whole number as a seed: those beyond 64 bits begin again."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _duration(seconds: float) -> str:

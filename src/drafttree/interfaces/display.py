@@ -199,7 +199,7 @@ def _agreement(compared: Comparison) -> Iterator[str]:
 
 def _describe(difference: Difference) -> str:
     excuse = f"a tie, {difference.units:.1f} units of rounding" if difference.is_tie else "NOT a tie"
-    return f"differs from token {difference.position} on; gap of the two logits {difference.gap:.3g}: {excuse}"
+    return f"differs from token {difference.position} on; gap {difference.gap:.3g}: {excuse}"
 
 
 def _differences(certificate: Certificate, decoder: Decoder) -> Table:

@@ -4,11 +4,12 @@ import math
 
 from rich.text import Text
 
-from drafttree.evaluation.evidence import BETS, REFUTED, Evidence
-from drafttree.evaluation.live_certificate import LiveCertificate
+from drafttree.evaluation.evidence import BETS, BIAS, REFUTED, Evidence
+from drafttree.evaluation.live_certificate import RARELY, LiveCertificate
 from drafttree.interfaces.console import make_console, make_table
 
 PART = "INTERRUPTED: not all tokens are written."
+RARE = ": almost nothing was speculated, so this says little of the verifier."
 UNSEEN = (
     "Not seen by it: whether the target's passes are right, since its own rows are taken for the law. "
     "certify without --live compares texts with transformers' own."
@@ -18,6 +19,9 @@ UNSEEN = (
 def show_live_certificate(certificate: LiveCertificate) -> None:
     """The e-value of every bet and of all, what they could have shown, and the conclusion."""
     console, written, evidence = make_console(), certificate.written, certificate.written.evidence
+    if not evidence.tokens:
+        console.print(PART)
+        return
     table = make_table("bet that", "e-value", right=1)
     for name, e_value in evidence.log_e_values.items():
         table.add_row(BETS[name], e_value_of(e_value))
@@ -33,7 +37,9 @@ def show_live_certificate(certificate: LiveCertificate) -> None:
     )
     if evidence.impossible:
         lines.append(f"{evidence.impossible:,} tokens have no probability.")
-    lines += [_power(evidence), UNSEEN, _conclusion(certificate)]
+    drafted = written.drafted_rounds / max(written.rounds, 1)
+    lines.append(f"{drafted:.0%} of the rounds verified drafts{'.' if drafted > RARELY else RARE}")
+    lines += [*([] if certificate.refuted else [_power(evidence)]), UNSEEN, _conclusion(certificate)]
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
@@ -44,11 +50,14 @@ def e_value_of(logarithm: float) -> str:
 
 
 def _power(evidence: Evidence) -> str:
-    if not evidence.first_tokens:
-        return "No token was accepted by chance, so no bias of acceptance was bet on."
+    if not evidence.shift:
+        return "The verifier accepted nothing by a probability of its own that a bias could change."
     if (bias := evidence.smallest_bias) is None:
-        return "No bias of acceptance would have been seen with 99 %: these are too few tokens."
-    return f"Acceptance that is {bias:.1%} too frequent would have been seen with 99 %, by the normal approximation."
+        return f"No bias of acceptance of up to {BIAS:.0%} would have been seen with 99 %: these are too few tokens."
+    return (
+        f"Acceptance that is {bias:.1%} too frequent would have been seen with 99 %, by what {BIAS:.0%} more of it did "
+        f"in {evidence.tried:,} rounds that were verified again."
+    )
 
 
 def _conclusion(certificate: LiveCertificate) -> str:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from drafttree.constraints.processors import ConstraintState
 from drafttree.core.errors import ConfigError
 from drafttree.core.randomness import gumbel
+from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal
 from drafttree.engine.decoder import Decoder
 from drafttree.engine.generation_options import RequestOptions
@@ -23,6 +24,8 @@ from drafttree.models.quantization.quantized_linear import quantized_layers
 
 TIE_UNITS = 6
 """A difference below float32 is a tie if both tokens' scores are within so many units of rounding of the best one's."""
+GRID = 10
+"""Parts of a unit of rounding in which a gap is found where the sampling truncates."""
 NODES = 8
 """Nodes of the tree by which rounding is measured, beside a single node and transformers' own pass."""
 
@@ -53,8 +56,9 @@ class Difference:
         position: index among the generated tokens.
         expected: token id of the reference there, None where it had ended.
         got: token id of the other text, None where it had ended.
-        gap: how far the less likely of the two is below the best score of transformers' own row; infinite where one of
-            the texts had ended.
+        gap: by how much rounding has to move a score of transformers' own row at least so that the less likely of the
+            two is chosen: how far it is below the best, or from the edge of a truncation. Infinite where one of the
+            texts had ended, or beyond 60 units.
         rounding: the unit of rounding of a score: by how much it differs between two ways to compute the row, as
             standard deviation over all tokens. 0 in float32, where no difference is a tie, unless weights have 8 bits.
     """
@@ -182,16 +186,73 @@ def find_difference(
     pairs = zip(expected, got, strict=False)
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
     wanted, found = (text[position] if position < len(text) else None for text in (expected, got))
-    scores, rounding = _scores(decoder, prompt, expected[:position], options)
-    chosen = [scores[token].item() if token is not None else -math.inf for token in (wanted, found)]
-    return Difference(position, wanted, found, scores.max().item() - min(chosen), rounding)
+    row = _reference_row(decoder, prompt, expected[:position], options)
+    gap = max(math.inf if token is None else row.gap(token) for token in (wanted, found))
+    return Difference(position, wanted, found, gap, row.rounding)
+
+
+@dataclass(frozen=True)
+class _ReferenceRow:
+    """What the next token of a text is chosen by, in transformers' own pass.
+
+    Attributes:
+        logits: `[vocab]` by temperature and constraints.
+        sampling: how the token is drawn; its temperature is in the logits already.
+        noise: `[vocab]` that is added to choose, 0 where decoding is greedy.
+        rounding: the unit of rounding of a logit.
+    """
+
+    logits: Tensor
+    sampling: Sampling
+    noise: Tensor
+    rounding: float
+
+    def gap(self, token: int) -> float:
+        """By how much rounding has to move logits at least for the token to be the one that is chosen.
+
+        Where the sampling truncates, rounding may also decide which tokens are left.
+        """
+        if not self._truncates or not self.rounding:
+            scores = self._kept(self.logits) + self.noise
+            return float(scores.max() - scores[token])
+        low, high = -1, 10 * TIE_UNITS * GRID
+        if not self._may_be_chosen(token, high / GRID * self.rounding):
+            return math.inf
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._may_be_chosen(token, middle / GRID * self.rounding):
+                high = middle
+            else:
+                low = middle
+        return high / GRID * self.rounding
+
+    @property
+    def _truncates(self) -> bool:
+        return self.sampling != replace(Sampling(self.sampling.temperature), seed=self.sampling.seed)
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        return replace(self.sampling, temperature=1.0).process(logits) if self._truncates else logits
+
+    def _may_be_chosen(self, token: int, moved: float) -> bool:
+        """Whether a token that is moved up by so much is left by the truncation, and none that surely is beats it."""
+        raised = self.logits.clone()
+        raised[token] += moved
+        if not self._kept(raised)[token] > -torch.inf:
+            return False
+        scores = self.logits + self.noise
+        for other in (scores > scores[token] + moved).nonzero()[:, 0].tolist():
+            lowered = self.logits.clone()
+            lowered[other] -= moved
+            if self._kept(lowered)[other] > -torch.inf:
+                return False
+        return True
 
 
 @torch.inference_mode()
-def _scores(
+def _reference_row(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
-) -> tuple[Tensor, float]:
-    """The scores whose argmax is the next token, and their unit of rounding."""
+) -> _ReferenceRow:
+    """The row behind a text."""
     sequence = decoder.plain().new_request(prompt, **options)
     sampling = sequence.verifier.sampling
     for token in text:
@@ -202,11 +263,11 @@ def _scores(
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
     rounds = target.dtype != torch.float32 or bool(quantized_layers(target.module))
     rounding = _rounding(decoder, tokens, logits) if rounds else 0.0
-    scores = sampling.process(sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0])
+    shaped = sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0]
     if sampling.greedy:
-        return scores, rounding
-    scores = scores + gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
-    return scores, rounding / sampling.temperature
+        return _ReferenceRow(shaped, Sampling(), torch.zeros_like(shaped), rounding)
+    noise = gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
+    return _ReferenceRow(shaped / sampling.temperature, sampling, noise, rounding / sampling.temperature)
 
 
 def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
@@ -222,8 +283,8 @@ def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
         plain.loop.read_prompt(request)
         (output,) = plain.loop.score([request], [tree])
         rows.append(output.logits[0, 0])
-    pairs = itertools.combinations((row.double() for row in rows), 2)
-    return max(float((one - other).std()) for one, other in pairs)
+    finite = [row.double().where(row > -torch.inf, 0.0) for row in rows]  # a model may forbid tokens
+    return max(float((one - other).std()) for one, other in itertools.combinations(finite, 2))
 
 
 class _GrammarProcessor(LogitsProcessor):

@@ -165,7 +165,7 @@ def test_a_pair_is_looked_at_while_it_writes(tmp_path):
     report = run(*options, "--verifier", "traversal", "--policy", "chain", "--max-batch", 2, "--json")
     found = json.loads(report.stdout)
     assert found["passed"]
-    assert (found["verifier"], found["max_batch"], found["written"]["texts"]) == ("Traversal", 2, 8)
+    assert (found["verifier"], found["max_batch"], found["written"]["texts"]) == ("Traversal", 2, 4)
     lossy = run(*options[:-1], 3000, "--verifier", "lossy-typical")
     assert lossy.exit_code == 1
     assert "NOT the target's law: the e-value is above 1e+06, as the pair is lossy by its name." in lossy.stdout

@@ -48,7 +48,7 @@ def test_texts_that_are_drawn_are_looked_at():
 def test_greedy_texts_are_no_evidence():
     with serve(None, audit=True) as client:
         ask(client, temperature=0)
-        assert metric(client, "audit_tokens_total") == 0
+        assert metric(client, "audit_tokens_total") == metric(client, "audit_impossible_tokens_total") == 0
         assert metric(client, "audit_e_value_log10") == pytest.approx(0)
         assert ask(client) == metric(client, "audit_tokens_total")
 

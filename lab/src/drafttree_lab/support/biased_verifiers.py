@@ -5,22 +5,9 @@ drafttree certify --live --verifier drafttree_lab.support.biased_verifiers.RRSw5
 
 from typing import Any, ClassVar
 
-from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, Verdict
+from drafttree.evaluation.biased_numbers import BiasedNumbers
 from drafttree.verifiers import RRSw, Traversal, Verifier
-
-
-class _Often:
-    """Numbers by which a probability to accept is larger than was asked for, up to 1; all else is as it was."""
-
-    def __init__(self, numbers: Randomness, factor: float) -> None:
-        self._numbers, self._factor = numbers, factor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._numbers, name)
-
-    def accept(self, probability: Any) -> bool:
-        return self._numbers.accept(float(probability) * self._factor)
 
 
 class Biased(Verifier):
@@ -29,7 +16,7 @@ class Biased(Verifier):
     bias: ClassVar[float]
 
     def verify(self, tree: DraftTree, logits: Any, randomness: Any) -> Verdict:
-        return super().verify(tree, logits, _Often(randomness, 1 + self.bias))  # pyright: ignore[reportArgumentType]
+        return super().verify(tree, logits, BiasedNumbers(randomness, self.bias))
 
 
 class RRSw2(Biased, RRSw):

@@ -8,7 +8,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from drafttree.core.errors import ConfigError
-from drafttree.interfaces.cli.options import MaxBatch
 from drafttree.interfaces.cli.results import ResultOptions
 from drafttree.interfaces.console import progress
 from drafttree.loading import TunedPolicy, find_policy, find_verifier
@@ -25,7 +24,9 @@ class LiveOptions:
         typer.Option("--live", help="Look for evidence against your own pair while it writes texts that are drawn."),
     ] = False
     tokens: Annotated[int, typer.Option(min=1, help="With --live: number of tokens to look at.")] = 100_000
-    max_batch: MaxBatch = 1
+    max_batch: Annotated[
+        int, typer.Option(min=1, help="With --live: maximum number of texts generated at the same time.")
+    ] = 1
 
 
 NAMES = {"live", "tokens", "max_batch"}

@@ -53,6 +53,10 @@ class AuditCollector(Collector):
         tokens = CounterMetricFamily(f"{PREFIX}audit_tokens", help_, labels=self._names)
         tokens.add_metric(self._values, evidence.tokens)
         yield tokens
+        help_ = "Tokens among them that have no probability, such as those that top_k leaves out."
+        impossible = CounterMetricFamily(f"{PREFIX}audit_impossible_tokens", help_, labels=self._names)
+        impossible.add_metric(self._values, evidence.impossible)
+        yield impossible
         help_ = "Logarithm to base 10 of the e-value against the target's law; 6 refutes it."
         e_value = GaugeMetricFamily(f"{PREFIX}audit_e_value_log10", help_, labels=self._names)
         e_value.add_metric(self._values, evidence.log_e_value / math.log(10))
