@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
@@ -187,7 +188,7 @@ def certify_live(
 
 
 def _write(
-    decoder: Decoder, texts: Sequence[tuple[list[int], int]], audit: Audit, max_batch: int, options: dict
+    decoder: Decoder, texts: Sequence[tuple[list[int], int]], audit: Audit, max_batch: int, options: dict[str, Any]
 ) -> WrittenTexts:
     """Write texts, given by their prompts and seeds, and bet on their tokens."""
     begun = time.perf_counter()
@@ -202,9 +203,9 @@ def _write(
     return WrittenTexts(audit.evidence, len(texts), len(rounds), sum(rounds), time.perf_counter() - begun)
 
 
-def _costs(decoder: Decoder, prompt: list[int], tokens: int, max_batch: int, options: dict) -> str:
+def _costs(decoder: Decoder, prompt: list[int], tokens: int, max_batch: int, options: dict[str, Any]) -> str:
     """What so many tokens will take, by a few that are not bet on."""
-    trial = options | {"max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
+    trial: dict[str, Any] = {**options, "max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
     decoder.generate(prompt, **trial)  # measures costs and packs weights, once
     begun = time.perf_counter()
     written = len(decoder.generate(prompt, observer=Audit(), **trial).tokens)
