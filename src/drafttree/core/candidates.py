@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
             rows: of each node the proposed tokens, their logits, and the logit of all others together.
             vocab: columns of the vocabulary.
         """
-        width = max(len(tokens) for tokens, _, _ in rows)
+        width = max(1, *(len(tokens) for tokens, _, _ in rows))
         ids, logits = np.zeros((len(rows), width), dtype=np.int64), np.full((len(rows), width + 1), -np.inf, np.float32)
         for row, (tokens, own, others) in enumerate(rows):
             if tokens:
@@ -75,14 +75,17 @@ class Candidates(NamedTuple):
             width: tokens of a node at most.
             allowed: tokens are below this; the others count among the probabilities.
         """
-        shifted = self.logits.astype(np.float64) - self.logits.max(1, keepdims=True)
-        logprobs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        logprobs = np.where(self.tokens < allowed, logprobs[:, :-1], -np.inf).astype(np.float32)
-        width = min(width, allowed)
-        order = np.argsort(-logprobs, axis=1, kind="stable")[:, :width]
-        missing = ((0, 0), (0, width - order.shape[1]))
-        best = np.take_along_axis(logprobs, order, 1), np.take_along_axis(self.tokens, order, 1)
-        return np.pad(best[0], missing, constant_values=-np.inf), np.pad(best[1], missing)
+        shifted = self.logits.astype(np.float64)
+        shifted -= shifted.max(1, keepdims=True)
+        logprobs = (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[:, :-1]
+        logprobs[self.tokens >= allowed] = -np.inf
+        order = (-logprobs).argsort(axis=1, kind="stable")[:, : min(width, allowed)]
+        places = order + np.arange(self.nodes)[:, None] * self.tokens.shape[1]
+        best = np.full((self.nodes, min(width, allowed)), -np.inf, np.float32)
+        ids = np.zeros(best.shape, np.int64)
+        best[:, : order.shape[1]] = logprobs.reshape(-1)[places]
+        ids[:, : order.shape[1]] = self.tokens.reshape(-1)[places]
+        return best, ids
 
     def dense(self, device: "torch.device") -> Tensor:
         """The logits float32 `[nodes, vocab + 1]` that they stand for."""

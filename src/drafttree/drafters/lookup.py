@@ -43,15 +43,17 @@ class Confidence:
 
     def hit_probability(self, match: Match) -> float:
         """Probability that the next token is among the followers of a match."""
-        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
-        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[_bucket(match)[0]]) / (seen + PRIOR_WEIGHT)
+        bucket = _bucket(match)
+        hits, seen = self._tallies.get(bucket, (0.0, 0.0))
+        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[bucket[0]]) / (seen + PRIOR_WEIGHT)
 
     def learn(self, match: Match, token: int) -> None:
         """Record the token that came after a match."""
-        hits, seen = self._tallies.get(_bucket(match), (0.0, 0.0))
+        bucket = _bucket(match)
+        hits, seen = self._tallies.get(bucket, (0.0, 0.0))
         # A text changes from prose to code to a quotation, so recent observations must be able to outweigh old ones.
         fade = 0.5 if seen >= FADE_AFTER else 1.0
-        self._tallies[_bucket(match)] = fade * hits + (token in match.followers), fade * seen + 1
+        self._tallies[bucket] = fade * hits + (token in match.followers), fade * seen + 1
 
     def next_token_probs(self, match: Match | None) -> tuple[dict[int, float], float]:
         """Probability of each proposed follower, in proportion to its count, and of all other tokens together."""
