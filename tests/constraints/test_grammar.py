@@ -214,8 +214,8 @@ def test_a_certificate_finds_a_text_that_leaves_the_grammar(embedded, monkeypatc
     )
     monkeypatch.setattr(grammar.GrammarState, "commit", lambda *_: None)
     certificate = certify(embedded, ["Once"], ["chain"], max_new_tokens=8, grammar=grammar.regex("[0-9]{4}"))
-    (finding,) = certificate.policies[-1].findings
-    assert finding.difference.position == 0
+    (difference,) = certificate.policies[-1].differences.values()
+    assert difference.position == 0
     assert not certificate.passed
 
 

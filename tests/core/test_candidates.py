@@ -82,6 +82,13 @@ def test_a_guide_of_ones_own_is_asked_with_all_columns(candidates):
     assert Louder(Sampling(1.0)).guide_candidates(candidates, 1, SeededRandomness(5, VOCAB, CPU)) is None
 
 
+def test_a_row_without_a_possible_token_has_none(candidates):
+    rows = candidates.divided(1e-45)
+    logprobs, _ = rows._replace(logits=np.full_like(rows.logits, -np.inf)).best(2, VOCAB)
+    assert (logprobs == -np.inf).all()
+    assert rows.best(1, VOCAB)[1][0] == 7 or not np.isfinite(rows.best(1, VOCAB)[0][0])
+
+
 def test_parts_are_joined_again(candidates):
     joined = candidates.part(2, 3).joined([candidates.part(1, 2), candidates.part(0, 1)])
     assert joined.nodes == 3

@@ -119,7 +119,7 @@ def test_texts_in_company_are_bet_on(decoder):
     pair = decoder.with_policy("chain").with_verifier("rrsw")
     certificate = certify_live(pair, PROMPTS, tokens=400, max_new_tokens=40, max_batch=3, top_p=0.9)
     assert certificate.passed
-    assert certificate.written.texts == 10
+    assert certificate.written.texts >= 10
     assert certificate.written.evidence.impossible == 0
     assert any(certificate.written.evidence.log_wealth[BESIDE])
 

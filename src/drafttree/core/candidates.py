@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy import ndarray as Array
+from drafttree.core.lazy import Array, Tensor, np, torch
 
-from drafttree.core.lazy import Tensor, torch
+LEAST, TINY = -1e300, 1e-300
+"""Stand for a logit and a probability of 0 where a row has no token that is possible at all."""
 
 
 class Candidates(NamedTuple):
@@ -50,6 +50,11 @@ class Candidates(NamedTuple):
         """The number of nodes."""
         return len(self.tokens)
 
+    def divided(self, temperature: float) -> "Candidates":
+        """The candidates at a temperature."""
+        with np.errstate(over="ignore"):  # what is beyond float32 is as impossible
+            return self._replace(logits=(self.logits.astype(np.float64) / temperature).astype(np.float32))
+
     def part(self, begin: int, end: int) -> "Candidates":
         """Those of some consecutive nodes."""
         return self._replace(tokens=self.tokens[begin:end], logits=self.logits[begin:end])
@@ -76,8 +81,8 @@ class Candidates(NamedTuple):
             allowed: tokens are below this; the others count among the probabilities.
         """
         shifted = self.logits.astype(np.float64)
-        shifted -= shifted.max(1, keepdims=True)
-        logprobs = (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[:, :-1]
+        shifted -= np.maximum(shifted.max(1, keepdims=True), LEAST)
+        logprobs = (shifted - np.log(np.maximum(np.exp(shifted).sum(1, keepdims=True), TINY)))[:, :-1]
         logprobs[self.tokens >= allowed] = -np.inf
         order = (-logprobs).argsort(axis=1, kind="stable")[:, : min(width, allowed)]
         places = order + np.arange(self.nodes)[:, None] * self.tokens.shape[1]

@@ -70,7 +70,7 @@ class LogitsAdjustment:
         if draws or self.constrain or self.observer or self.take_first:
             return None
         if self.temperature != 1:
-            candidates = candidates._replace(logits=candidates.logits / self.temperature)
+            candidates = candidates.divided(self.temperature)
         return self.verifier.guide_candidates(candidates, depth, self.randomness)
 
     def apply(self, logits: Tensor, depth: int, paths: list[Path]) -> Tensor:
