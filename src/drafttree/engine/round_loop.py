@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from drafttree.core.autocast import refuse_autocast
@@ -24,6 +25,7 @@ from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
+from drafttree.models.segment import split
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.verifiers.base import check_verdict
 
@@ -229,9 +231,11 @@ class RoundLoop:
         for request in requests:
             self._read_again_if_long(request)
         clock.lap("others")
-        for request, tree, output in zip(requests, trees, known, strict=True):
-            if output is None:
-                segments.append(tree_segment(request.cache, tree, device))
+        asked = [place for place, output in enumerate(known) if output is None]
+        if asked:
+            segments += tree_segments(
+                [requests[place].cache for place in asked], [trees[place] for place in asked], device
+            )
         for part in parts:
             # Of a prompt no logits are wanted, unless its log-probabilities are.
             wanted = slice(None) if part.request.prompt_logprobs else slice(0, 0)
@@ -339,18 +343,30 @@ def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int])
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
-def tree_segment(cache: TreeCache, tree: DraftTree, device: torch.device) -> Segment:
-    """The nodes of a tree behind what a KV cache holds, for a target pass."""
-    if tree.is_chain:
-        depths, visible = _chain(tree.size, device)
-        tokens = torch.tensor([tree.tokens], device=device)
-    else:
-        tokens, depths = torch.tensor([[tree.tokens], [tree.depths]]).to(device)
-        visible = torch.from_numpy(tree.ancestors)[None].to(device)
-    return Segment(cache, tokens, depths + cache.next_position, visible)
+def tree_segments(caches: Sequence[TreeCache], trees: Sequence[DraftTree], device: torch.device) -> list[Segment]:
+    """The nodes of trees behind what their KV caches hold, for a target pass; they go to the device together."""
+    tokens, positions = list[int](), list[int]()
+    for cache, tree in zip(caches, trees, strict=True):
+        root = cache.next_position
+        tokens += tree.tokens
+        positions += [root + depth for depth in tree.depths]
+    ids, places = torch.tensor([[tokens], [positions]], device=device)
+    sizes = [tree.size for tree in trees]
+    columns = zip(caches, split(ids, sizes), split(places, sizes), _visible(trees, device), strict=True)
+    return [Segment(*each) for each in columns]
+
+
+def _visible(trees: Sequence[DraftTree], device: torch.device) -> list[torch.Tensor]:
+    """Bool `[1, nodes, nodes]` of each tree: which of its nodes each node attends to."""
+    branched = [tree.ancestors for tree in trees if not tree.is_chain]
+    if not branched:
+        return [_chain(tree.size, device) for tree in trees]
+    joined = torch.from_numpy(np.concatenate([each.reshape(-1) for each in branched])).to(device)
+    parts = iter(split(joined, [each.size for each in branched], 0))
+    return [_chain(tree.size, device) if tree.is_chain else next(parts).view(1, tree.size, tree.size) for tree in trees]
 
 
 @lru_cache(maxsize=64)
-def _chain(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depths and visibility of a chain's nodes, not to be written to."""
-    return torch.arange(size, device=device)[None], torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+def _chain(size: int, device: torch.device) -> torch.Tensor:
+    """Visibility of a chain's nodes, not to be written to."""
+    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
