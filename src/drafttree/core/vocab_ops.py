@@ -37,10 +37,10 @@ def best_tokens(rows: Tensor) -> Callable[[int], int]:
     if not rows.is_cpu:
         values, chosen = rows.max(-1)
         return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist().__getitem__
-    halves = rows.dtype.itemsize < 4  # numpy has no bfloat16
+    known = rows.numpy() if rows.dtype.itemsize >= 4 else None  # numpy has no bfloat16
 
     def best(row: int) -> int:
-        numbers = (rows[row].float() if halves else rows[row]).numpy()
+        numbers = rows[row].float().numpy() if known is None else known[row]
         column = int(numbers.argmax())  # of NaN, where there is any
         return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
 
