@@ -35,7 +35,7 @@ class Candidates(NamedTuple):
             rows: of each node the proposed tokens, their logits, and the logit of all others together.
             vocab: columns of the vocabulary.
         """
-        width = max(1, *(len(tokens) for tokens, _, _ in rows))
+        width = max([1, *(len(tokens) for tokens, _, _ in rows)])
         ids, logits = np.zeros((len(rows), width), dtype=np.int64), np.full((len(rows), width + 1), -np.inf, np.float32)
         for row, (tokens, own, others) in enumerate(rows):
             if tokens:

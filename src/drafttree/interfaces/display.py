@@ -229,7 +229,7 @@ def _conclusion(certificate: Certificate) -> str:
     law = "not certified yet" if certificate.keeps_law and certificate.interrupted else law
     lines += f"\nThe law is {law}: {'every' if certificate.keeps_law else 'not every'} text is the reference's"
     if certificate.keeps_law and any(policy.differences for policy in certificate.policies):
-        lines += f" or differs by a tie, both tokens within {TIE_UNITS} units of rounding of the best logit"
+        lines += f" or differs by a tie, which {TIE_UNITS} units of rounding are enough to decide"
     text = "identical" if certificate.keeps_text else "NOT identical"
     lines += f".\nThe text is {text} to plain decoding's token for token"
     return f"{lines}{_text_advice(certificate)}.{' ' + PART if certificate.interrupted else ''}"

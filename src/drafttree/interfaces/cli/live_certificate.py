@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -29,7 +29,7 @@ class LiveOptions:
     ] = 1
 
 
-NAMES = {"live", "tokens", "max_batch"}
+NAMES = {field.name for field in fields(LiveOptions)}
 """The options of `LiveOptions`."""
 
 
@@ -83,9 +83,8 @@ def write_live(
     from drafttree.interfaces.cli.decoders import load_named, read_token_ids
     from drafttree.interfaces.live_display import show_live_certificate
 
-    target, drafter, *others = models.values()
-    form = dict(zip([*models][2:], others, strict=True))
-    decoder = load_named(target, drafter, *pair, **form)
+    form = dict(models)
+    decoder = load_named(form.pop("target"), form.pop("drafter"), *pair, **form)
     texts = read_token_ids(decoder, prompts, limit, options["max_new_tokens"])
     store = results.open_store(context, texts, options)
     with progress(live.tokens) as advance:
