@@ -5,7 +5,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -131,24 +133,24 @@ def random_tokens(count: int, seed: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TensorTree:
-    """A tree as a model is handed it, `[1, nodes]`; `ancestors` is `[1, nodes, nodes]`."""
+class ArrayTree:
+    """A tree as a model is handed it, `[nodes]`; `ancestors` is `[nodes, nodes]`."""
 
-    tokens: Tensor
-    parents: Tensor
-    ancestors: Tensor
+    tokens: Array
+    parents: Array
+    ancestors: Array
     levels: int
 
     @property
     def size(self) -> int:
-        return self.tokens.shape[1]
+        return len(self.tokens)
 
     @property
-    def depths(self) -> Tensor:
+    def depths(self) -> Array:
         return self.ancestors.sum(-1) - 1
 
 
-def random_tree(widths: Sequence[int], seed: int) -> TensorTree:
+def random_tree(widths: Sequence[int], seed: int) -> ArrayTree:
     """A tree with the given numbers of nodes per level, random parents, and different tokens within a level."""
     generator = torch.Generator().manual_seed(seed)
     tokens, parents, first, above = random_tokens(1, seed), [-1], 0, 1
@@ -159,26 +161,26 @@ def random_tree(widths: Sequence[int], seed: int) -> TensorTree:
         first, above = first + above, width
     zero = [0.0] * len(tokens)
     ancestors = DraftTree(tokens, parents, zero, zero, len(widths)).ancestors
-    return TensorTree(torch.tensor([tokens]), torch.tensor([parents]), torch.from_numpy(ancestors)[None], len(widths))
+    return ArrayTree(np.array(tokens), np.array(parents), ancestors, len(widths))
 
 
-def path_to(tree: TensorTree, node: int) -> list[int]:
+def path_to(tree: ArrayTree, node: int) -> list[int]:
     """Node indices from the root down to a node."""
-    return tree.ancestors[0, node].nonzero().flatten().tolist()
+    return tree.ancestors[node].nonzero()[0].tolist()
 
 
-def leaf_paths(tree: TensorTree) -> list[list[int]]:
+def leaf_paths(tree: ArrayTree) -> list[list[int]]:
     """Every root-to-leaf path."""
-    inner = set(tree.parents[0].tolist())
+    inner = set(tree.parents.tolist())
     return [path_to(tree, node) for node in range(tree.size) if node not in inner]
 
 
 def run(
     model: Model,
     cache: TreeCache,
-    tokens: Tensor,
-    positions: Tensor,
-    visible: Tensor,
+    tokens: Array,
+    positions: Array,
+    visible: Array,
     wanted: slice = slice(None),
     hidden_layers: tuple[int, ...] = (),
 ) -> Output:
@@ -187,7 +189,7 @@ def run(
     return output
 
 
-def score(model: TargetModel, cache: TreeCache, tree: TensorTree) -> Tensor:
+def score(model: TargetModel, cache: TreeCache, tree: ArrayTree) -> Tensor:
     """Logits of every node of a tree in one pass."""
     return run(model, cache, tree.tokens, tree.depths + cache.length, tree.ancestors).logits
 
@@ -216,9 +218,9 @@ def _as_cache(module: PreTrainedModel, cache: DynamicCache) -> dict[str, Dynamic
     return {next(name for name in ("cache", "cache_params", "past_key_values") if name in names): cache}
 
 
-def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: TensorTree) -> float:
+def worst_gap(logits: Tensor, module: PreTrainedModel, prefix: Sequence[int], tree: ArrayTree) -> float:
     """Largest difference between a tree's logits `[nodes, vocab]` and transformers' own, over every path."""
     paths = leaf_paths(tree)
-    expected = decode(module, prefix, [tree.tokens[0, path].tolist() for path in paths])
+    expected = decode(module, prefix, [tree.tokens[path].tolist() for path in paths])
     gaps = [(logits[path] - along).abs().max() for path, along in zip(paths, expected, strict=True)]
     return float(torch.stack(gaps).max())

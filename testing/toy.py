@@ -94,11 +94,12 @@ class ToyModel:
         self.forwarded += segment.nodes
         if self.passes == self.interrupt_at:
             raise KeyboardInterrupt
-        rows = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
-        seen = torch.cat((torch.ones(segment.nodes, cache.length, dtype=torch.bool), visible[0]), 1)
+        given = (torch.from_numpy(each).double()[None, None, :, None] for each in (tokens, positions))
+        rows = cache.update(*given, 0)
+        seen = torch.cat((torch.ones(segment.nodes, cache.length, dtype=torch.bool), torch.from_numpy(visible)), 1)
         known = [part.flatten().long().tolist() for part in rows]
         asked = range(segment.nodes)[wanted]
-        logits = [self.law(_context(seen[node], *known, int(positions[0, node]))) for node in asked]
+        logits = [self.law(_context(seen[node], *known, int(positions[node]))) for node in asked]
         cache.grow(positions)
         return Output(torch.tensor(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
 

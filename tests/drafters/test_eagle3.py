@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -272,10 +273,10 @@ def test_a_fused_head_is_the_module_it_stands_in_for(name):
     for each in (fused_head(head), head):
         cache, generator = TreeCache(head.layout, 8), torch.Generator().manual_seed(3)
         for level in range(levels):
-            tokens = torch.randint(VOCAB, (1, 2), generator=generator)
+            tokens = torch.randint(VOCAB, (2,), generator=generator).numpy()
             states = tuple(torch.randn(1, 2, HIDDEN, generator=generator) for _ in FORMATS[name].states)
-            visible = torch.eye(2, dtype=torch.bool).repeat(1, level + 1)[None]
-            segment = Segment(cache, tokens, torch.full((1, 2), level), visible)
+            visible = np.tile(np.eye(2, dtype=bool), (1, level + 1))
+            segment = Segment(cache, tokens, np.full(2, level), visible)
             with torch.inference_mode():
                 results.append(each([segment], each.fuse(states)))
     for ours, theirs in zip(results[:levels], results[levels:], strict=True):
@@ -287,13 +288,13 @@ def _levels(backend: Head, head: Eagle3Head, seed: int):
     generator, cache, device = torch.Generator().manual_seed(seed), backend.new_cache(8), head.fc.weight.device
     for rows, kept in ((3, range(3)), (2, None), (2, None), (2, None)):
         if kept or not cache.drafted:
-            visible = torch.ones(1, rows, 0, dtype=torch.bool)
-        added = torch.ones(rows, rows).tril() if kept else torch.eye(rows)
-        visible = torch.cat((visible, added.bool()[None]), 2)
-        tokens = torch.randint(VOCAB, (1, rows), generator=generator)
+            visible = np.ones((rows, 0), dtype=bool)
+        added = np.tri(rows, dtype=bool) if kept else np.eye(rows, dtype=bool)
+        visible = np.concatenate((visible, added), 1)
+        tokens = torch.randint(VOCAB, (rows,), generator=generator).numpy()
         states = tuple(torch.randn(1, rows, HIDDEN, generator=generator).to(device) for _ in range(head.config.states))
-        positions = cache.next_position + visible.sum(2) - 1
-        segment = Segment(cache, tokens.to(device), positions.to(device), visible.to(device))
+        positions = cache.next_position + visible.sum(1) - 1
+        segment = Segment(cache, tokens, positions, visible)
         yield backend([segment], backend.fuse(states))
         if kept:
             cache.commit(kept)
@@ -319,8 +320,7 @@ def test_nan_hidden_states_of_one_pass_do_not_affect_the_next():
     head = loaded().modules[0]
     fused, recorded = fused_head(head), recorded_head(head, Replays())
     damaged = torch.full((1, 4, head.config.hidden), torch.nan)
-    rows, causal = torch.arange(4)[None], torch.ones(1, 4, 4, dtype=torch.bool).tril()
-    recorded([Segment(recorded.new_cache(8), rows, rows, causal)], damaged)
+    recorded([Segment.of_text(recorded.new_cache(8), range(4))], damaged)
     results = [list(_levels(each, head, 1)) for each in (fused, recorded)]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

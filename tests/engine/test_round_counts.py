@@ -20,13 +20,13 @@ from testing.marks import needs_native
 PROMPT = "The old keeper told the children that the storm would come before the night, and that the old keeper told"
 TALON = "talon:budget=16,width=4"
 CEILINGS = [
-    ("none", "chain", 0.0, 1, 9.5),
-    ("none", "chain", 0.0, 16, 98),
-    ("none", "chain", 1.0, 1, 17.5),
-    ("lookup", "chain", 0.0, 1, 11),
-    ("lookup", TALON, 0.0, 1, 11),
-    ("lookup", TALON, 1.0, 1, 34),
-    ("auto", TALON, 0.0, 1, 28),
+    ("none", "chain", 0.0, 1, 6),
+    ("none", "chain", 0.0, 16, 91),
+    ("none", "chain", 1.0, 1, 13.5),
+    ("lookup", "chain", 0.0, 1, 7),
+    ("lookup", TALON, 0.0, 1, 7),
+    ("lookup", TALON, 1.0, 1, 22),
+    ("auto", TALON, 0.0, 1, 21),
 ]
 """Drafter, policy, temperature, texts at once, and torch calls of a round at most, as they were counted."""
 

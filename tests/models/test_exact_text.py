@@ -3,6 +3,7 @@
 from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig
@@ -11,11 +12,12 @@ from drafttree import Decoder
 from drafttree.drafters import LanguageModelDrafter
 from drafttree.errors import ModelError
 from drafttree.loading import load_model
-from drafttree.models import TargetModel, TreeCache, Wants, append, choose_backend
+from drafttree.models import Segment, TargetModel, TreeCache, Wants, append, choose_backend
 from drafttree.models.attention.exact_attention import DEPTH, attend_exactly, query_blocks
 from drafttree.models.exact_text import ExactTextBackend, has_uniform_rows
 from drafttree.models.fused.fused_backend import FusedBackend
 from drafttree.models.module.module_backend import ModuleBackend
+from drafttree.models.segment import causal
 from drafttree.models.windows import EVERYTHING, Span
 from drafttree.models.wrapped_backends import WrappedBackend
 from drafttree.policies import Chain, DynaTree, Eagle, Talon
@@ -76,9 +78,9 @@ def test_padded_and_split_passes_give_the_logits_and_hidden_states_of_whole_ones
             append(model, cache, part)
         positions = tree.depths + cache.length
         outputs.append(tiny.run(model, cache, tree.tokens, positions, tree.ancestors, hidden_layers=(1, 3)))
-        assert cache.drafted == tree.tokens.shape[1]
-        seen = tree.ancestors.new_ones(1, 1, cache.drafted + 1)
-        last = tiny.run(model, cache, tree.tokens[:, :1], positions[:, :1], seen, wanted=slice(-1, None))
+        assert cache.drafted == tree.size
+        seen = np.ones((1, cache.drafted + 1), dtype=bool)
+        last = tiny.run(model, cache, tree.tokens[:1], positions[:1], seen, wanted=slice(-1, None))
         assert last.logits.shape[1] == 1
     for output in outputs[1:]:
         torch.testing.assert_close(output.logits, outputs[0].logits)
@@ -100,7 +102,9 @@ def test_attention_is_that_of_one_sum(span):
     mask = torch.zeros(nodes, rows).masked_fill(~seen, -torch.inf).repeat(2, 1)[None, None]
     cache = TreeCache.__new__(TreeCache)
     cache.length = length
-    blocks = query_blocks(cache, positions, torch.ones(1, nodes, nodes, dtype=torch.bool).tril())
+    blocks = query_blocks(
+        Segment(cache, positions[0].numpy(), positions[0].numpy(), causal(nodes)), torch.device("cpu")
+    )
     assert len(blocks) == 2
     found = attend_exactly(query, keys, values, mask, None, blocks, span)
     scores = query.double() @ keys.double()[:, :, None].mT / 8**0.5 + mask.double().unflatten(2, (2, nodes))
@@ -110,12 +114,12 @@ def test_attention_is_that_of_one_sum(span):
 def test_a_tree_too_deep_for_exact_text_is_refused_and_a_chain_is_not():
     cache = TreeCache.__new__(TreeCache)
     cache.length = 100
-    positions = 100 + torch.arange(DEPTH + 40)[None]
-    chain = torch.ones(1, DEPTH + 40, DEPTH + 40, dtype=torch.bool).tril()
-    assert len(query_blocks(cache, positions, chain)) > 1
-    chain[0, -1, 3] = False
+    positions = 100 + np.arange(DEPTH + 40)
+    chain = Segment(cache, positions, positions, np.tri(DEPTH + 40, dtype=bool))
+    assert len(query_blocks(chain, torch.device("cpu"))) > 1
+    chain.visible[-1, 3] = False
     with pytest.raises(ModelError, match=f"at most {DEPTH} levels"):
-        query_blocks(cache, positions, chain)
+        query_blocks(chain, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["gptj", *hybrids()[:1]])

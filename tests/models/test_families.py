@@ -23,7 +23,7 @@ def test_rounds_of_trees_equal_incremental_decoding_along_every_path(name, prefi
         assert tiny.worst_gap(tiny.score(model, cache, tree)[0], reference, committed, tree) < TOLERANCE
         path = tiny.leaf_paths(tree)[-1]
         cache.commit(path)
-        committed = committed + tree.tokens[0, path].tolist()
+        committed = committed + tree.tokens[path].tolist()
 
 
 @pytest.mark.few(13)

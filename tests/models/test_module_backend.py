@@ -1,5 +1,6 @@
 """A tree pass gives at every node the logits transformers gives when it decodes that node's path token by token."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def test_tree_logits_equal_incremental_decoding_along_every_path(name, shape, pr
 def test_the_comparison_notices_a_mask_that_shows_siblings(name):
     prefix, tree = tiny.random_tokens(4, 1), tiny.random_tree((2, 4, 3), 3)
     model, reference, cache = read_prefix(name, prefix)
-    causal = torch.ones_like(tree.ancestors).tril()
+    causal = np.tril(np.ones_like(tree.ancestors))
     logits = tiny.run(model, cache, tree.tokens, tree.depths + cache.length, causal).logits
     assert tiny.worst_gap(logits[0], reference, prefix, tree) > 100 * TOLERANCE
 
@@ -47,7 +48,7 @@ def test_later_rounds_see_exactly_the_accepted_paths(name):
         assert tiny.worst_gap(tiny.score(model, cache, tree)[0], reference, committed, tree) < TOLERANCE
         path = tiny.leaf_paths(tree)[-1]
         cache.commit(path)
-        committed = committed + tree.tokens[0, path].tolist()
+        committed = committed + tree.tokens[path].tolist()
         assert cache.length == len(committed)
 
 
@@ -72,7 +73,7 @@ def test_hidden_layers_equal_transformers_hidden_states(name):
     layers = tuple(range(tiny.LAYERS + 1))
     out = tiny.run(model, cache, tree.tokens, tree.depths + cache.length, tree.ancestors, hidden_layers=layers)
     for path in tiny.leaf_paths(tree):
-        tokens = torch.tensor([prefix + tree.tokens[0, path].tolist()])
+        tokens = torch.tensor([prefix + tree.tokens[path].tolist()])
         with torch.inference_mode():
             expected = reference(tokens, output_hidden_states=True).hidden_states
         for layer in layers:
@@ -86,7 +87,7 @@ def test_hidden_layers_come_in_the_order_asked_for():
     tree = tiny.random_tree((2, 2), 9)
     arguments = (tree.tokens, tree.depths + cache.length, tree.ancestors)
     last, first = tiny.run(model, cache, *arguments, hidden_layers=(tiny.LAYERS, 0)).hidden
-    assert torch.equal(first, model.module.get_input_embeddings()(tree.tokens))
+    assert torch.equal(first, model.module.get_input_embeddings()(torch.from_numpy(tree.tokens)[None]))
     assert not torch.equal(first, last)
 
 
@@ -97,11 +98,11 @@ def test_level_by_level_passes_equal_one_pass(name):
     at_once = tiny.score(model, cache, tree)
     cache.commit([])
     positions = tree.depths + cache.length
-    levels = [(tree.depths[0] == depth).nonzero().flatten() for depth in range(tree.levels + 1)]
+    levels = [(tree.depths == depth).nonzero()[0] for depth in range(tree.levels + 1)]
     passes = []
     for level in levels:
-        visible = tree.ancestors[:, level, : level[-1] + 1]
-        passes.append(tiny.run(model, cache, tree.tokens[:, level], positions[:, level], visible).logits)
+        visible = tree.ancestors[level, : level[-1] + 1]
+        passes.append(tiny.run(model, cache, tree.tokens[level], positions[level], visible).logits)
     torch.testing.assert_close(torch.cat(passes, 1), at_once, atol=1e-5, rtol=1e-5)
 
 
@@ -165,9 +166,9 @@ def test_hidden_layers_are_transformers_hidden_states(name, scored):
     model, reference = tiny.wrap(tiny.build(name))
     tokens = tiny.random_tokens(6, 8)
     ids, wanted = torch.tensor([tokens]), (tiny.LAYERS, 0, 2, 0)
-    causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
+    causal = np.tri(6, dtype=bool)
     options = {"wanted": scored, "hidden_layers": wanted}
-    found = tiny.run(model, model.new_cache(8), ids, torch.arange(6)[None], causal, **options).hidden
+    found = tiny.run(model, model.new_cache(8), np.array(tokens), np.arange(6), causal, **options).hidden
     with torch.inference_mode():
         expected = reference(ids, output_hidden_states=True).hidden_states
     assert len(found) == len(wanted)

@@ -199,8 +199,7 @@ def test_exact_texts_have_plain_decodings_logits_bit_for_bit_among_other_request
     own = torch.cat([append(model, cache, [token]).logits[0] for token in path])
     cache, found = model.new_cache(32), []
     for token in path:
-        one = torch.ones(1, 1, 1, dtype=torch.bool)
-        segment = Segment(cache, torch.tensor([[token]]), torch.tensor([[cache.length]]), one)
+        segment = Segment.of_text(cache, [token])
         segments = [others[0].next_segment(), segment, *(each.next_segment() for each in others[1:])]
         found.append(model.forward(segments)[1].logits[0])
         cache.commit([0])

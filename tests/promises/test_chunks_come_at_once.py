@@ -24,7 +24,7 @@ class Patient(ToyModel):
         self.read, self.changed = 0, threading.Condition()
 
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
-        written = sum(int(segment.positions[0, 0]) for segment in segments)  # of one token's prompts
+        written = sum(int(segment.positions[0]) for segment in segments)  # of one token's prompts
         with self.changed:
             assert self.changed.wait_for(lambda: self.read >= written, 10), "a pass began before what was written came"
         return super().forward(segments, hidden_layers=hidden_layers)

@@ -194,7 +194,7 @@ class KnownText:
         logits = []
         for model in (draft, target):
             known = [min(token, model.vocab_size - 1) for token in text]
-            segment = Segment.of_text(model.new_cache(len(text)), known, model.device)._replace(wanted=slice(None))
+            segment = Segment.of_text(model.new_cache(len(text)), known)._replace(wanted=slice(None))
             (output,) = model.forward([segment])
             logits.append(output.logits[0][first:])
         expected, own = logits

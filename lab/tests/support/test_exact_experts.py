@@ -42,7 +42,7 @@ def logits(model: TargetModel, text: list[int], sizes: tuple[int, ...]) -> Tenso
     rows, turns = [], itertools.cycle(sizes)
     while cache.length < len(text):
         tokens = text[cache.length : cache.length + next(turns)]
-        segment = Segment.of_text(cache, tokens, model.device)._replace(wanted=slice(None))
+        segment = Segment.of_text(cache, tokens)._replace(wanted=slice(None))
         rows.append(model.forward([segment])[0].logits[0])
         cache.commit(range(len(tokens)))
     return torch.cat(rows)

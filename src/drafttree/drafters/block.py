@@ -8,6 +8,7 @@ transition changes them by the token above (DSpark, DFlash2).
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from drafttree.drafters.base import HiddenStates, Session, ShownBySize
 from drafttree.drafters.block_layers import BlockLayers
 from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import Segment, TreeCache
+from drafttree.models.host_copies import send
 from drafttree.models.segment import join
 
 PREFILL_CHUNK = 512
@@ -137,8 +139,9 @@ class BlockSession(Session):
         for states in unread:
             for start in range(0, states[0].shape[1], PREFILL_CHUNK):
                 part = self.drafter.block.context(tuple(state[:, start : start + PREFILL_CHUNK] for state in states))
-                positions = self.cache.next_position + torch.arange(part.shape[1], device=self._device)[None]
-                for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(part, positions)):
+                positions = self.cache.next_position + np.arange(part.shape[1])
+                (own,) = send([positions[None]], self._device)
+                for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(part, own)):
                     self.cache.update(keys, values, index)
                 self.cache.grow(positions)
                 self.cache.commit(range(part.shape[1]))
@@ -146,10 +149,10 @@ class BlockSession(Session):
     def segment(self) -> Segment:
         """The root and the mask tokens behind it."""
         config = self.drafter.config
-        tokens = torch.tensor([[self.token] + [config.mask_token] * (config.block - 1)], device=self._device)
-        positions = self.cache.next_position + torch.arange(config.block, device=self._device)[None]
-        whole = torch.ones(1, config.block, config.block, dtype=torch.bool, device=self._device)
-        return Segment(self.cache, tokens, positions, whole)
+        tokens = np.full(config.block, config.mask_token)
+        tokens[0] = self.token
+        positions = self.cache.next_position + np.arange(config.block)
+        return Segment(self.cache, tokens, positions, np.ones((config.block, config.block), dtype=bool))
 
     def begin_tree(self, rows: Tensor, logits: Tensor) -> None:
         """Note what the pass has given, and drop the block's own keys and values."""

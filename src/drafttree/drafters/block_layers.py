@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -19,7 +20,6 @@ from drafttree.drafters.base import HiddenStates
 from drafttree.drafters.transitions import TRANSITIONS, CandidateSelector, Transition
 from drafttree.models import NAME, CacheLayout, Segment
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
-from drafttree.models.segment import join
 
 SELECTOR = "selector"
 """The kind of transition that DFlash2 has."""
@@ -141,18 +141,19 @@ class BlockLayers(nn.Module):
         Args:
             segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
         """
-        tokens = join([segment.tokens for segment in segments])
+        device, dtype = self.embed_tokens.weight.device, self.embed_tokens.weight.dtype
+        seen = {
+            ahead: ModuleInputs.of(
+                [segment._replace(visible=np.tril(segment.visible, ahead)) for segment in segments], dtype, device
+            )
+            for ahead in {*self.config.ahead}
+        }
+        tokens, positions, *_ = next(iter(seen.values()))
         states = self.embed_tokens(tokens)
         if self.mask_embedding is not None:
             states = torch.where((tokens == self.config.mask_token)[..., None], self.mask_embedding, states)
         states = states * self.config.input_scale
-        seen = {
-            ahead: ModuleInputs.of(
-                [segment._replace(visible=segment.visible.tril(ahead)) for segment in segments], states.dtype
-            )
-            for ahead in {*self.config.ahead}
-        }
-        rotary = self.rotary(states, next(iter(seen.values())).positions)
+        rotary = self.rotary(states, positions)
         for layer, ahead in zip(self.layers, self.config.ahead, strict=True):
             given: Any = {"tree_plan": seen[ahead].plan, **as_cache(layer, seen[ahead].cache)}
             if self.config.sinks:

@@ -117,7 +117,7 @@ class EagleHead(nn.Module):
         return hidden_states[0]
 
     def forward(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._run(ModuleInputs.of(segments, states.dtype), states)
+        output = self._run(ModuleInputs.of(segments, states.dtype, states.device), states)
         for segment in segments:
             segment.cache.grow(segment.positions)
         parts = split(output, [segment.nodes for segment in segments])

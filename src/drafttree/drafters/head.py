@@ -118,7 +118,7 @@ class HeadDrafter(ShownBySize):
                 segments, states = [segment for segment, _ in trees], [read for _, read in trees]
             else:
                 states = [each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)]
-                segments = level_segments(sessions, frontiers, states[0].device)
+                segments = level_segments(sessions, frontiers)
             logits, outputs = heads[min(level, len(heads) - 1)](segments, join(states))
             sizes = [segment.nodes for segment in segments]
             for session, own, output in zip(sessions, frontiers, outputs.split(sizes, 1), strict=True):
@@ -136,7 +136,7 @@ class HeadDrafter(ShownBySize):
         with count_pass(sessions, count):
             frontiers = [Frontier([token], [0]) for token in tokens]
             states = join([each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)])
-            return draft(level_segments(sessions, frontiers, states.device), count, allowed, states)
+            return draft(level_segments(sessions, frontiers), count, allowed, states)
 
     def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted: slice) -> Tensor:
         """Compute and commit the rows of committed tokens, by all heads.
@@ -249,7 +249,7 @@ class HeadSession(TreeSession):
 
     def segment(self, head: int, tokens: list[int], wanted: slice) -> Segment:
         """The next tokens of the text, as rows of a head."""
-        return Segment.of_text(self.caches[head], tokens, self._device)._replace(wanted=wanted)
+        return Segment.of_text(self.caches[head], tokens)._replace(wanted=wanted)
 
     def commit_rows(self, head: int, tokens: list[int], outputs: Tensor) -> tuple[list[int], Tensor]:
         """Commit a head's rows, given its outputs `[1, rows, hidden]`; the tokens and states of the head after it.
@@ -299,12 +299,10 @@ class HeadSession(TreeSession):
         visible = np.concatenate([np.pad(seen, ((0, 0), (0, nodes - seen.shape[1]))) for seen in self._seen])
         starts = [0, 1, *(1 + end for end in accumulate(sizes[:-2]))]
         parents = [start + origin for start, own in zip(starts, self._tree, strict=False) for origin in own.origins]
-        tokens = torch.tensor([[token for own in self._tree for token in own.tokens]], device=self._device)
-        depths = [depth for depth, size in enumerate(sizes) for _ in range(size)]
-        positions = cache.next_position + torch.tensor([depths], device=self._device)
-        seen = torch.from_numpy(visible)[None].to(self._device)
+        tokens = np.array([token for own in self._tree for token in own.tokens])
+        positions = cache.next_position + np.repeat(np.arange(len(sizes)), sizes)
         states = torch.cat((self._newest[head - 1], self._outputs), 1)[:, parents]
-        return Segment(cache, tokens, positions, seen, slice(nodes - sizes[-1], None)), states
+        return Segment(cache, tokens, positions, visible, slice(nodes - sizes[-1], None)), states
 
     def take(self, outputs: Tensor, frontier: Frontier) -> None:
         """Note the outputs `[1, rows, hidden]` of the rows of a new frontier, and of those before it if there are."""

@@ -125,10 +125,8 @@ def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
     hidden = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))
-    rows = torch.arange(ROWS, device=weight.device)[None]
-    causal = torch.ones(1, ROWS, ROWS, dtype=torch.bool, device=weight.device).tril()
-    cache, tokens = backend.new_cache(2 * ROWS), (rows + shift) % head.config.vocab
-    _, hidden = backend([Segment(cache, tokens, rows, causal)], hidden)
+    cache, tokens = backend.new_cache(2 * ROWS), [(row + shift) % head.config.vocab for row in range(ROWS)]
+    _, hidden = backend([Segment.of_text(cache, tokens)], hidden)
     cache.commit(range(ROWS))
-    logits, _ = backend([Segment(cache, tokens, rows + ROWS, causal)], hidden)
+    logits, _ = backend([Segment.of_text(cache, tokens)._replace(wanted=slice(None))], hidden)
     return logits if head.target_ids is None else logits[:, head.target_ids]

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedMo
 
 from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
 from drafttree.drafters.session import count_pass
-from drafttree.models import NAME, CacheLayout, TreeCache, TreePlan
+from drafttree.models import NAME, CacheLayout, Segment, TreeCache
 from drafttree.models.module.module_checks import logits_width
-from drafttree.models.module.module_inputs import as_cache
+from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from drafttree.models.module.released import place
 from drafttree.models.quantization.quantized_embedding import QuantizedEmbedding
 from drafttree.models.quantization.quantized_linear import QuantizedLinear
@@ -322,13 +322,11 @@ class HydraDrafter(HeadsDrafter):
         if prefix is None:
             return hidden
         count = hidden.shape[1]
-        positions = torch.arange(cache.length, cache.length + count, device=hidden.device)[None]
-        causal = torch.ones(1, count, count, dtype=torch.bool, device=hidden.device).tril()
-        plan = TreePlan(cache, positions, causal, hidden.dtype)
-        out = prefix(
-            inputs_embeds=hidden, position_ids=positions, use_cache=True, tree_plan=plan, **as_cache(prefix, cache)
-        )
-        cache.grow(positions)
+        segment = Segment.of_text(cache, [0] * count)  # it reads their states
+        inputs = ModuleInputs.of([segment], hidden.dtype, hidden.device)
+        given = {"use_cache": True, "tree_plan": inputs.plan, **as_cache(prefix, cache)}
+        out = prefix(inputs_embeds=hidden, position_ids=inputs.positions, **given)
+        cache.grow(segment.positions)
         cache.commit(range(count))
         return out.last_hidden_state
 

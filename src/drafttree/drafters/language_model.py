@@ -52,7 +52,7 @@ class LanguageModelDrafter(ShownBySize):
     def expand(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
-            outputs = self.model.forward(level_segments(sessions, frontiers, self.model.device))
+            outputs = self.model.forward(level_segments(sessions, frontiers))
             return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([each.logits[0] for each in outputs])
 
     def chain(
@@ -67,7 +67,7 @@ class LanguageModelDrafter(ShownBySize):
             return None
         with count_pass(sessions, count):
             frontiers = [Frontier([token], [0]) for token in tokens]
-            found = draft(level_segments(sessions, frontiers, self.model.device), count, allowed)
+            found = draft(level_segments(sessions, frontiers), count, allowed)
         for session, drafted in zip(sessions, found[0].T.tolist(), strict=True):
             for token in drafted[:-1]:
                 session.next_level(Frontier([token], [0]))
@@ -103,7 +103,7 @@ class LanguageModelSession(TreeSession):
 
     def unread_text(self) -> Segment:
         """The unread tokens, of whose logits the last one's are wanted."""
-        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread), self.drafter.model.device)
+        return Segment.of_text(self.cache, self._clamp_to_vocab(self.unread))
 
     def read(self, logits: Tensor) -> None:
         """Commit the unread tokens' rows, given the last one's logits `[vocab]`."""

@@ -91,7 +91,7 @@ class OtherTokenizerSession(LanguageModelSession):
 
     def unread_text(self) -> Segment:
         segment = super().unread_text()
-        return segment._replace(positions=segment.positions.clamp(max=self._last_position))
+        return segment._replace(positions=segment.positions.clip(max=self._last_position))
 
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
         position, visible = super().next_level(frontier)

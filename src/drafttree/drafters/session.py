@@ -78,24 +78,14 @@ class TreeSession(Session):
         return position, self._visible
 
 
-def level_segments(
-    sessions: Sequence[TreeSession], frontiers: Sequence[Frontier], device: torch.device
-) -> list[Segment]:
-    """The nodes of new frontiers, for one pass; tokens and positions go to the device together."""
-    tokens, positions, visible = list[int](), list[int](), list[np.ndarray]()
+def level_segments(sessions: Sequence[TreeSession], frontiers: Sequence[Frontier]) -> list[Segment]:
+    """The nodes of new frontiers, for one pass."""
+    segments = list[Segment]()
     for session, frontier in zip(sessions, frontiers, strict=True):
-        position, seen = session.next_level(frontier)
-        tokens += frontier.tokens
-        positions += [position] * len(frontier.tokens)
-        visible.append(seen)
-    if len(sessions) == 1:
-        ids = torch.tensor([tokens], device=device)
-        places = torch.full_like(ids, positions[0])
-        return [Segment(sessions[0].cache, ids, places, torch.from_numpy(visible[0])[None].to(device))]
-    ids, places = torch.tensor([[tokens], [positions]], device=device)
-    sizes = [len(frontier.tokens) for frontier in frontiers]
-    columns = zip(sessions, ids.split(sizes, 1), places.split(sizes, 1), visible, strict=True)
-    return [Segment(each.cache, own, at, torch.from_numpy(seen)[None].to(device)) for each, own, at, seen in columns]
+        position, visible = session.next_level(frontier)
+        tokens = np.array(frontier.tokens)
+        segments.append(Segment(session.cache, tokens, np.full(len(tokens), position), visible))
+    return segments
 
 
 def draft_root(sessions: Sequence[Session]) -> Tensor | Candidates:

@@ -8,7 +8,6 @@ whose. So a request joins by adding a segment and leaves by adding none.
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
-from drafttree.models.segment import split
+from drafttree.models.segment import causal
 from drafttree.policies.base import RoundOutcome, TextContext
 from drafttree.verifiers.base import check_verdict
 
@@ -227,24 +226,22 @@ class RoundLoop:
         """The target's output for every tree and every part, whose rows become drafted rows of their KV caches."""
         clock = clock or RoundClock()
         known = [request.take_root_output() for request in requests]
-        device, segments = self.target.device, []
+        segments = list[Segment]()
         for request in requests:
             self._read_again_if_long(request)
         clock.lap("others")
-        asked = [place for place, output in enumerate(known) if output is None]
-        if asked:
-            segments += tree_segments(
-                [requests[place].cache for place in asked], [trees[place] for place in asked], device
-            )
+        for request, tree, output in zip(requests, trees, known, strict=True):
+            if output is None:
+                segments.append(tree_segment(request.cache, tree))
         for part in parts:
             # Of a prompt no logits are wanted, unless its log-probabilities are.
             wanted = slice(None) if part.request.prompt_logprobs else slice(0, 0)
-            text = Segment.of_text(part.request.cache, part.tokens, device)
+            text = Segment.of_text(part.request.cache, part.tokens)
             segments.append(text._replace(wanted=wanted))
         clock.lap("masks")
         scored = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the verifiers would wait for it anyway, and be timed for it
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # the verifiers would wait for it anyway, and be timed for it
         clock.lap("target")
         return [*(output or next(scored) for output in known), *scored]
 
@@ -343,30 +340,8 @@ def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int])
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
-def tree_segments(caches: Sequence[TreeCache], trees: Sequence[DraftTree], device: torch.device) -> list[Segment]:
-    """The nodes of trees behind what their KV caches hold, for a target pass; they go to the device together."""
-    tokens, positions = list[int](), list[int]()
-    for cache, tree in zip(caches, trees, strict=True):
-        root = cache.next_position
-        tokens += tree.tokens
-        positions += [root + depth for depth in tree.depths]
-    ids, places = torch.tensor([[tokens], [positions]], device=device)
-    sizes = [tree.size for tree in trees]
-    columns = zip(caches, split(ids, sizes), split(places, sizes), _visible(trees, device), strict=True)
-    return [Segment(*each) for each in columns]
-
-
-def _visible(trees: Sequence[DraftTree], device: torch.device) -> list[torch.Tensor]:
-    """Bool `[1, nodes, nodes]` of each tree: which of its nodes each node attends to."""
-    branched = [tree.ancestors for tree in trees if not tree.is_chain]
-    if not branched:
-        return [_chain(tree.size, device) for tree in trees]
-    joined = torch.from_numpy(np.concatenate([each.reshape(-1) for each in branched])).to(device)
-    parts = iter(split(joined, [each.size for each in branched], 0))
-    return [_chain(tree.size, device) if tree.is_chain else next(parts).view(1, tree.size, tree.size) for tree in trees]
-
-
-@lru_cache(maxsize=64)
-def _chain(size: int, device: torch.device) -> torch.Tensor:
-    """Visibility of a chain's nodes, not to be written to."""
-    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+def tree_segment(cache: TreeCache, tree: DraftTree) -> Segment:
+    """The nodes of a tree behind what a KV cache holds, for a target pass."""
+    positions = cache.next_position + np.array(tree.depths)
+    visible = causal(tree.size) if tree.is_chain else tree.ancestors
+    return Segment(cache, np.array(tree.tokens), positions, visible)

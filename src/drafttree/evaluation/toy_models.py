@@ -118,11 +118,12 @@ class TabularTarget:
 
     def _score(self, segment: Segment) -> Output:
         cache, tokens, positions, visible, wanted = segment
-        keys, _ = cache.update(tokens[:, None, :, None].double(), positions[:, None, :, None].double(), 0)
+        ids, places = (torch.from_numpy(each).double()[None, None, :, None] for each in (tokens, positions))
+        keys, _ = cache.update(ids, places, 0)
         rows = [int(token) for token in keys.flatten().tolist()]
         committed, drafted = rows[: cache.length], rows[cache.length :]
         cache.grow(positions)
-        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in visible[0, wanted].tolist()]
+        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in visible[wanted].tolist()]
         logits = [self._table.logits(context) for context in contexts]
         return Output(torch.stack(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
 

@@ -2,6 +2,7 @@
 
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedConfig
@@ -78,7 +79,7 @@ def read_cache(source: Cache | None, request: Request, switch: int | None) -> No
         return
     for index, layer in enumerate(layers):
         cache.update(layer.keys, layer.values, index)
-    cache.grow(torch.arange(rows)[None])
+    cache.grow(np.arange(rows))
     cache.commit(range(rows))
 
 

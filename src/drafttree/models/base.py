@@ -160,7 +160,7 @@ def prefill_and_score(
 def _read(
     model: Scorer, cache: TreeCache, tokens: list[int], hidden_layers: tuple[int, ...], read: RowReader | None
 ) -> Output:
-    segment = Segment.of_text(cache, tokens, model.device)
+    segment = Segment.of_text(cache, tokens)
     if read:
         segment = segment._replace(wanted=slice(None))
     (output,) = model.forward([segment], hidden_layers=hidden_layers)

@@ -12,6 +12,7 @@ to them, which no bounds on a pass decide, so they compute every token alone (`d
 import itertools
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -106,10 +107,10 @@ class ExactTextBackend(WrappedBackend):
 
 def _pad(segment: Segment, padding: int) -> Segment:
     """A segment padded with copies of its last token, which see all rows, so a chain stays one."""
-    nodes, visible = segment.nodes, segment.visible
-    seen = visible.new_ones(1, nodes + padding, visible.shape[2] + padding).tril(visible.shape[2] - nodes)
-    seen[:, :nodes, : visible.shape[2]] = visible
-    tokens, positions = (torch.cat((each, each[:, -1:].expand(-1, padding)), 1) for each in segment[1:3])
+    nodes, drafted = segment.visible.shape
+    seen = np.tri(nodes + padding, drafted + padding, drafted - nodes, dtype=bool)
+    seen[:nodes, :drafted] = segment.visible
+    tokens, positions = (np.pad(each, (0, padding), mode="edge") for each in segment[1:3])
     return Segment(segment.cache, tokens, positions, seen, segment.wanted)
 
 
@@ -161,7 +162,7 @@ def _random_cache(backend: Backend, dtype: torch.dtype, rows: int, capacity: int
     for _, _, keys, values in cache.pass_rows(rows):
         keys.normal_(generator=generator)
         values.normal_(generator=generator)
-    cache.grow(torch.arange(rows, device=backend.device)[None])
+    cache.grow(np.arange(rows))
     cache.commit(range(rows))
     return cache
 
@@ -178,11 +179,10 @@ def _tree_logits(backend: Backend, cache: TreeCache, path: list[int], others: li
         parents += [places[-1]] * branches
         places.append(len(nodes) + level % branches)
         nodes += siblings
-    visible = torch.eye(len(nodes), dtype=torch.bool, device=backend.device)
+    visible = np.eye(len(nodes), dtype=bool)
     for node, parent in enumerate(parents[1:], start=1):
         visible[node] |= visible[parent]
-    positions = visible.sum(1)[None] - 1 + cache.length
-    ids = torch.tensor([nodes], device=backend.device)
-    (output,) = backend.forward([Segment(cache, ids, positions, visible[None])])
+    positions = visible.sum(1) - 1 + cache.length
+    (output,) = backend.forward([Segment(cache, np.array(nodes), positions, visible)])
     cache.commit(places)
     return output.logits[0, places]

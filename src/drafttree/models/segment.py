@@ -1,12 +1,16 @@
 """Segments, the parts of a pass by request, and the outputs of a pass."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.host_copies import send
 
 BEFORE_NORM = -1
 """Stands, where layers are asked for whose states are wanted, for what the last norm reads."""
@@ -15,35 +19,35 @@ BEFORE_NORM = -1
 class Segment(NamedTuple):
     """The nodes of one request in a pass: a tree, a single node or a part of a prompt.
 
+    It is all on the host, which made it; `PassTensors` brings the segments of a pass to its device.
+
     Attributes:
         cache: made by the backend that runs the pass; no other segment of the pass has it. The nodes attend to all of
             its committed rows, or to those in its window, and to the drafted rows that `visible` allows.
-        tokens: `[1, nodes]` token ids.
-        positions: `[1, nodes]` absolute positions.
-        visible: bool `[1, nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
+        tokens: int64 `[nodes]` token ids.
+        positions: int64 `[nodes]` absolute positions.
+        visible: bool `[nodes, drafted]`: which drafted rows each token attends to. The last `nodes` of
             them are the tokens themselves.
         wanted: the nodes whose logits are wanted, side by side: `slice(0, 0)` for none, `slice(-1, None)` for the last.
     """
 
     cache: TreeCache
-    tokens: Tensor
-    positions: Tensor
-    visible: Tensor
+    tokens: Array
+    positions: Array
+    visible: Array
     wanted: slice = slice(None)
 
     @classmethod
-    def of_text(cls, cache: TreeCache, tokens: list[int], device: torch.device) -> "Segment":
+    def of_text(cls, cache: TreeCache, tokens: Sequence[int]) -> "Segment":
         """The next tokens of a text, each of which attends to those before it; the last one's logits are wanted."""
-        count = len(tokens)
-        ids = torch.tensor([tokens], device=device)
-        positions = cache.next_position + torch.arange(count, device=device)[None]
-        causal = torch.ones(1, count, count, dtype=torch.bool, device=device).tril()
-        return cls(cache, ids, positions, causal, slice(-1, None))
+        begin, count = cache.next_position, len(tokens)
+        positions = np.arange(begin, begin + count)
+        return cls(cache, np.array(tokens, dtype=np.int64), positions, causal(count), slice(-1, None))
 
     @property
     def nodes(self) -> int:
         """Number of tokens."""
-        return self.tokens.shape[1]
+        return len(self.tokens)
 
     def wanted_of(self, states: Tensor) -> Tensor:
         """The states, of `[1, nodes, hidden]`, of the nodes whose logits are wanted."""
@@ -53,9 +57,46 @@ class Segment(NamedTuple):
         """The nodes from `start` to `stop`, to be scored after those before `start`."""
         wanted = range(self.nodes)[self.wanted]
         own = slice(max(wanted.start - start, 0), max(wanted.stop - start, 0))
-        seen = self.visible.shape[2] - self.nodes + stop
+        seen = self.visible.shape[1] - self.nodes + stop
         nodes = slice(start, stop)
-        return Segment(self.cache, self.tokens[:, nodes], self.positions[:, nodes], self.visible[:, nodes, :seen], own)
+        return Segment(self.cache, self.tokens[nodes], self.positions[nodes], self.visible[nodes, :seen], own)
+
+
+@lru_cache(maxsize=64)
+def causal(nodes: int) -> Array:
+    """Bool `[nodes, nodes]`: each node attends to itself and all before it. It is not to be written to."""
+    return np.tri(nodes, dtype=bool)
+
+
+class PassTensors(NamedTuple):
+    """The segments of a pass on its device.
+
+    Attributes:
+        tokens: `[1, nodes]` token ids of all segments, one behind the other.
+        positions: `[1, nodes]`.
+        own_positions: the positions by segment, `[1, nodes]`.
+        visible: by segment, bool `[1, nodes, drafted]`.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    own_positions: Sequence[Tensor]
+    visible: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device) -> "PassTensors":
+        """Bring segments to a device, in one copy."""
+        if len(segments) == 1:
+            _, *arrays, _ = segments[0]
+            tokens, positions, visible = send([each[None] for each in arrays], device)
+            return cls(tokens, positions, [positions], [visible])
+        joined = [np.concatenate([each.tokens for each in segments])[None]]
+        joined.append(np.concatenate([each.positions for each in segments])[None])
+        joined.append(np.concatenate([each.visible.reshape(-1) for each in segments]))
+        tokens, positions, seen = send(joined, device)
+        parts = seen.split([each.visible.size for each in segments])
+        visible = [part.view(1, *each.visible.shape) for part, each in zip(parts, segments, strict=True)]
+        return cls(tokens, positions, positions.split([each.nodes for each in segments], 1), visible)
 
 
 class Output(NamedTuple):

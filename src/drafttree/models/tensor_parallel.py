@@ -11,6 +11,7 @@ from itertools import chain
 
 import torch
 import torch.distributed as dist
+from numpy import ndarray as Array
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -62,22 +63,22 @@ class ShardedBackend(WrappedBackend):
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         outputs: list[Output] = []
         for segment in segments:
-            check_same_pass(segment.tokens, segment.positions, segment.visible)
+            check_same_pass([segment.tokens, segment.positions, segment.visible], self.device)
             outputs += self._inner.forward([segment], hidden_layers=hidden_layers)
         return outputs
 
 
-def check_same_pass(*inputs: Tensor) -> None:
+def check_same_pass(inputs: Sequence[Array], device: torch.device) -> None:
     """Compare the inputs of a pass in all processes, by a digest of 64 bits.
 
     Raises:
         ModelError: they differ; it is raised in every process.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for tensor in inputs:
-        digest.update(repr(tensor.shape).encode() + tensor.cpu().numpy().tobytes())
+    for array in inputs:
+        digest.update(repr(array.shape).encode() + array.tobytes())
     own = int.from_bytes(digest.digest(), signed=True)
-    extremes = torch.tensor([own, ~own], device=inputs[0].device)
+    extremes = torch.tensor([own, ~own], device=device)
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     largest, inverse_of_least = extremes.tolist()
     if largest != ~inverse_of_least:

@@ -198,7 +198,7 @@ def test_passes_are_timed_behind_rows_that_are_copies_where_the_context_is_long(
     def watch(segments, **options):
         (segment,) = segments
         rows = segment.cache.buffers[0][..., : segment.cache.length, :] if segment.cache.length else None
-        passes.append((segment.tokens.shape[1], segment.cache.length, rows is None or bool((rows != 0).any(-1).all())))
+        passes.append((segment.nodes, segment.cache.length, rows is None or bool((rows != 0).any(-1).all())))
         return forward(segments, **options)
 
     monkeypatch.setattr(model, "forward", watch)

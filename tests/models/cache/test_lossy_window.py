@@ -3,6 +3,7 @@
 from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
@@ -138,7 +139,7 @@ def test_rows_that_no_later_token_sees_are_dropped_and_the_others_keep_their_pos
     for start, count in ((0, 3), (3, 5), (8, 1)):
         rows = torch.arange(start, start + count, dtype=torch.float32).view(1, 1, -1, 1)
         cache.update(rows, rows, 0)
-        cache.grow(torch.arange(start, start + count)[None])
+        cache.grow(np.arange(start, start + count))
         cache.commit(range(count))
     ((keys, _),) = cache.committed()
     assert keys.flatten().tolist() == cache.committed_positions(keys.device).tolist() == [0, 1, 5, 6, 7, 8]

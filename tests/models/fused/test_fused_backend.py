@@ -56,7 +56,7 @@ def test_kept_rows_serve_the_next_round(name):
         tiny.score(model, cache, tree)
         path = tiny.leaf_paths(tree)[-1]
         cache.commit(path)
-        prefix += tree.tokens[0, path].tolist()
+        prefix += tree.tokens[path].tolist()
     tree = tiny.random_tree((2, 4), 7)
     assert tiny.worst_gap(tiny.score(model, cache, tree)[0], clone, prefix, tree) < 1e-4
 

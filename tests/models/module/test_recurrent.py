@@ -27,7 +27,7 @@ def states(rows: list[float]) -> dict[tuple[str, int], Tensor]:
 def random_text(random: Random, name: float) -> tuple[Segment, list[float], list[int]]:
     """A tree scored in up to two passes; the states of its rows, all different; its parents."""
     tree = tiny.random_tree([random.randrange(1, 5) for _ in range(random.randrange(4))], random.randrange(1000))
-    parents, earlier = tree.parents[0].tolist(), random.randrange(tree.size)
+    parents, earlier = tree.parents.tolist(), random.randrange(tree.size)
     cache = TreeCache(CacheLayout({}), 0)
     cache.recurrent = RecurrentStates(["layer"])
     cache.length = random.randrange(2) * 5
@@ -36,7 +36,7 @@ def random_text(random: Random, name: float) -> tuple[Segment, list[float], list
     cache.recurrent.layers["layer"].drafted = states(rows[:earlier])
     whole = Segment(cache, tree.tokens, tree.depths + cache.length, tree.ancestors)
     if earlier:
-        cache.grow(whole.positions[:, :earlier])
+        cache.grow(whole.positions[:earlier])
     return whole.part(earlier, tree.size), rows, parents
 
 
@@ -52,10 +52,10 @@ def test_every_level_goes_on_from_its_parents(seed):
         for row in range(earlier, len(rows)):
             committed = rows[0] - 1 if segment.cache.length else None
             above = committed if parents[row] < 0 else rows[parents[row]]
-            level = int(segment.positions[0, row - earlier]) - first + is_begun
+            level = int(segment.positions[row - earlier]) - first + is_begun
             expected.setdefault(level, []).append((rows[row], above))
 
-    steps = TreeSteps(segments)
+    steps = TreeSteps(segments, torch.device("cpu"))
     names = [row for segment, rows, _ in texts for row in rows[len(rows) - segment.nodes :]]
     layers = [segment.cache.recurrent.layers["layer"] for segment in segments]
     pool, found, order = StatePool(layers, len(names)), [], []
@@ -121,7 +121,7 @@ def test_a_packed_pass_runs_recurrent_layers_once_per_level(name):
 @torch.inference_mode()
 def test_a_text_that_is_only_read_has_a_pass_of_its_own():
     model = TargetModel(tiny.from_config(families.config("lfm2")))
-    prompts = [Segment.of_text(model.new_cache(8), tiny.random_tokens(6, seed), model.device) for seed in range(2)]
+    prompts = [Segment.of_text(model.new_cache(8), tiny.random_tokens(6, seed)) for seed in range(2)]
     segments = segments_of(model)
     assert model.shares_passes
     rows = count_rows(model)

@@ -57,7 +57,7 @@ def test_a_node_has_the_bits_of_plain_decoding(name, rows, dtype):
     cache.commit([])
     for path in tiny.leaf_paths(tree)[::3]:
         single = read(model, prompt, 97)
-        found = [append(model, single, [int(tree.tokens[0, node])]).logits[0] for node in path]
+        found = [append(model, single, [int(tree.tokens[node])]).logits[0] for node in path]
         assert torch.equal(torch.cat(found), logits[path])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -111,8 +112,8 @@ def trees(draw) -> list[int]:
     return [-1, *(draw(st.integers(0, node - 1)) for node in range(1, draw(st.integers(1, 40))))]
 
 
-def seen(parents: list[int]) -> torch.Tensor:
-    visible = torch.eye(len(parents), dtype=torch.bool)
+def seen(parents: list[int]) -> np.ndarray:
+    visible = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents[1:], start=1):
         visible[node] |= visible[parent]
     return visible
@@ -131,15 +132,15 @@ def test_a_row_is_the_same_in_every_pass(dtype, quantize, config, prefixes, shap
         prefix = (torch.tensor(tiny.random_tokens(length, seed)) % config.vocab_size).tolist()
         parents = shapes.draw(trees())
         visible = seen(parents)
-        tokens = torch.randint(config.vocab_size, (1, len(parents)), generator=torch.Generator().manual_seed(seed))
+        tokens = np.random.default_rng(seed).integers(config.vocab_size, size=len(parents))
         whole = backend.new_cache(8)
         append(backend, whole, prefix)
-        segments.append(Segment(whole, tokens, visible.sum(1)[None] - 1 + length, visible[None]))
-        path = visible[shapes.draw(st.integers(0, len(parents) - 1))].nonzero().flatten().tolist()
+        segments.append(Segment(whole, tokens, visible.sum(1) - 1 + length, visible))
+        path = visible[shapes.draw(st.integers(0, len(parents) - 1))].nonzero()[0].tolist()
         single = backend.new_cache(8)
         for token in prefix:
             append(backend, single, [token])
-        alone.append((path, [append(backend, single, [int(tokens[0, node])], layers) for node in path]))
+        alone.append((path, [append(backend, single, [int(tokens[node])], layers) for node in path]))
     for together, (path, outputs) in zip(backend.forward(segments, hidden_layers=layers), alone, strict=True):
         assert torch.equal(together.logits[0, path], torch.cat([each.logits[0] for each in outputs]))
         for layer, states in enumerate(together.hidden):
@@ -451,6 +452,6 @@ def test_builds_for_other_processors_agree(dtype, quantize, variant, monkeypatch
     for path in tiny.leaf_paths(tree):
         single = model.new_cache(90)
         append(model, single, prompt)
-        rows = [append(model, single, [int(tree.tokens[0, node])]).logits[0] for node in path]
+        rows = [append(model, single, [int(tree.tokens[node])]).logits[0] for node in path]
         assert torch.equal(torch.cat(rows), logits[path])
     packed_models.clear()

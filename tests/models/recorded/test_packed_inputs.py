@@ -1,11 +1,11 @@
 """Packed passes give each request what it gets alone; one call attends to all prefixes, one to all trees."""
 
 import gc
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -105,14 +105,12 @@ def gap(outputs: list[Output], exact: list[Tensor]) -> float:
     return max(float((output.logits.float() - logits).abs().max()) for output, logits in found)
 
 
-def check_rounding(
-    model: TargetModel, lengths: tuple[int, ...], place: Callable[[list[Segment]], list[Segment]] = list
-) -> None:
+def check_rounding(model: TargetModel, lengths: tuple[int, ...]) -> None:
     """Logits of a packed pass are as near to those of float32 as those of passes over each."""
     exact, alone = (TargetModel(module, FusedBackend) for module in (deepcopy(model.module).float(), model.module))
-    logits = [tiny.run(exact, *segment[:4]).logits for segment in place(segments_of(exact, lengths))]
-    own = gap([tiny.run(alone, *segment[:4]) for segment in place(segments_of(alone, lengths))], logits)
-    assert 0 < gap(model.forward(place(segments_of(model, lengths))), logits) <= 2 * own
+    logits = [tiny.run(exact, *segment[:4]).logits for segment in segments_of(exact, lengths)]
+    own = gap([tiny.run(alone, *segment[:4]) for segment in segments_of(alone, lengths)], logits)
+    assert 0 < gap(model.forward(segments_of(model, lengths)), logits) <= 2 * own
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -216,8 +214,7 @@ def test_rows_may_be_moved_in_a_pass_with_a_call_per_request():
 def one(segment: Segment) -> Segment:
     """The root of a tree that was scored, committed, and another node below it."""
     segment.cache.commit([0])
-    token = torch.tensor([[7]])
-    return Segment(segment.cache, token, segment.positions[:, :1] + 1, torch.ones(1, 1, 1, dtype=torch.bool))
+    return Segment(segment.cache, np.array([7]), segment.positions[:1] + 1, np.ones((1, 1), dtype=bool))
 
 
 def pooled(pool: RangePool, rows: int, value: float) -> PooledCache:
@@ -226,7 +223,7 @@ def pooled(pool: RangePool, rows: int, value: float) -> PooledCache:
     cache.reserve(torch.zeros(0), rows)
     for _, _, keys, values in cache.pass_rows(rows):
         keys[:] = values[:] = value
-    cache.grow(torch.arange(rows)[None])
+    cache.grow(np.arange(rows))
     cache.commit(range(rows))
     return cache
 
@@ -344,10 +341,6 @@ def test_torchs_kernel_serves_rows_of_several_requests(heads, width, dtype):
     assert find_varlen_attention(torch.zeros(0, dtype=dtype, device="cuda"), heads, width)
 
 
-def on_cuda(segments: list[Segment]) -> list[Segment]:
-    return [Segment(each.cache, *(part.cuda() for part in each[1:4]), each.wanted) for each in segments]
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -361,7 +354,7 @@ def test_on_cuda_a_packed_pass_gives_each_what_it_gets_alone(lengths, dtype, rec
     passes = model.backend._passes
     assert passes._packed, "torch's kernel does not serve these rows here"
     for _ in range(3):
-        check_rounding(model, lengths, on_cuda)
+        check_rounding(model, lengths)
     assert bool(passes._pool.passes) is recorded
 
 

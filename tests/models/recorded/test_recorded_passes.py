@@ -7,6 +7,7 @@ import weakref
 from contextlib import nullcontext
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,12 +191,11 @@ def test_more_drafted_rows_than_a_pass_can_see():
     results = []
     for model in (fused, recorded):
         cache = model.new_cache(2 * MAX_DRAFTED)
-        visible = torch.zeros(1, BUCKETS[-1], 0, dtype=torch.bool)
-        tokens = torch.tensor([tiny.random_tokens(BUCKETS[-1], 1)])
+        visible = np.zeros((BUCKETS[-1], 0), dtype=bool)
+        tokens = np.array(tiny.random_tokens(BUCKETS[-1], 1))
         for level in range(MAX_DRAFTED // BUCKETS[-1] + 1):
-            itself = torch.eye(BUCKETS[-1], dtype=torch.bool)[None]
-            visible = torch.cat((visible, itself), 2)
-            output = tiny.run(model, cache, tokens, torch.full_like(tokens, level), visible)
+            visible = np.concatenate((visible, np.eye(BUCKETS[-1], dtype=bool)), 1)
+            output = tiny.run(model, cache, tokens, np.full_like(tokens, level), visible)
         results.append(output.logits)
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
     assert recorder.recorded == 1
@@ -255,7 +255,7 @@ def test_graphs_give_the_modules_logits(name):
     prefix = tiny.random_tokens(9, 1)
     for seed in (2, 3, 4):
         tree = tiny.random_tree((3, 5, 4), seed)
-        tokens, positions, visible = (part.cuda() for part in (tree.tokens, tree.depths + len(prefix), tree.ancestors))
+        tokens, positions, visible = tree.tokens, tree.depths + len(prefix), tree.ancestors
         results = []
         for model in (recorded, fused):
             cache = model.new_cache(40)

@@ -127,7 +127,7 @@ def score(target: "TargetModel", part: Sequence[int]) -> Scores:
     cache, found = target.new_cache(len(part)), Scores(logprobs=[], best=[])
     for first in range(0, len(part) - 1, AT_ONCE):
         ids = list(part[first : first + AT_ONCE])
-        segment = Segment.of_text(cache, ids, target.device)._replace(wanted=slice(None))
+        segment = Segment.of_text(cache, ids)._replace(wanted=slice(None))
         logits = target.forward([segment])[0].logits[0].float()
         cache.commit(range(len(ids)))
         following = torch.tensor(part[first + 1 : first + 1 + AT_ONCE], device=logits.device)

@@ -14,6 +14,7 @@ from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from drafttree.core.cost_curve import CostCurve, Costs, DraftCosts
@@ -21,6 +22,7 @@ from drafttree.drafters.base import Drafter, sources_of
 from drafttree.engine.drafting.prices import UNKNOWN, CostFile, KeptCosts, Prices
 from drafttree.engine.metrics import Round
 from drafttree.models import Model, Segment, TreeCache, prefill
+from drafttree.models.segment import causal
 from drafttree.policies import Auto, Chain, TreePolicy
 
 Rounds = Callable[[Drafter | None, TreePolicy, list[int], int], Iterator[Round]]
@@ -373,10 +375,8 @@ def _fill(model: Model, cache: TreeCache, context: int) -> None:
 
 def _time_pass(model: Model, cache, size: int, context: int) -> float:
     # different ones, since experts are chosen by them
-    tokens = torch.arange(size, device=model.device)[None] % model.vocab_size
-    positions = torch.arange(context, context + size, device=model.device)[None]
-    visible = torch.ones(1, size, size, dtype=torch.bool, device=model.device).tril()
-    segment = Segment(cache, tokens, positions, visible)
+    tokens = np.arange(size) % model.vocab_size
+    segment = Segment(cache, tokens, np.arange(context, context + size), causal(size))
     spent = time_work(lambda: model.forward([segment]), model.device)
     cache.commit([])
     return spent

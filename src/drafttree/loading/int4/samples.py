@@ -56,7 +56,7 @@ class Row:
 
     def segment(self) -> Segment:
         """The tokens that are still to be read."""
-        return Segment.of_text(self._cache, self._unread, self._target.device)
+        return Segment.of_text(self._cache, self._unread)
 
     def add(self, token: int) -> None:
         """Go on with a drawn token, behind what has been read."""

@@ -10,12 +10,14 @@ dtype keeps: once in 2^44 values for bfloat16, once in 2^28 for float32. The two
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.errors import ModelError
-from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.segment import Segment
 from drafttree.models.windows import Span
 
 DEPTH = 64
@@ -38,28 +40,28 @@ class QueryBlock(NamedTuple):
     split: int
 
 
-def query_blocks(cache: TreeCache, positions: Tensor, visible: Tensor) -> list[QueryBlock]:
-    """The splits of a segment; arguments as of `drafttree.models.segment.Segment`.
+def query_blocks(segment: Segment, device: torch.device) -> list[QueryBlock]:
+    """The splits of a segment on a device.
 
     Raises:
         ModelError: a tree of more than `DEPTH` levels below its root.
     """
-    if positions.device.type != "cpu":  # kernels of other devices do not give the log-sum-exp alike
+    if device.type != "cpu":  # kernels of other devices do not give the log-sum-exp alike
         return [QueryBlock(slice(None), 0)]
     blocks, first = [], 0
-    for split, group in groupby(max(0, position - DEPTH) // BLOCK * BLOCK for position in positions[0].tolist()):
+    for split, group in groupby(max(0, position - DEPTH) // BLOCK * BLOCK for position in segment.positions.tolist()):
         last = first + len(list(group))
         blocks.append(QueryBlock(slice(first, last), split))
         first = last
-    if max(block.split for block in blocks) > cache.length and not _is_chain(visible[0]):
+    if max(block.split for block in blocks) > segment.cache.length and not _is_chain(segment.visible):
         raise ModelError(f"exact_text serves trees of at most {DEPTH} levels; give the policy a smaller depth")
     return blocks
 
 
-def _is_chain(visible: Tensor) -> bool:
+def _is_chain(visible: Array) -> bool:
     """Whether every row attends to all rows before it."""
     nodes, drafted = visible.shape
-    return bool(visible[torch.ones_like(visible).tril(drafted - nodes)].all())
+    return bool(visible[np.tri(nodes, drafted, drafted - nodes, dtype=bool)].all())
 
 
 def attend_exactly(

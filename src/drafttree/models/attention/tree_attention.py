@@ -14,7 +14,8 @@ from transformers import AttentionInterface
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly, query_blocks
-from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.host_copies import send
+from drafttree.models.segment import Segment
 from drafttree.models.windows import CONFIGURED, EVERYTHING, LossyWindow, Span, span_of
 
 NAME = "drafttree"
@@ -65,17 +66,18 @@ class TreePlan:
     """The attention masks of one pass, made once and shared by all layers.
 
     Args:
-        cache: the KV cache before the pass.
-        positions: `[batch, nodes]` positions of the new tokens.
-        visible: bool `[batch, nodes, drafted]` over the drafted rows, the new ones included.
+        segment: the new tokens and their KV cache, which is as before the pass.
+        positions: `[1, nodes]` the segment's, on its device.
+        visible: bool `[1, nodes, drafted]` the segment's, on its device.
         dtype: dtype of the additive mask.
 
     Attributes:
         blocks: how attention is split where texts must not depend on trees, else None.
     """
 
-    def __init__(self, cache: TreeCache, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
-        self._cache = cache
+    def __init__(self, segment: Segment, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
+        cache = segment.cache
+        self._segment, self._cache = segment, cache
         self._positions = positions
         self._visible = visible
         self._dtype = dtype
@@ -83,7 +85,7 @@ class TreePlan:
         self._end = cache.next_position + visible.shape[2]
         window = cache.windowed.window if cache.windowed else None
         self._window = None if window is None or window.reaches(self._end) else window
-        self.blocks: list[QueryBlock] | None = query_blocks(cache, positions, visible) if cache.exact_text else None
+        self.blocks: list[QueryBlock] | None = query_blocks(segment, visible.device) if cache.exact_text else None
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> Tensor | None:
         """Additive mask `[batch, 1, groups * nodes, rows]`, None where everything is visible."""
@@ -117,15 +119,16 @@ class TreePlan:
         return mask.repeat(1, groups, 1)[:, None]
 
     def _is_all_visible(self) -> bool:
-        """Whether every node sees all drafted rows, as far as that can be told without reading from a device."""
-        nodes, drafted = self._visible.shape[1:]
-        return drafted == 1 or (nodes == 1 and self._visible.is_cpu and bool(self._visible.all()))
+        """Whether every node sees all drafted rows: of several nodes the first ones see not the last."""
+        return self._segment.nodes == 1 and bool(self._segment.visible.all())
 
     def key_positions(self) -> Tensor:
-        """`[batch, rows]` positions of every row."""
-        prefix = self._cache.committed_positions(self._positions.device).expand(len(self._positions), -1)
-        drafted = [] if self._cache.positions is None else [self._cache.positions]
-        return torch.cat((prefix, *drafted, self._positions), 1)
+        """`[1, rows]` positions of every row."""
+        device = self._positions.device
+        parts = [self._cache.committed_positions(device)[None], self._positions]
+        if self._cache.drafted:
+            parts.insert(1, send([self._cache.positions], device)[0][None])
+        return torch.cat(parts, 1)
 
 
 def attend(

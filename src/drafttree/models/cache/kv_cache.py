@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from mmap import mmap
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 from transformers import Cache
 
@@ -22,6 +24,7 @@ from drafttree.models.windows import WindowedRows
 if os.name == "posix":
     from mmap import MAP_ANONYMOUS, MAP_PRIVATE
 
+NO_POSITIONS = np.zeros(0, dtype=np.int64)
 LEAST_MAPPED = 1 << 20
 """Bytes from which on a buffer has pages of its own."""
 
@@ -92,7 +95,7 @@ class TreeCache(Cache):
         first_position: position of the first row; 0 but in caches that hold the end of a text only.
         drafted: rows of the tree, after the committed ones.
         capacity: rows there is room for.
-        positions: `[1, drafted]` positions of the drafted rows, None while there are none.
+        positions: int64 `[drafted]` positions of the drafted rows, on the host.
         recurrent: the states of recurrent layers, which are committed with the rows.
         windowed: the window that tokens attend to and what it has dropped, None where they attend to all rows.
         long_rope: whether keys are rotated by the long frequencies of LongRoPE.
@@ -104,7 +107,7 @@ class TreeCache(Cache):
         self.length = 0
         self.first_position = 0
         self.drafted = 0
-        self.positions: Tensor | None = None
+        self.positions = NO_POSITIONS
         self.recurrent = RecurrentStates()
         self.windowed: WindowedRows | None = None
         self.long_rope = False
@@ -160,10 +163,19 @@ class TreeCache(Cache):
         """`[slots, 1, heads, capacity, width]` of each shape; see `CacheLayout`."""
         return self._buffers
 
-    def grow(self, positions: Tensor) -> None:
-        """Count the rows of a finished pass, whose positions are `[1, nodes]`."""
-        self.drafted += positions.shape[1]
-        self.positions = positions if self.positions is None else torch.cat((self.positions, positions), 1)
+    @property
+    def addresses(self) -> list[int]:
+        """Of each buffer, where it begins in memory, and bytes from a slot and from a head to the next."""
+        addresses = list[int]()
+        for buffer in self._buffers:
+            slot, _, head, *_ = buffer.stride()
+            addresses += buffer.data_ptr(), slot * buffer.itemsize, head * buffer.itemsize
+        return addresses
+
+    def grow(self, positions: Array) -> None:
+        """Count the rows of a finished pass, whose positions are int64 `[nodes]`."""
+        self.positions = np.concatenate((self.positions, positions)) if self.drafted else positions
+        self.drafted += len(positions)
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
@@ -181,7 +193,7 @@ class TreeCache(Cache):
             self.recurrent.commit(rows)
         self.length += count
         self.drafted = 0
-        self.positions = None
+        self.positions = NO_POSITIONS
         if self.windowed:
             self.length -= self.windowed.drop(self._buffers, self.length)
 
@@ -200,13 +212,13 @@ class TreeCache(Cache):
         """Drop the newest drafted rows, which were padding."""
         if count:
             self.drafted -= count
-            self.positions = None if self.positions is None else self.positions[:, :-count]
+            self.positions = self.positions[:-count]
 
     def hold_last(self) -> None:
         """Commit all drafted rows but the last one, after a pass that only read."""
         self.length += self.drafted - 1
         self.drafted = 1
-        self.positions = None if self.positions is None else self.positions[:, -1:]
+        self.positions = self.positions[-1:]
 
     def committed(self) -> list[tuple[Tensor, Tensor]]:
         """Per layer, views `[1, heads, length, width]` of the committed keys and values."""

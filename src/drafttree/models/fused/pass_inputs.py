@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drafttree.models.attention.exact_attention import QueryBlock, attend_exactly
 from drafttree.models.attention.tree_attention import TreePlan
-from drafttree.models.segment import Segment, join, split
+from drafttree.models.segment import PassTensors, Segment, join, split
 from drafttree.models.windows import EVERYTHING, Span
 
 
@@ -130,13 +130,14 @@ class PassInputs(NamedTuple):
         for segment in segments:  # making room for one may move the rows of all
             segment.cache.reserve(hidden, segment.nodes)
         sizes = [segment.nodes for segment in segments]
-        plans = [TreePlan(each.cache, each.positions, each.visible, hidden.dtype) for each in segments]
+        tensors = PassTensors.of(segments, hidden.device)
+        own = zip(segments, tensors.own_positions, tensors.visible, strict=True)
+        plans = [TreePlan(*each, hidden.dtype) for each in own]
 
         def attention(span: Span, groups: int) -> RowAttention:
             return RowAttention(sizes, [Visibility(plan.mask(groups, span), span, plan.blocks) for plan in plans])
 
-        tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
-        return cls(tokens, positions, hidden, _rows(segments, sizes), attention)
+        return cls(tensors.tokens, tensors.positions, hidden, _rows(segments, sizes), attention)
 
 
 def _rows(segments: Sequence[Segment], sizes: Sequence[int]) -> list[LayerRows]:

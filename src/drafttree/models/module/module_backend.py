@@ -90,7 +90,7 @@ class ModuleBackend:
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
     ) -> list[Output]:
         """A pass over segments of one group."""
-        inputs = ModuleInputs.of(segments, self._dtype, kind)
+        inputs = ModuleInputs.of(segments, self._dtype, self.device, kind)
         starts = accumulate((segment.nodes for segment in segments), initial=0)
         own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
         with ExitStack() as during:
@@ -128,7 +128,7 @@ class ModuleBackend:
     def _stepping(self, segments: Sequence[Segment], given: Cache) -> AbstractContextManager[None]:
         """Run recurrent layers, which are given this cache, along the trees."""
         texts = [segment.cache.recurrent for segment in segments]
-        steps = None if texts[0].is_reading else TreeSteps(segments)
+        steps = None if texts[0].is_reading else TreeSteps(segments, self.device)
         return stepping(self._recurrent, given, texts, steps)
 
     @contextmanager

@@ -15,7 +15,7 @@ from transformers import Cache
 
 from drafttree.core.errors import ModelError
 from drafttree.models.attention.tree_attention import AttentionPart, Plan, TreePlan
-from drafttree.models.segment import Segment, join
+from drafttree.models.segment import PassTensors, Segment
 
 CACHE_NAMES = "cache", "past_key_values", "cache_params"
 """What transformers calls a cache from 5.24 on, and before, Mamba's last; so do the modules of others, at will."""
@@ -38,11 +38,12 @@ class SegmentCache(Cache):
 
     Args:
         segment: the only one of the pass.
+        positions: `[1, nodes]` its positions, on its device.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, positions: Tensor) -> None:
         super().__init__(layers=[])
-        self._cache, self._positions = segment.cache, segment.positions
+        self._cache, self._positions = segment.cache, positions
         self.update = segment.cache.update  # not a method around it: every layer calls it
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
@@ -57,11 +58,12 @@ class SharedCache(Cache):
 
     Args:
         segments: the parts of the pass, in their order.
+        positions: `[1, nodes]` positions of all of them, on their device.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment], positions: Tensor) -> None:
         super().__init__(layers=[])
-        self._segments = segments
+        self._segments, self._positions = segments, positions
         self._sizes = [segment.nodes for segment in segments]
         self._rows: dict[int, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
@@ -84,7 +86,7 @@ class SharedCache(Cache):
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
         """What a node's index has to be added to, to find its position, for a layer that counts (Llama 4)."""
-        return 0 if layer_idx is None else _offsets(join([segment.positions for segment in self._segments]))
+        return 0 if layer_idx is None else _offsets(self._positions)
 
     def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Store new rows; all rows of the layer by segment."""
@@ -114,14 +116,18 @@ class SharedPlan:
 
     Args:
         segments: the parts of the pass, whose caches are as before it.
+        tensors: the same on their device.
         cache: what the layers are given as KV cache.
         dtype: dtype of the additive masks.
     """
 
-    def __init__(self, segments: Sequence[Segment], cache: SharedCache, dtype: torch.dtype) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], tensors: PassTensors, cache: SharedCache, dtype: torch.dtype
+    ) -> None:
         self._cache = cache
         self._sizes = [segment.nodes for segment in segments]
-        self._plans = [TreePlan(each.cache, each.positions, each.visible, dtype) for each in segments]
+        own = zip(segments, tensors.own_positions, tensors.visible, strict=True)
+        self._plans = [TreePlan(*each, dtype) for each in own]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
         """What a layer attends from and to, by segment."""
@@ -146,19 +152,27 @@ class ModuleInputs(NamedTuple):
 
     @classmethod
     def of(
-        cls, segments: Sequence[Segment], dtype: torch.dtype, kind: type[SharedCache] = SharedCache
+        cls,
+        segments: Sequence[Segment],
+        dtype: torch.dtype,
+        device: torch.device,
+        kind: type[SharedCache] = SharedCache,
     ) -> "ModuleInputs":
-        """The inputs of segments, whose layers compute in a dtype.
+        """The inputs of segments, whose layers compute in a dtype on a device.
 
         Args:
+            segments: the parts of the pass.
+            dtype: dtype of the additive masks.
+            device: the device of the layers' inputs.
             kind: the class of the cache that several segments share.
         """
-        tokens, positions = join([each.tokens for each in segments]), join([each.positions for each in segments])
+        tensors = PassTensors.of(segments, device)
+        tokens, positions = tensors.tokens, tensors.positions
         if len(segments) == 1:
-            plan = TreePlan(segments[0].cache, positions, segments[0].visible, dtype)
-            return cls(tokens, positions, SegmentCache(segments[0]), plan)
-        shared = kind(segments)
-        return cls(tokens, positions, shared, SharedPlan(segments, shared, dtype))
+            plan = TreePlan(segments[0], positions, tensors.visible[0], dtype)
+            return cls(tokens, positions, SegmentCache(segments[0], positions), plan)
+        shared = kind(segments, positions)
+        return cls(tokens, positions, shared, SharedPlan(segments, tensors, shared, dtype))
 
 
 def _offsets(positions: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from drafttree.models.segment import Segment, join
+from drafttree.models.segment import PassTensors, Segment
 
 
 class MtpEmbedding(nn.Module):
@@ -48,7 +48,7 @@ class MtpEmbedding(nn.Module):
     def read_states(self, segments: Sequence[Segment]) -> Tensor:
         """The states that a pass over these segments reads."""
         if self.states is None:
-            return self.embed_tokens(join([segment.tokens for segment in segments]))
+            return self.embed_tokens(PassTensors.of(segments, self.weight.device).tokens)
         return self.states
 
 

@@ -8,6 +8,7 @@ from copy import deepcopy
 from inspect import signature
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -228,12 +229,11 @@ def segment_of(backend: Backend, probe: Probe) -> Segment:
     cache.long_rope = probe.long_rope
     _hold(cache, probe)
     _read(backend, cache, probe.prefix)
-    visible = torch.eye(len(PARENTS), dtype=torch.bool, device=backend.device)
+    visible = np.eye(len(PARENTS), dtype=bool)
     for node, parent in enumerate(PARENTS[1:], start=1):
         visible[node] |= visible[parent]
-    ids = torch.tensor([probe.nodes], device=backend.device)
-    positions = visible.sum(1)[None] - 1 + probe.start + probe.held + len(probe.prefix)
-    return Segment(cache, ids, positions, visible[None])
+    positions = visible.sum(1) - 1 + probe.start + probe.held + len(probe.prefix)
+    return Segment(cache, np.array(probe.nodes), positions, visible)
 
 
 @torch.inference_mode()
@@ -277,7 +277,7 @@ def _hold(cache: TreeCache, probe: Probe) -> None:
     cache.first_position = probe.start
     for layer, (keys, values) in enumerate(probe.rows):
         cache.update(keys, values, layer)
-    cache.grow(torch.arange(probe.start, probe.start + probe.held, device="cpu")[None])
+    cache.grow(np.arange(probe.start, probe.start + probe.held))
     cache.commit(range(probe.held))
 
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from drafttree.models.cache.recurrent_states import LayerStates, RecurrentStates, StatePool, States
+from drafttree.models.host_copies import send
 from drafttree.models.module.unseen_state import own_hooks
-from drafttree.models.segment import Segment, join
+from drafttree.models.segment import Segment
 
 FIRST_MAMBA = "x_proj", "x_proj_weight"
 """Weights of Mamba's first version (Jamba, Zamba), whose scan of several tokens takes no state to go on from."""
@@ -81,6 +82,7 @@ class TreeSteps:
 
     Args:
         segments: the parts of the pass, whose caches are as before it.
+        device: the device of the layers' inputs.
 
     Attributes:
         levels: the nodes of all segments, a node after its parent.
@@ -88,8 +90,8 @@ class TreeSteps:
         rows: by segment, where a `StatePool` has the states of its drafted rows, the new ones included.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        trees = _trees(segments)
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        trees = [_tree(segment) for segment in segments]
         levels = np.concatenate([tree.levels for tree in trees])
         nodes = levels.argsort(kind="stable")
         order = nodes.argsort()
@@ -100,7 +102,8 @@ class TreeSteps:
             rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), own)))
             parents.append(np.where(tree.parents < 0, start, rows[-1][tree.parents]))
         parts = [nodes, np.concatenate(parents)[nodes], order, *rows]
-        indices = torch.from_numpy(np.concatenate(parts)).to(segments[0].tokens.device).split([*map(len, parts)])
+        (joined,) = send([np.concatenate(parts)], device)
+        indices = joined.split([*map(len, parts)])
         sizes = np.bincount(levels).tolist()
         by_level = zip(indices[0].split(sizes), indices[1].split(sizes), strict=True)
         self.levels = [Level(own, above if level else None) for level, (own, above) in enumerate(by_level) if len(own)]
@@ -108,7 +111,7 @@ class TreeSteps:
 
 
 class _Tree(NamedTuple):
-    """The nodes of a segment, on the host.
+    """The nodes of a segment.
 
     Attributes:
         levels: `[nodes]` by level, from 1; from 0 where the first have no state to go on from.
@@ -123,26 +126,15 @@ class _Tree(NamedTuple):
     before: int
 
 
-def _trees(segments: Sequence[Segment]) -> list[_Tree]:
-    """The trees of all segments, which are read from the device at once."""
-    parts = []
-    for segment in segments:
-        earlier = segment.cache.positions
-        known = segment.positions if earlier is None else torch.cat((earlier, segment.positions), 1)
-        parts += [known.flatten(), segment.visible.flatten()]
-    numbers = np.split(join(parts, 0).cpu().numpy(), [*accumulate(map(len, parts))][:-1])
-    committed = [int(segment.cache.recurrent.has_committed) for segment in segments]
-    return [_tree(*each) for each in zip(numbers[::2], numbers[1::2], committed, strict=True)]
-
-
-def _tree(known: np.ndarray, visible: np.ndarray, committed: int) -> _Tree:
-    """A tree from the positions of all drafted rows and what its nodes see of them."""
-    seen = visible.reshape(-1, len(known))
-    own = known[-len(seen) :]
-    before = (seen != 0) & (known == own[:, None] - 1)
+def _tree(segment: Segment) -> _Tree:
+    """The tree of a segment's nodes, from positions and what they see."""
+    cache, own = segment.cache, segment.positions
+    known = np.concatenate((cache.positions, own))
+    before = segment.visible & (known == own[:, None] - 1)
     parents = np.where(before.any(1), before.argmax(1), -1)
+    committed = int(cache.recurrent.has_committed)
     levels = own - own.min() + int(committed or parents.min() >= 0)
-    return _Tree(levels, parents, committed, committed + len(known) - len(own))
+    return _Tree(levels, parents, committed, committed + cache.drafted)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.core.openmp import openmp_libraries
@@ -106,7 +107,7 @@ def _rows_agree(kind: torch.dtype | str) -> bool:
     for step in (rows, 1):
         cache = TreeCache(layout, rows)
         for first in range(0, rows, step):
-            segment = Segment.of_text(cache, list(range(first, first + step)), torch.device("cpu"))
+            segment = Segment.of_text(cache, range(first, first + step))
             found.append(run_pass(model, [segment._replace(wanted=slice(None))], empty, ())[0][:, :width])
             cache.commit(range(step))
     return torch.equal(found[0], torch.cat(found[1:]))
@@ -127,7 +128,7 @@ def run_pass(
     Returns:
         Logits `[wanted, vocab]` with room behind each row, and the states `[1, nodes, hidden]`, all in float32.
     """
-    texts, _held = _texts(segments, like)
+    texts, _arrays = _texts(segments, like)
     nodes = sum(segment.nodes for segment in segments)
     wanted = sum(len(range(segment.nodes)[segment.wanted]) for segment in segments)
     # named, since the default dtype and device are the process's, and others change them while they load a model
@@ -172,35 +173,35 @@ def draft_chains(
     """
     for segment in segments:
         segment.cache.reserve(like, count)
-    texts, _held = _texts(segments, like)
+    texts, _arrays = _texts(segments, like)
     tokens, logprobs = np.empty((count, len(texts)), np.int64), np.empty((count, len(texts)), np.float32)
     read = None if read is None else read.float().contiguous()
     given = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
     model.draft_chains(torch.get_num_threads(), texts, *given, tokens.ctypes.data, logprobs.ctypes.data)
     for segment in segments:
-        segment.cache.grow(segment.positions + torch.arange(count, device="cpu"))
+        segment.cache.grow(segment.positions + np.arange(count))
     return tokens, logprobs
 
 
-def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[object]]:
-    """The texts of a pass as drafttree-native reads them, and what must be held meanwhile."""
-    texts, held = list[list[int]](), list[object]()
-    for segment in segments:
-        cache, scored = segment.cache, range(segment.nodes)[segment.wanted]
-        cache.reserve(like, segment.nodes)
-        given = segment.tokens.contiguous(), segment.positions.contiguous(), segment.visible.contiguous()
-        held.append(given)
-        seen = cache.drafted + segment.nodes
-        if given[2].shape != (1, segment.nodes, seen):
-            raise ValueError(f"of {seen} drafted rows, the visible ones are {list(given[2].shape)}")
-        rows = segment.nodes, seen, cache.length, cache.first_position, int(cache.long_rope)
-        buffers = (
-            number
-            for buffer in cache.buffers
-            for number in (buffer.data_ptr(), *(buffer.stride(axis) * buffer.itemsize for axis in (0, 2)))
-        )
-        texts.append([*(each.data_ptr() for each in given), *rows, scored.start, scored.stop, *buffers])
-    return texts, held
+def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[Array]]:
+    """The texts of a pass as drafttree-native reads them, and the arrays that must live until it has."""
+    texts, arrays = list[list[int]](), list[Array]()
+    for cache, tokens, positions, visible, wanted in segments:
+        nodes = len(tokens)
+        cache.reserve(like, nodes)
+        seen = cache.drafted + nodes
+        if visible.shape != (nodes, seen):
+            raise ValueError(f"of {seen} drafted rows, the visible ones are {list(visible.shape)}")
+        given = [np.ascontiguousarray(each) for each in (tokens, positions, visible)]
+        arrays += given
+        scored = range(nodes)[wanted]
+        rows = nodes, seen, cache.length, cache.first_position, int(cache.long_rope), scored.start, scored.stop
+        texts.append([*map(_address, given), *rows, *cache.addresses])
+    return texts, arrays
+
+
+def _address(array: Array) -> int:
+    return array.__array_interface__["data"][0]
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.models.cache.buffer_pool import PooledBuffers, PooledCache
 from drafttree.models.cache.kv_cache import CacheLayout, layer_rows
 from drafttree.models.fused.pass_inputs import PassInputs, Visibility
+from drafttree.models.host_copies import as_placed, byte_places, packed_bits, send_to, unpacked_bits
 from drafttree.models.segment import Segment
 from drafttree.models.windows import EVERYTHING
 
@@ -42,8 +45,8 @@ class StaticAttention(NamedTuple):
 class MaskedInputs:
     """Makes the inputs of passes over one request. See `drafttree.models.recorded.recorded_passes.InputBuilder`.
 
-    All of them read the same memory: padding nodes keep tokens and positions of an earlier pass. How much of the KV
-    cache is in use are numbers on the device, from which a pass makes its mask.
+    All of them read the same memory, which one copy writes. How much of the KV cache is in use are numbers in it, from
+    which a pass makes its mask.
 
     Args:
         layout: layout of the KV caches.
@@ -56,15 +59,14 @@ class MaskedInputs:
         nodes = BUCKETS[-1]
         self._layout = layout
         self._groups = groups
-        self._tokens = torch.zeros(1, nodes, dtype=torch.long, device=like.device)
-        self._positions = torch.zeros_like(self._tokens)
-        self._visible = torch.zeros(nodes, MAX_DRAFTED, dtype=torch.bool, device=like.device)
-        self._bounds = torch.zeros(3, dtype=torch.long, device=like.device)
+        arrays = _arrays(nodes)
+        self._memory = torch.zeros(byte_places(arrays)[-1], dtype=torch.uint8, device=like.device)
+        self._numbers, self._visible_bits = as_placed(self._memory, arrays)
         self._hidden = torch.zeros(1, nodes, hidden, dtype=like.dtype, device=like.device)
 
     def make_room(self, segments: Sequence[Segment], like: Tensor) -> int | None:
         (segment,) = segments
-        nodes, drafted = segment.visible.shape[1:]
+        nodes, drafted = segment.visible.shape
         if nodes > BUCKETS[-1] or drafted > MAX_DRAFTED:
             return None
         bucket = next(size for size in BUCKETS if size >= nodes)
@@ -80,35 +82,42 @@ class MaskedInputs:
 
     def store(self, segments: Sequence[Segment], hidden: Tensor, sizes: int, memory: None = None) -> None:
         cache, tokens, positions, visible, _ = segments[0]
-        nodes, drafted = visible.shape[1:]
-        self._tokens[:, :nodes] = tokens
-        self._positions[:, :nodes] = positions
-        self._visible[:nodes, :drafted] = visible[0]
+        nodes, drafted = visible.shape
+        start = cache.get_seq_length()
+        numbers, visible_bits = _arrays(sizes)
+        numbers[0, :nodes], numbers[1, :nodes], numbers[2, :3] = tokens, positions, (cache.length, start, start + nodes)
+        visible_bits[:nodes, : -(-drafted // 8)] = packed_bits(visible)
+        send_to([numbers, visible_bits], self._memory)
         if self._hidden.numel():
             self._hidden[:, :nodes] = hidden
             self._hidden[:, nodes:].zero_()  # an earlier pass may have left NaN
-        start = cache.get_seq_length()
-        # numbers travel as arguments of the kernels; a tensor of them would be copied from the host, and waited for
-        for place, bound in enumerate((cache.length, start, start + nodes)):
-            self._bounds[place].fill_(bound)
 
     def inputs(self, memory: None, sizes: int, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
         """See `InputBuilder`. Padding nodes are masked from all others and attend to the prefix and to themselves."""
-        length, start, end = self._bounds
+        length, start, end = self._numbers[2, :3]
         new_rows = start + torch.arange(sizes, device=start.device)
         columns = torch.arange(rows[0][0].shape[-2], device=start.device)
         drafted = columns - length
-        tree = self._visible[:sizes].index_select(1, drafted.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
+        visible = unpacked_bits(self._visible_bits[:sizes], MAX_DRAFTED)
+        tree = visible.index_select(1, drafted.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
         seen = (drafted < 0) | tree | (columns == new_rows[:, None])
         mask = torch.zeros(seen.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
         by_kind = {(EVERYTHING, self._groups): attention}
-        tokens, positions, hidden = (each[:, :sizes] for each in (self._tokens, self._positions, self._hidden))
+        tokens, positions, hidden = self._numbers[:1, :sizes], self._numbers[1:2, :sizes], self._hidden[:, :sizes]
         return PassInputs(tokens, positions, hidden, rows, lambda span, groups: by_kind[span, groups])
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         """See `InputBuilder`; here there may be several requests, whose caches may be any."""
         return PassInputs.of(segments, hidden)
+
+
+def _arrays(nodes: int) -> tuple[Array, Array]:
+    """What a pass over so many nodes copies: tokens, positions and bounds, and behind them bits of who sees whom.
+
+    So a pass with fewer nodes copies less to the same places.
+    """
+    return np.zeros((3, BUCKETS[-1]), dtype=np.int64), np.zeros((nodes, MAX_DRAFTED // 8), dtype=np.uint8)
 
 
 def _pooled(segments: Sequence[Segment]) -> PooledBuffers:

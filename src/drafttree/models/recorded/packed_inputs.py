@@ -1,17 +1,18 @@
 """The inputs of a pass whose requests have their rows in one allocation, of any sizes or rounded up to some."""
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy import ndarray as Array
 from torch import Tensor
 
 from drafttree.models.attention.varlen_attention import Prefixes, VarlenAttention, attend_densely
 from drafttree.models.cache.buffer_pool import PADDING_ROW, PooledCache, RangePool
 from drafttree.models.cache.kv_cache import CacheLayout, layer_rows
 from drafttree.models.fused.pass_inputs import PassInputs
+from drafttree.models.host_copies import as_placed, byte_places, packed_bits, send_to, unpacked_bits
 from drafttree.models.segment import Segment
 from drafttree.models.windows import Span
 
@@ -84,78 +85,65 @@ class PackedSizes(NamedTuple):
     def of(cls, segments: Sequence[Segment]) -> "PackedSizes":
         """The sizes of a pass without padding."""
         nodes = [segment.nodes for segment in segments]
-        drafted = sum(segment.visible.shape[2] for segment in segments)
+        drafted = sum(segment.visible.shape[1] for segment in segments)
         return cls(sum(nodes), drafted, len(segments), max(nodes))
 
 
-class PackedTensors(NamedTuple):
-    """The tensors that a pass reads on the device; padding nodes belong to no request.
+class PassArrays(NamedTuple):
+    """What the host writes of a pass; padding nodes belong to no request.
 
     Attributes:
-        tokens: `[1, nodes]` token ids.
-        positions: `[1, nodes]`.
-        hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
-        visible: bool `[nodes, drafted]`: which drafted rows a node attends to.
-        new_rows: `[nodes]` where its keys and values are written.
-        tree_rows: `[drafted]` where the drafted rows are.
-        starts: int32 `[requests + 1]`: the first node of every request, and the end of the last one's.
-        lengths: int32 `[requests]`: committed rows, at least 1.
-        firsts: int32 `[requests + 1]`: the first of them; the last number is not read.
-        has_prefix: bool `[nodes]`: whether there are any for a node.
+        nodes: int64 `[3, nodes]` of every node its token id, its position, and where its keys and values are written.
+        tree_rows: int64 `[drafted]` where the drafted rows are.
+        prefixes: int32 `[3, requests + 1]` of every request its first node, the number of committed rows, at least 1,
+            and the first of them; behind the last request, the end of its nodes.
+        has_prefix: bool `[nodes]` whether the request of a node has committed rows.
+        visible_bits: uint8 `[nodes, drafted / 8]`, rounded up: which drafted rows a node attends to.
     """
 
-    tokens: Tensor
-    positions: Tensor
-    hidden: Tensor
-    visible: Tensor
-    new_rows: Tensor
-    tree_rows: Tensor
-    starts: Tensor
-    lengths: Tensor
-    firsts: Tensor
-    has_prefix: Tensor
+    nodes: Array
+    tree_rows: Array
+    prefixes: Array
+    has_prefix: Array
+    visible_bits: Array
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], hidden: Tensor, sizes: PackedSizes) -> "PackedTensors":
-        """The tensors of a pass on the rows that its requests have in a `RangePool`, padded to sizes."""
-        nodes, drafted, requests, _ = sizes
-        counts = [segment.nodes for segment in segments]
-        trees = [_tree_rows(segment) for segment in segments]
-        ends = [*accumulate(counts, initial=0)]
-        columns = (
-            _padded(chain(*(rows[-count:] for rows, count in zip(trees, counts, strict=True))), nodes, PADDING_ROW),
-            _padded(chain(*trees), drafted, PADDING_ROW),
-            _padded(_repeated(range(requests), counts), nodes, -1),
-            _padded(_repeated(range(requests), map(len, trees)), drafted, -2),
-            _padded(_repeated([segment.cache.length > 0 for segment in segments], counts), nodes, 0),
-            _padded(ends, requests + 1, ends[-1]),
-            _padded([segment.cache.length for segment in segments], requests, 0),
-            _padded(
-                (rows.start - segment.cache.length for rows, segment in zip(trees, segments, strict=True)),
-                requests + 1,
-                0,
-            ),
-        )
-        # what the host knows goes to the device by one copy, for which it does not wait
-        numbers = torch.tensor([*chain(*columns)]).to(hidden.device, non_blocking=True)
-        new_rows, tree_rows, node_owners, row_owners, has_prefix, starts, lengths, firsts = numbers.split(
-            [*map(len, columns)]
-        )
-        padding = nodes - ends[-1]
-        same = node_owners[:, None] == row_owners
-        visible = torch.cat([segment.visible.flatten() for segment in segments])
-        return cls(
-            F.pad(torch.cat([segment.tokens for segment in segments], 1), (0, padding)),
-            F.pad(torch.cat([segment.positions for segment in segments], 1), (0, padding)),
-            F.pad(hidden, (0, 0, 0, padding)) if hidden.numel() else hidden,
-            same.masked_scatter(same, visible),
-            new_rows,
-            tree_rows,
-            starts.int(),
-            lengths.clamp(min=1).int(),
-            firsts.int(),
-            has_prefix.bool(),
-        )
+    def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays":
+        """The arrays of a pass on the rows that its requests have in a `RangePool`, padded to sizes."""
+        nodes, tree_rows = np.zeros((3, sizes.nodes), dtype=np.int64), np.full(sizes.drafted, PADDING_ROW)
+        nodes[2] = PADDING_ROW
+        prefixes = np.zeros((3, sizes.requests + 1), dtype=np.int32)
+        has_prefix, visible = np.zeros(sizes.nodes, dtype=bool), np.zeros((sizes.nodes, sizes.drafted), dtype=bool)
+        node = row = 0
+        for place, segment in enumerate(segments):
+            own_rows, length = _tree_rows(segment), segment.cache.length
+            own, seen = slice(node, node := node + segment.nodes), slice(row, row := row + len(own_rows))
+            nodes[:, own] = segment.tokens, segment.positions, own_rows[-segment.nodes :]
+            tree_rows[seen], has_prefix[own], visible[own, seen] = own_rows, length > 0, segment.visible
+            prefixes[:, place] = own.start, max(length, 1), own_rows[0] - length
+        prefixes[0, len(segments) :], prefixes[1, len(segments) :] = node, 1
+        return cls(nodes, tree_rows, prefixes, has_prefix, packed_bits(visible))
+
+
+class PackedTensors(NamedTuple):
+    """What a pass reads on the device.
+
+    Attributes:
+        memory: uint8, the bytes of all arrays.
+        arrays: the tensors of a `PassArrays`, in its order, which are views of these bytes.
+        hidden: `[1, nodes, hidden]`, the states an EAGLE-3 head reads; empty for a model.
+    """
+
+    memory: Tensor
+    arrays: Sequence[Tensor]
+    hidden: Tensor
+
+    @classmethod
+    def empty(cls, arrays: PassArrays, hidden: Tensor) -> "PackedTensors":
+        """Memory for such arrays on the device of hidden states."""
+        memory = torch.empty(byte_places(arrays)[-1], dtype=torch.uint8, device=hidden.device)
+        nodes = arrays.nodes.shape[1] if hidden.numel() else 0
+        return cls(memory, as_placed(memory, arrays), hidden.new_zeros(1, nodes, hidden.shape[-1]))
 
 
 class PackedInputs:
@@ -196,22 +184,25 @@ class PackedInputs:
     def store(
         self, segments: Sequence[Segment], hidden: Tensor, sizes: PackedSizes, memory: PackedTensors | None = None
     ) -> PackedTensors:
-        tensors = PackedTensors.of(segments, hidden, sizes)
-        if memory is None:
-            return tensors
-        for place, given in zip(memory, tensors, strict=True):
-            place.copy_(given)
+        arrays = PassArrays.of(segments, sizes)
+        memory = memory or PackedTensors.empty(arrays, hidden)
+        send_to(arrays, memory.memory)
+        if hidden.numel():
+            memory.hidden[:, : hidden.shape[1]] = hidden
+            memory.hidden[:, hidden.shape[1] :].zero_()  # an earlier pass may have left NaN
         return memory
 
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
-        groups = self._groups
+        groups, (nodes, tree_rows, numbers, has_prefix, visible_bits) = self._groups, memory.arrays
+        starts, lengths, firsts = numbers
 
         def attention(_: Span, __: int) -> PackedAttention:
-            prefixes = Prefixes(memory.starts * groups, memory.lengths, memory.firsts, sizes.most_nodes * groups)
-            visible, has_prefix = (each.repeat_interleave(groups, 0) for each in (memory.visible, memory.has_prefix))
-            return PackedAttention(self._varlen, memory.new_rows, memory.tree_rows, visible, prefixes, has_prefix)
+            prefixes = Prefixes(starts * groups, lengths[:-1], firsts, sizes.most_nodes * groups)
+            visible = unpacked_bits(visible_bits, sizes.drafted).repeat_interleave(groups, 0)
+            seen = has_prefix.repeat_interleave(groups, 0)
+            return PackedAttention(self._varlen, nodes[2], tree_rows, visible, prefixes, seen)
 
-        return PassInputs(memory.tokens, memory.positions, memory.hidden, rows, attention)
+        return PassInputs(nodes[:1], nodes[1:2], memory.hidden, rows, attention)
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         sizes = PackedSizes.of(segments)
@@ -224,12 +215,3 @@ def _tree_rows(segment: Segment) -> range:
     assert isinstance(cache, PooledCache)
     first = cache.pooled.start + cache.length
     return range(first, first + cache.drafted + segment.nodes)
-
-
-def _repeated(values: Iterable[int], counts: Iterable[int]) -> Iterable[int]:
-    return chain(*([value] * count for value, count in zip(values, counts, strict=False)))
-
-
-def _padded(values: Iterable[int], size: int, padding: int) -> list[int]:
-    numbers = [*values]
-    return numbers + [padding] * (size - len(numbers))

@@ -1,0 +1,123 @@
+"""Copies of what the host knows to a device: all arrays of a pass in one, which the host does not wait for."""
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy import ndarray as Array
+from torch import Tensor
+
+ALIGNED = 16
+"""Arrays begin at multiples of so many bytes, so that numbers of any dtype can be read where they lie."""
+
+
+def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+    """Tensors of the arrays' dtypes and shapes on a device. On a CPU they are the arrays' own memory."""
+    if device.type == "cpu":
+        return [torch.from_numpy(each) for each in arrays]
+    if device.type != "cuda":
+        return [torch.from_numpy(each).to(device) for each in arrays]
+    begins = byte_places(arrays)
+    there = torch.empty(begins[-1], dtype=torch.uint8, device=device)
+    ring_of(device).send(arrays, there)
+    return as_placed(there, arrays)
+
+
+def send_to(arrays: Sequence[Array], there: Tensor) -> None:
+    """Copy arrays to bytes of a device, where they then lie at their `byte_places`.
+
+    Args:
+        arrays: contiguous or not.
+        there: uint8, at least so many.
+    """
+    if there.device.type == "cuda":
+        ring_of(there.device).send(arrays, there)
+        return
+    for array, place in zip(arrays, as_placed(there, arrays), strict=True):
+        place.copy_(torch.from_numpy(array))
+
+
+def packed_bits(mask: Array) -> Array:
+    """Bool `[rows, columns]` as uint8 `[rows, columns / 8]`, rounded up: an eighth of the bytes to copy."""
+    return np.packbits(mask, axis=1, bitorder="little")
+
+
+def unpacked_bits(bits: Tensor, columns: int) -> Tensor:
+    """Bool `[rows, columns]` of `packed_bits`."""
+    each = bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
+    return each.flatten(1)[:, :columns].bool()
+
+
+def byte_places(arrays: Sequence[Array]) -> list[int]:
+    """Where each array begins when they lie behind each other, in bytes, and where the last one ends."""
+    return [*accumulate((-(-each.nbytes // ALIGNED) * ALIGNED for each in arrays), initial=0)]
+
+
+def as_placed(there: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
+    """Views of the bytes that arrays were copied to, of their dtypes and shapes."""
+    return [
+        there[begin : begin + each.nbytes].view(torch.from_numpy(each[:0]).dtype).view(each.shape)
+        for each, begin in zip(arrays, byte_places(arrays), strict=False)
+    ]
+
+
+class Copied(Protocol):
+    """A copy to a device, which can be waited for."""
+
+    def synchronize(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+
+class StagingRing:
+    """Pinned memory from which arrays are copied to a device, in turns.
+
+    A copy runs when the device comes to it, perhaps long after the host has gone on. So a buffer is written anew only
+    when the copy from it has ended: of two of them the host waits only where it is two passes ahead.
+
+    Args:
+        device: where copies go.
+        buffers: their number.
+    """
+
+    def __init__(self, device: torch.device, buffers: int = 2) -> None:
+        self._device, self._lock = device, threading.Lock()
+        self._staged: list[Tensor] = [self.make_buffer(0)] * buffers
+        self._copied: list[Copied | None] = [None] * buffers
+        self._turn = 0
+
+    def make_buffer(self, size: int) -> Tensor:
+        """Bytes of the host that the device can read while the host goes on."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=size > 0)
+
+    def copy(self, there: Tensor, staged: Tensor) -> Copied:
+        """Begin a copy to the device."""
+        there.copy_(staged, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self._device))
+        return copied
+
+    def send(self, arrays: Sequence[Array], there: Tensor) -> None:
+        """Copy arrays to bytes of the device, where they are to lie at their `byte_places`."""
+        begins = byte_places(arrays)
+        with self._lock:
+            own, self._turn = self._turn, (self._turn + 1) % len(self._staged)
+            if copied := self._copied[own]:
+                copied.synchronize()
+            if len(self._staged[own]) < begins[-1]:
+                self._staged[own] = self.make_buffer(2 * begins[-1])
+            staged = self._staged[own][: begins[-1]]
+            host = staged.numpy()
+            for array, (begin, _) in zip(arrays, pairwise(begins), strict=True):
+                host[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            self._copied[own] = self.copy(there[: begins[-1]], staged)
+
+
+@lru_cache
+def ring_of(device: torch.device) -> StagingRing:
+    """The ring of a device."""
+    return StagingRing(device)
