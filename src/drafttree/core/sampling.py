@@ -85,6 +85,12 @@ class Sampling:
         """Whether every token is the most probable one."""
         return self.temperature == 0
 
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens may be excluded."""
+        shares = self.top_p, self.typical_p
+        return bool(self.top_k or self.min_p or self.epsilon_cutoff or self.eta_cutoff or self.top_h or min(shares) < 1)
+
     def process(self, logits: Tensor) -> Tensor:
         """Apply temperature and truncation to logits `[..., vocab]`; excluded tokens are at -inf.
 

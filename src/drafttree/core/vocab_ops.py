@@ -7,7 +7,7 @@ of 128, where `multinomial` draws a random number for every column.
 import math
 from collections.abc import Callable
 
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, Tensor, torch
 
 NOT_A_NUMBER = -1
 """The best token of a row with NaN, which has none."""
@@ -28,11 +28,15 @@ def argmax(rows: Tensor) -> Tensor:
     return torch.as_tensor(floats.numpy().argmax(-1))
 
 
-def best_tokens(rows: Tensor) -> Callable[[int], int]:
+def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = None) -> Callable[[int], int]:
     """Tells of a row `[columns]` of `rows` the column of its largest entry, `NOT_A_NUMBER` for a row with NaN.
 
     A walk down a tree asks about the rows along one path: on a CPU only those are searched. From a device all come in
     one transfer.
+
+    Args:
+        rows: `[rows, columns]`.
+        changed: on a CPU, makes of a row's index and numbers, float32 or float64, those that are searched.
     """
     if not rows.is_cpu:
         values, chosen = rows.max(-1)
@@ -41,6 +45,7 @@ def best_tokens(rows: Tensor) -> Callable[[int], int]:
 
     def best(row: int) -> int:
         numbers = rows[row].float().numpy() if known is None else known[row]
+        numbers = changed(row, numbers) if changed else numbers
         column = int(numbers.argmax())  # of NaN, where there is any
         return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
 

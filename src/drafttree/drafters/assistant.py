@@ -16,12 +16,13 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from drafttree.core.errors import ConfigError, ModelError
-from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.heads import embedding, last_layer, own_bytes, zero_hidden
 from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import TreeCache
 from drafttree.models.attention.tree_attention import AttentionPart
 from drafttree.models.attention.tree_config import attending_to_trees, configured_parts
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.segment import join, split
 from drafttree.models.tensor_parallel import tensor_parallel_size
@@ -101,10 +102,10 @@ class AssistantDrafter(ShownBySize):
     def expand(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [token for frontier in frontiers for token in frontier.tokens]
-        states = [session.drafted[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
+        states = [rows_of(session.drafted, own.origins) for session, own in zip(sessions, frontiers, strict=True)]
         return self._draft(sessions, tokens, states)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def _draft(self, sessions: "Sequence[AssistantSession]", tokens: list[int], states: Sequence[Tensor]) -> Tensor:
         """Logits `[nodes, vocab]` after new nodes; every session keeps the states that its next level reads.
 

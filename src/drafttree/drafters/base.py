@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy import ndarray as Array
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from drafttree.core.candidates import Candidates
 from drafttree.drafters.timing import PassTimer
 from drafttree.models import TreeCache
+from drafttree.models.host_copies import send
 
 HiddenStates = tuple[Tensor, ...]
 """The target's hidden states at consecutive tokens, `[1, tokens, hidden]` for each layer a drafter reads."""
@@ -252,5 +254,11 @@ def accepted_rows(hidden: HiddenStates, path: list[int]) -> HiddenStates:
         return hidden
     if path[-1] == len(path) - 1:
         return tuple(layer[:, : len(path)] for layer in hidden)
-    rows = torch.tensor(path, device=hidden[0].device)
+    (rows,) = send([np.array(path)], hidden[0].device)
     return tuple(layer.index_select(1, rows) for layer in hidden)
+
+
+def rows_of(states: Tensor, rows: list[int]) -> Tensor:
+    """These rows of states `[1, rows, ...]`, without waiting for the device."""
+    (index,) = send([np.array(rows)], states.device)
+    return states.index_select(1, index)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.block_layers import BlockLayers
 from drafttree.drafters.session import Frontier, count_pass
 from drafttree.models import Segment, TreeCache
 from drafttree.models.host_copies import send
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.segment import join
 
 PREFILL_CHUNK = 512
@@ -47,7 +48,7 @@ class BlockDrafter(ShownBySize):
         """Begin a request."""
         return BlockSession(self, prompt, capacity)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def root(self, sessions: "Sequence[BlockSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
@@ -60,7 +61,7 @@ class BlockDrafter(ShownBySize):
                 session.begin_tree(own, given)
             return self._level(sessions, [Frontier([session.token], [0]) for session in sessions])
 
-    @torch.inference_mode()
+    @in_inference_mode
     def expand(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         for session in sessions:
@@ -78,7 +79,7 @@ class BlockDrafter(ShownBySize):
             tokens = torch.tensor([token for own in frontiers for token in own.tokens], device=logits.device)
             given = [(each, own) for each, own in zip(sessions, frontiers, strict=True)]
             rows = join([each.rows[level].expand(len(own.tokens), -1) for each, own in given], 0)
-            above = join([each.memory[own.origins] for each, own in given], 0)
+            above = join([rows_of(each.memory[None], own.origins)[0] for each, own in given], 0)
             logits, memory = transition(logits, tokens, rows, above)
             for session, own in zip(sessions, memory.split(widths), strict=True):
                 session.memory = own
@@ -132,7 +133,7 @@ class BlockSession(Session):
     def resume(self, kept: object, tokens: int) -> int:
         return self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
 
-    @torch.inference_mode()
+    @in_inference_mode
     def read_context(self) -> None:
         """Commit the keys and values of the tokens whose hidden states have come since."""
         unread, self._unread = self._unread, []

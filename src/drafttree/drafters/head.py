@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drafttree.drafters.base import HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.session import Frontier, TreeSession, count_pass, level_segments
 from drafttree.models import Segment, TreeCache
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.segment import join, split
 
@@ -98,7 +99,7 @@ class HeadDrafter(ShownBySize):
             self.heads = tuple(each.backend for each in self._selected)
         return HeadSession(self, prompt, capacity)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def root(self, sessions: "Sequence[HeadSession]") -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
@@ -107,7 +108,7 @@ class HeadDrafter(ShownBySize):
             session.begin_tree()
         return logits
 
-    @torch.inference_mode()
+    @in_inference_mode
     def expand(self, sessions: "Sequence[HeadSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         heads: tuple[Head, ...] = sessions[0].shared
@@ -125,7 +126,7 @@ class HeadDrafter(ShownBySize):
                 session.take(output, own)
         return logits
 
-    @torch.inference_mode()
+    @in_inference_mode
     def chain(
         self, sessions: "Sequence[HeadSession]", tokens: Sequence[int], count: int, allowed: int
     ) -> tuple[np.ndarray, np.ndarray] | None:
@@ -207,7 +208,7 @@ class HeadSession(TreeSession):
     def nbytes(self) -> int:
         return sum(cache.nbytes for cache in self.caches)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         rows = max(min(tokens, len(self.unread) - 1), 0)
         for start in range(0, rows, PREFILL_CHUNK):
@@ -224,7 +225,7 @@ class HeadSession(TreeSession):
         self.unread += tokens
         self._states.append(hidden_states)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def read_rest(self) -> None:
         """As in `Session`."""
         if len(self.caches) == 1 and self.unread and self._states:
@@ -284,7 +285,7 @@ class HeadSession(TreeSession):
         """The states `[1, frontier, hidden]` that the nodes of a new frontier read: outputs at their parents."""
         if frontier.keeps_all:
             return self._hidden[:, : len(frontier.tokens)]
-        return self._hidden[:, frontier.origins]
+        return rows_of(self._hidden, frontier.origins)
 
     def whole_tree(self, frontier: Frontier) -> tuple[Segment, Tensor]:
         """The nodes of a new frontier and all before it, as rows of a head that has none of them, and their states.
@@ -301,7 +302,7 @@ class HeadSession(TreeSession):
         parents = [start + origin for start, own in zip(starts, self._tree, strict=False) for origin in own.origins]
         tokens = np.array([token for own in self._tree for token in own.tokens])
         positions = cache.next_position + np.repeat(np.arange(len(sizes)), sizes)
-        states = torch.cat((self._newest[head - 1], self._outputs), 1)[:, parents]
+        states = rows_of(torch.cat((self._newest[head - 1], self._outputs), 1), parents)
         return Segment(cache, tokens, positions, visible, slice(nodes - sizes[-1], None)), states
 
     def take(self, outputs: Tensor, frontier: Frontier) -> None:

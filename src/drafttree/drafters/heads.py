@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import LlamaConfig, LlamaModel, PreTrainedConfig, PreTrainedModel
 
-from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize
+from drafttree.drafters.base import Frontier, HiddenStates, Session, ShownBySize, rows_of
 from drafttree.drafters.session import count_pass
 from drafttree.models import NAME, CacheLayout, Segment, TreeCache
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.module_checks import logits_width
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from drafttree.models.module.released import place
@@ -254,7 +255,7 @@ class MedusaDrafter(HeadsDrafter):
         super().__init__(heads, target)
         self.heads = heads
 
-    @torch.inference_mode()
+    @in_inference_mode
     def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
@@ -264,7 +265,7 @@ class MedusaDrafter(HeadsDrafter):
             session.drafted, session.level = own, 0
         return logits[:, 0]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node, which are its head's; see `SharedDrafter`."""
         for session in sessions:
@@ -284,7 +285,7 @@ class HydraDrafter(HeadsDrafter):
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
             self.reads_text, self.layout = True, CacheLayout.of_config(heads.prefix_embeding_layer.config)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
         """Logits `[sessions, vocab]` of the token after each root; see `drafttree.drafters.base.SharedDrafter`.
 
@@ -294,11 +295,13 @@ class HydraDrafter(HeadsDrafter):
             contexts = [session.context() for session in sessions]
             return self._draft(0, sessions, contexts, [session.token for session in sessions])
 
-    @torch.inference_mode()
+    @in_inference_mode
     def expand(self, sessions: Sequence[HeadsSession], frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
-            inherited = [session.drafted[:, own.origins] for session, own in zip(sessions, frontiers, strict=True)]
+            inherited = [
+                rows_of(session.drafted, own.origins) for session, own in zip(sessions, frontiers, strict=True)
+            ]
             tokens = [token for own in frontiers for token in own.tokens]
             return self._draft(sessions[0].level + 1, sessions, inherited, tokens)
 
@@ -312,7 +315,7 @@ class HydraDrafter(HeadsDrafter):
             session.drafted, session.level = own, level
         return self.project(self.heads(level, inputs))[0]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def extend_context(self, cache: TreeCache, hidden: Tensor) -> Tensor:
         """Compute the context vectors of the next tokens from their hidden states, both `[1, tokens, hidden]`.
 

@@ -8,7 +8,8 @@ whose. So a request joins by adding a segment and leaves by adding none.
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +18,23 @@ import torch
 from drafttree.core.autocast import refuse_autocast
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import FORCED, DraftTree, Verdict
+from drafttree.core.vocab_ops import best_tokens
 from drafttree.drafters.base import Drafter, Session, accepted_rows
+from drafttree.drafters.timing import PassTimer
 from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import Round
 from drafttree.engine.prefixes import PrefixCache
 from drafttree.engine.request import Request
 from drafttree.engine.tree_drafter import Drafts, TreeDrafter, is_long
 from drafttree.models import Model, Output, Segment, TreeCache, prefill, prefill_and_score
-from drafttree.models.segment import causal
+from drafttree.models.inference import in_inference_mode
+from drafttree.models.segment import causal, join
 from drafttree.policies.base import RoundOutcome, TextContext
-from drafttree.verifiers.base import check_verdict
+from drafttree.verifiers.base import check_verdict, walk
+from drafttree.verifiers.greedy import Greedy
 
+BestTokens = Callable[[int], int]
+"""Tells the best token behind a node of a tree."""
 LONGEST_PART = 512
 """Tokens of prompts in a pass at most."""
 
@@ -61,11 +68,27 @@ class RoundClock:
     def __init__(self) -> None:
         self.began = self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
+        self._pass: PassTimer | None = None
 
     def lap(self, part: str) -> None:
         """Note that a part ends here, which began where the one before it ended."""
         now = time.perf_counter()
         self.seconds[part], self._last = now - self._last, now
+
+    def time_pass(self, device: torch.device) -> AbstractContextManager[object]:
+        """Time the block as the target pass, where the host goes on before the device has finished it."""
+        if device.type != "cuda":
+            return nullcontext()
+        self._pass = PassTimer(device)
+        return self._pass
+
+    def count_pass(self) -> None:
+        """Count as the target's what the device still took for its pass, for which a verifier has waited."""
+        if timer := self._pass:
+            self._pass = None
+            waited = min(max(timer.seconds - self.seconds["target"], 0.0), self.seconds["verify"])
+            self.seconds["target"] += waited
+            self.seconds["verify"] -= waited
 
     @property
     def total(self) -> float:
@@ -101,6 +124,8 @@ class RoundLoop:
         drafter: as given.
         prefixes: as given.
         trees: drafts the trees of rounds.
+        reads_at_once: whether what verifiers need of all texts is read together: a device is waited for once. On a CPU
+            they look at the nodes along one path.
     """
 
     def __init__(
@@ -113,6 +138,7 @@ class RoundLoop:
         self.target, self.drafter, self.prefixes = target, drafter, prefixes
         self._context = context
         self.trees = TreeDrafter(target, drafter, prefixes)
+        self.reads_at_once = target.device.type != "cpu"
         self._hidden_layers = drafter.hidden_layers if drafter else ()
 
     def open(self, request: Request) -> None:
@@ -149,7 +175,7 @@ class RoundLoop:
         session.read_cache(request.cache)
         return session
 
-    @torch.inference_mode()
+    @in_inference_mode
     def begin(self, request: Request, *, batch: int = 1, running: Sequence[Request] = ()) -> None:
         """Take over what was read of a request's prompt for another text. Parts of the rest are read by `step`.
 
@@ -191,7 +217,7 @@ class RoundLoop:
         while request.unread:
             self.step([], [PromptPart(request, min(request.unread, LONGEST_PART))])
 
-    @torch.inference_mode()
+    @in_inference_mode
     def step(self, requests: Sequence[Request], parts: Sequence[PromptPart] = ()) -> Advance:
         """Advance requests by one round, in one target pass.
 
@@ -212,7 +238,7 @@ class RoundLoop:
         outputs = self.score(requests, drafts.trees, parts, clock)
         for part, output in zip(parts, outputs[len(requests) :], strict=True):
             self._read(part, output)
-        settled = zip(requests, drafts.trees, outputs, strict=False)
+        settled = zip(requests, drafts.trees, outputs, self._read_best(requests, outputs), strict=False)
         # Without a name for the list: an error's frames lead here, and must not lead back to the error.
         return Advance([self._settle(*each, clock) for each in settled], drafts, clock)
 
@@ -239,9 +265,8 @@ class RoundLoop:
             text = Segment.of_text(part.request.cache, part.tokens)
             segments.append(text._replace(wanted=wanted))
         clock.lap("masks")
-        scored = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)  # the verifiers would wait for it anyway, and be timed for it
+        with clock.time_pass(self.target.device):
+            scored = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
         clock.lap("target")
         return [*(output or next(scored) for output in known), *scored]
 
@@ -263,19 +288,43 @@ class RoundLoop:
         if drafting.reads_prompt:
             drafting.prefill(output.hidden, part.size)
 
-    def _settle(self, request: Request, tree: DraftTree, output: Output, clock: RoundClock) -> Round | Exception:
+    def _read_best(self, requests: Sequence[Request], outputs: Sequence[Output]) -> list[BestTokens | None]:
+        """The best tokens of all texts that are written greedily, in one read; None where a verifier is to look."""
+        found: list[BestTokens | None] = [None] * len(requests)
+        if not self.reads_at_once:
+            return found
+        greedy = [
+            place
+            for place, request in enumerate(requests)
+            if type(request.verifier).verify is Greedy.verify and not request.constraints
+        ]
+        if not greedy:
+            return found
+        rows = [outputs[place].logits[0] for place in greedy]
+        known = best_tokens(join(rows, 0))
+        for place, begin in zip(greedy, accumulate(map(len, rows), initial=0), strict=False):
+            found[place] = lambda node, begin=begin: known(begin + node)
+        return found
+
+    def _settle(
+        self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None, clock: RoundClock
+    ) -> Round | Exception:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
         try:
             clock.lap("others")
             drafting, logits, missing = request.drafting, output.logits[0], set[int]()
             if request.constraints:
                 logits, missing = request.constraints.score(request.tokens, tree, logits)
-            judged = logits.clone() if request.recorder or request.observer else logits  # a verifier may write to it
-            verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
+            if best:
+                verdict = walk(tree, best)
+            else:
+                judged = logits.clone() if request.recorder or request.observer else logits  # one may write to it
+                verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
             verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
             path, bonus = verdict = _before_missing(verdict, tree, missing)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             clock.lap("verify")
+            clock.count_pass()
             request.cache.commit(path)
             if tree.source == FORCED:
                 drafting.count_forced(tree.size - 1, len(path) - 1)

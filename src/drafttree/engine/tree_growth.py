@@ -29,6 +29,7 @@ from drafttree.core.randomness import Randomness
 from drafttree.core.tree import DraftTree, GrowingTree, GrowthObserver, Layer, Proposal, Rule
 from drafttree.core.vocab_ops import argmax
 from drafttree.drafters.session import Frontier
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.native.kernels import native_candidates
 from drafttree.policies.base import TreePolicy, best_mask
 
@@ -92,7 +93,7 @@ class Limits(Protocol):
         ...
 
 
-@torch.inference_mode()
+@in_inference_mode
 def grow(
     policy: TreePolicy,
     draft: DraftRows,

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 
-import torch
 from transformers import PreTrainedModel
 
 from drafttree.core.autocast import refuse_autocast
@@ -11,6 +10,7 @@ from drafttree.core.counts import check_count
 from drafttree.core.errors import ConfigError
 from drafttree.models.base import Backend
 from drafttree.models.cache.kv_cache import TreeCache
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.module.fingerprint import SelectedBackend
 from drafttree.models.module.long_rope import context_limit, rope_switch
 from drafttree.models.module.module_backend import ModuleBackend
@@ -143,7 +143,7 @@ class TargetModel:
             self._describe()
         return self.backend.new_cache(capacity)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def forward(self, segments: Sequence[Segment], *, hidden_layers: tuple[int, ...] = ()) -> list[Output]:
         """Score tokens; see `drafttree.models.base.Backend.forward`."""
         return self.backend.forward(segments, hidden_layers=hidden_layers)

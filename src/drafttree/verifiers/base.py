@@ -6,7 +6,7 @@ rather than the likeliest one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import index
 from typing import Any, ClassVar, cast
@@ -17,7 +17,7 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Proposal, Verdict
-from drafttree.core.vocab_ops import NOT_A_NUMBER, best_tokens
+from drafttree.core.vocab_ops import NOT_A_NUMBER
 
 
 class Verifier:
@@ -227,17 +227,17 @@ def without(q: Tensor, token: int) -> Tensor:
     return normalise(rest, rest)
 
 
-def walk(tree: DraftTree, logits: Tensor) -> Verdict:
-    """Follow the largest logit, from the root for as long as its token is in the tree; ties go to the lowest id.
+def walk(tree: DraftTree, best: Callable[[int], int]) -> Verdict:
+    """Follow the best token, from the root for as long as it is in the tree.
 
     Args:
         tree: siblings differ in their tokens.
-        logits: `[nodes, vocab]`, with the noise of a coupled text.
+        best: tells the best token behind a node, `NOT_A_NUMBER` where there is none.
 
     Raises:
         ModelError: the target's logits are no numbers.
     """
-    best, path = best_tokens(logits), [0]
+    path = [0]
     while (child := tree.child(path[-1], token := best(path[-1]))) is not None:
         path.append(child)
     if token == NOT_A_NUMBER:

@@ -1,10 +1,11 @@
 from typing import ClassVar
 
 from drafttree.core.candidates import Candidates
-from drafttree.core.lazy import Tensor, torch
+from drafttree.core.lazy import Array, Tensor, torch
 from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.vocab_ops import best_tokens
 from drafttree.verifiers.base import Verifier, refuse_greedy, walk
 
 
@@ -37,6 +38,12 @@ class Coupled(Verifier):
         return candidates._replace(logits=logits)
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
+        if logits.is_cpu and not self.sampling.truncates:
+            return walk(tree, best_tokens(logits, lambda node, row: self._noisy(row, tree.depths[node], randomness)))
         levels = [randomness.gumbel(depth) for depth in range(1, tree.depths[-1] + 2)]
         noise = levels[0] if tree.size == 1 else torch.stack([levels[depth] for depth in tree.depths])
-        return walk(tree, self.sampling.process(logits) + noise)
+        return walk(tree, best_tokens(self.sampling.process(logits) + noise))
+
+    def _noisy(self, row: Array, depth: int, randomness: Randomness) -> Array:
+        """A row's logits with the noise of the token behind it, in the bits that torch gives."""
+        return row / self.sampling.temperature + randomness.gumbel(depth + 1).numpy()

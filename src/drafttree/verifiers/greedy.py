@@ -4,6 +4,7 @@ from drafttree.core.lazy import Tensor
 from drafttree.core.randomness import Randomness
 from drafttree.core.sampling import Sampling
 from drafttree.core.tree import DraftTree, Verdict
+from drafttree.core.vocab_ops import best_tokens
 from drafttree.verifiers.base import Verifier, walk
 
 
@@ -19,4 +20,4 @@ class Greedy(Verifier):
         return None
 
     def verify(self, tree: DraftTree, logits: Tensor, randomness: Randomness) -> Verdict:
-        return walk(tree, logits)
+        return walk(tree, best_tokens(logits))

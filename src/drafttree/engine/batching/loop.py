@@ -21,6 +21,7 @@ from drafttree.engine.request import Request
 from drafttree.engine.round_loop import LONGEST_PART, Advance, PromptPart, RoundLoop
 from drafttree.engine.target_lock import lock_of
 from drafttree.models import Model
+from drafttree.models.inference import in_inference_mode
 
 logger = logging.getLogger("drafttree")
 
@@ -112,7 +113,7 @@ class BatchLoop:
             raise
         return [result.text for result in results]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def step(self) -> None:
         """Advance every request that runs by one round. An error of one of them ends that one alone."""
         self._drop_cancelled()

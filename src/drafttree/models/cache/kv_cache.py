@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import Cache
 
 from drafttree.models.cache.recurrent_states import RecurrentStates
+from drafttree.models.host_copies import send
+from drafttree.models.inference import in_inference_mode
 from drafttree.models.windows import WindowedRows
 
 if os.name == "posix":
@@ -177,7 +179,7 @@ class TreeCache(Cache):
         self.positions = np.concatenate((self.positions, positions)) if self.drafted else positions
         self.drafted += len(positions)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these drafted rows, in this order, and drop the others.
 
@@ -185,8 +187,8 @@ class TreeCache(Cache):
             rows: indices into the drafted rows.
         """
         count = len(rows)
-        if self._buffers and list(rows) != list(range(count)):
-            index = torch.tensor([self.length + row for row in rows], device=self._buffers[0].device)
+        if self._buffers and [*rows] != [*range(count)]:
+            (index,) = send([np.array(rows) + self.length], self._buffers[0].device)
             for buffer in self._buffers:
                 buffer[..., self.length : self.length + count, :] = buffer.index_select(-2, index)
         if self.recurrent.layers:
@@ -235,7 +237,7 @@ class TreeCache(Cache):
         keys, values = (self._buffers[slot.buffer][slot.place] for slot in self.layout.slots[layer])
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def copy_rows(self, rows: int) -> "TreeCache":
         """A cache with copies of the first committed rows, at most so many, and room for no others.
 
@@ -257,7 +259,7 @@ class TreeCache(Cache):
         same = source.layout is self.layout and source.long_rope == self.long_rope
         return same and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def resume(self, source: "TreeCache", rows: int) -> int:
         """Commit the first rows of another cache to this empty one, at most so many.
 

@@ -185,23 +185,29 @@ def draft_chains(
 
 def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], list[Array]]:
     """The texts of a pass as drafttree-native reads them, and the arrays that must live until it has."""
-    texts, arrays = list[list[int]](), list[Array]()
-    for cache, tokens, positions, visible, wanted in segments:
-        nodes = len(tokens)
+    arrays = [
+        np.ascontiguousarray(_joined([segment.tokens for segment in segments]), dtype=np.int64),
+        np.ascontiguousarray(_joined([segment.positions for segment in segments]), dtype=np.int64),
+        np.ascontiguousarray(_joined([segment.visible for segment in segments]), dtype=bool),
+    ]
+    tokens, positions, visible = (each.__array_interface__["data"][0] for each in arrays)
+    texts = list[list[int]]()
+    for segment in segments:
+        cache, nodes = segment.cache, segment.nodes
         cache.reserve(like, nodes)
-        seen = cache.drafted + nodes
-        if visible.shape != (nodes, seen):
-            raise ValueError(f"of {seen} drafted rows, the visible ones are {list(visible.shape)}")
-        given = [np.ascontiguousarray(each) for each in (tokens, positions, visible)]
-        arrays += given
-        scored = range(nodes)[wanted]
-        rows = nodes, seen, cache.length, cache.first_position, int(cache.long_rope), scored.start, scored.stop
-        texts.append([*map(_address, given), *rows, *cache.addresses])
+        drafted = cache.drafted + nodes
+        if segment.visible.shape != (nodes, drafted):
+            raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
+        scored = range(nodes)[segment.wanted]
+        rows = nodes, drafted, cache.length, cache.first_position, int(cache.long_rope), scored.start, scored.stop
+        texts.append([tokens, positions, visible, *rows, *cache.addresses])
+        tokens, positions, visible = tokens + 8 * nodes, positions + 8 * nodes, visible + nodes * drafted
     return texts, arrays
 
 
-def _address(array: Array) -> int:
-    return array.__array_interface__["data"][0]
+def _joined(arrays: Sequence[Array]) -> Array:
+    """Numbers behind each other; those of a lone text are not copied."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate([each.reshape(-1) for each in arrays])
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
