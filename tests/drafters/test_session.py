@@ -12,7 +12,7 @@ import torch
 from drafttree.core.candidates import Candidates
 from drafttree.drafters import Drafter, HeadDrafter
 from drafttree.drafters.language_model import LanguageModelSession
-from drafttree.drafters.session import MOST_MISSED, Frontier, LateReader, draft_expand, draft_root
+from drafttree.drafters.session import MOST_MISSED, MOST_PASSES, Frontier, LateReader, draft_expand, draft_root
 from drafttree.models import TargetModel
 from helpers.drafter_kinds import DRAFTERS, drafter_of, random_states, random_text
 
@@ -308,9 +308,15 @@ def test_a_resting_session_falls_behind_by_so_many_tokens_at_most():
 
 
 def test_what_waits_does_not_keep_the_pass_of_all_requests_in_memory():
-    whole, told = torch.zeros(1, 512, 8), []
-    session = SimpleNamespace(commit=lambda tokens, states: told.append(states[0].untyped_storage().nbytes()))
+    whole, told = torch.arange(512.0)[None, :, None].expand(1, 512, 8).contiguous(), []
+    session = SimpleNamespace(commit=lambda tokens, states: told.append((tokens, states[0])))
     reader = LateReader(session)  # pyright: ignore[reportArgumentType]
-    for reader.resting in (True, False):
-        reader.commit([1], (whole[:, 3:4],))
-    assert told == [8 * 4, whole.nbytes]
+    reader.resting = True
+    for token in range(2 * MOST_PASSES - 1):
+        reader.commit([token, -1], (whole,), [token, token + 2])
+    reader.catch_up()
+    assert [(tokens, states[0, :, 0].tolist()) for tokens, states in told] == [
+        ([token, -1], [token, token + 2]) for token in range(2 * MOST_PASSES - 1)
+    ]
+    kept = {states.untyped_storage().data_ptr(): states.untyped_storage().nbytes() for _, states in told}
+    assert sum(kept.values()) <= whole.nbytes + 2 * 2 * MOST_PASSES * 8 * 4

@@ -149,8 +149,6 @@ class LookupSession(Session):
     A cursor without a match proposes nothing. Committed tokens are indexed when the next tree is drafted.
     """
 
-    follows_text = True
-
     def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
         super().__init__(drafter, torch.device("cpu"))  # by whose clock its lookups are timed
         self.device = drafter.device

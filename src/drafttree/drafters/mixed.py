@@ -41,7 +41,7 @@ class MixedDrafter(ShownBySize):
 class MixedSession(Session):
     """The sessions of both drafters for one request."""
 
-    follows_text = mixes = True
+    mixes = True
 
     def __init__(self, lookup: LookupSession, model: Session) -> None:
         self._lookup, self._model, self._model_text = lookup, model, LateReader(model)

@@ -4,10 +4,9 @@ A drafter whose sessions can share passes has `root` and `expand` for lists of t
 may draft with others in one round and alone in the next.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +14,12 @@ from torch import Tensor
 
 from drafttree.core.candidates import Candidates
 from drafttree.core.errors import ConfigError
-from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter
+from drafttree.drafters.base import Frontier, HiddenStates, Session, SharedDrafter, accepted_rows
 from drafttree.drafters.timing import time_together
 from drafttree.models import Segment, TreeCache
 
+MOST_PASSES = 32
+"""Passes of which all rows may stay in memory for those that a session is to be told of."""
 MOST_MISSED = 1024
 """Tokens a session may be behind its text: their hidden states are kept for it."""
 
@@ -181,34 +182,66 @@ class LateReader:
     def __init__(self, session: Session) -> None:
         self.resting = False
         self._session = session
-        self._missed: list[Callable[[], None]] = []
+        self._missed: list[_Missed] = []
         self._tokens = 0
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """As `Session.prefill`."""
-        self._tell(partial(self._session.prefill, self._kept(hidden_states), tokens), tokens)
+        self._tell(_Missed(tokens, None, hidden_states, None))
 
-    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        """As `Session.commit`."""
-        self._tell(partial(self._session.commit, tokens, self._kept(hidden_states)), len(tokens))
+    def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int] | None = None) -> None:
+        """As `Session.commit`.
 
-    def _kept(self, states: HiddenStates) -> HiddenStates:
-        """Hidden states that may wait: parts of a pass are copied, since they would keep all of it in memory."""
-        if not self.resting:
-            return states
-        return tuple(state if state.nbytes == state.untyped_storage().nbytes() else state.clone() for state in states)
+        Args:
+            tokens: as there.
+            hidden_states: as there, or of all nodes of a tree.
+            path: the nodes of the tree that are meant; None for all.
+        """
+        self._tell(_Missed(len(tokens), tokens, hidden_states, path))
 
-    def _tell(self, call: Callable[[], None], tokens: int) -> None:
-        self._missed.append(call)
-        self._tokens += tokens
+    def _tell(self, missed: "_Missed") -> None:
+        self._tokens += missed.size
+        self._missed.append(missed)
         if not self.resting or self._tokens > MOST_MISSED:
             self.catch_up()
+        elif len(self._missed) % MOST_PASSES == 0:
+            self._missed[-MOST_PASSES:] = [each.kept() for each in self._missed[-MOST_PASSES:]]
 
     def catch_up(self) -> None:
         """Tell the session all that it has missed."""
+        if not self._missed:
+            return
         missed, self._missed, self._tokens = self._missed, [], 0
-        for call in missed:
-            call()
+        for each in missed:
+            if each.tokens is None:
+                self._session.prefill(each.hidden_states, each.size)
+            else:
+                self._session.commit(each.tokens, each.rows)
+
+
+class _Missed(NamedTuple):
+    """What a session is to be told.
+
+    Attributes:
+        size: tokens that the text has grown by.
+        tokens: they, as they were committed; None for a part of the prompt.
+        hidden_states: those of the target.
+        path: which of its rows are those of the tokens, None for all.
+    """
+
+    size: int
+    tokens: list[int] | None
+    hidden_states: HiddenStates
+    path: list[int] | None
+
+    @property
+    def rows(self) -> HiddenStates:
+        """The hidden states of the tokens."""
+        return self.hidden_states if self.path is None else accepted_rows(self.hidden_states, self.path)
+
+    def kept(self) -> "_Missed":
+        """The same without the other rows of its pass, all of which would stay in memory."""
+        return self._replace(hidden_states=tuple(state.clone() for state in self.rows), path=None)
 
 
 @contextmanager

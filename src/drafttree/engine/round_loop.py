@@ -19,7 +19,7 @@ from drafttree.core.autocast import refuse_autocast
 from drafttree.core.errors import ConfigError
 from drafttree.core.tree import FORCED, DraftTree, Verdict
 from drafttree.core.vocab_ops import best_tokens
-from drafttree.drafters.base import Drafter, Session, accepted_rows
+from drafttree.drafters.base import Drafter, Session
 from drafttree.drafters.timing import PassTimer
 from drafttree.engine.memory import kept_tokens
 from drafttree.engine.metrics import Round
@@ -330,9 +330,10 @@ class RoundLoop:
                 drafting.count_forced(tree.size - 1, len(path) - 1)
             if drafting.session:
                 drafting.rest(not tree.widths)
-                drafting.commit([*tokens], accepted_rows(output.hidden, path))
-                drafting.controller.accept(request.kind(tree.source), tree, path)
-                if tree.source != FORCED:
+                drafting.commit([*tokens], output.hidden, path)
+                if tree.size > 1:
+                    drafting.controller.accept(request.kind(tree.source), tree, path)
+                if tree.source != FORCED and request.policy.learns:
                     drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
             clock.lap("commit")
             context = self.drafter.context if self.drafter and request.remaining > 1 else None

@@ -12,7 +12,7 @@ from drafttree.core.cost_curve import CostCurve
 from drafttree.core.errors import DraftTreeError
 from drafttree.core.machine_memory import is_out_of_memory
 from drafttree.core.tree import FORCED, DraftTree
-from drafttree.drafters.base import Drafter, HiddenStates, Session
+from drafttree.drafters.base import Drafter, HiddenStates, Session, accepted_rows
 from drafttree.drafters.session import LateReader
 from drafttree.engine.acceptance_watch import BEST, AcceptanceWatch, HeadWatch
 from drafttree.engine.drafting.controller import Controller, as_written
@@ -36,6 +36,7 @@ class TextDrafting:
         claim: a position and the log-probabilities `[vocab]` that a head has given there; None where none is tested.
         most_forced: tokens that a round drafts at most where constraints leave them alone possible; twice as many as
             the text has lately taken of them, since its target may spell in another way.
+        expects: whether the session tells how many tokens it expects to be accepted.
         reads_prompt: whether the drafter reads the prompt too.
         controller: decides how much is drafted; that of the batch, or one of a text that is written alone.
         context: what the policy was told when the text began.
@@ -51,14 +52,14 @@ class TextDrafting:
     head_watch: HeadWatch | None = None
     claim: tuple[int, Tensor] | None = None
     most_forced: int = 16
+    expects: bool = False
     reads_prompt: bool = False
     controller: Controller = field(default_factory=as_written)
     context: TextContext | None = None
     state: Any = None
     pauses: bool = False
     on_failure: Callable[[Exception], None] | None = None
-    _told: Session | LateReader | None = None
-    _can_rest: LateReader | Session | None = None
+    _late: LateReader | None = None
     _counted: tuple[float, int] = (0.0, 0)
 
     @property
@@ -69,33 +70,43 @@ class TextDrafting:
     def start(self, session: Session) -> None:
         """Draft by a session that has just begun; see `Session.follows_text`."""
         self.session = session
-        self._told = session if session.follows_text else LateReader(session)
-        self._can_rest = session if session.mixes else self._told if isinstance(self._told, LateReader) else None
-        self.watch = self.watch if self._can_rest else None
+        self._late = None if session.follows_text else LateReader(session)
+        self.expects = type(session).expected_accepted is not Session.expected_accepted
+        self.watch = None if session.follows_text or (self.expects and not session.mixes) else self.watch
 
     def close(self) -> None:
         """Give the session's memory back."""
-        self.session = self._told = self._can_rest = None
+        self.session = self._late = None
         self._counted = 0.0, 0
 
     def rest(self, resting: bool) -> None:
         """Note whether nothing is drafted at present: a draft model then reads the text when it is to draft again."""
-        if self._can_rest:
-            self._can_rest.resting = resting
+        if self._late:
+            self._late.resting = resting
+        if self.session and self.session.mixes:
+            self.session.resting = resting
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """Let the session read a part of the prompt, now or when it is to draft."""
-        if self._told:
+        if told := self._late or self.session:
             with self.failing_softly():
-                self._told.prefill(hidden_states, tokens)
+                told.prefill(hidden_states, tokens)
 
-    def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
-        """Let the session take note of what a round has committed, now or when it is to draft."""
-        if self._told:
-            try:  # every round comes here, and a context manager would take longer than all else in it
-                self._told.commit(tokens, hidden_states)
-            except Exception as error:
-                self._fail(error, begun=True)
+    def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int]) -> None:
+        """Let the session take note of what a round has committed, now or when it is to draft.
+
+        Args:
+            tokens: the committed tokens.
+            hidden_states: of all nodes of the round's tree.
+            path: those that were accepted.
+        """
+        try:  # every round comes here, and a context manager would take longer than all else in it
+            if self._late:
+                self._late.commit(tokens, hidden_states, path)
+            elif self.session:
+                self.session.commit(tokens, accepted_rows(hidden_states, path))
+        except Exception as error:
+            self._fail(error, begun=True)
 
     def count_forced(self, drafted: int, accepted: int) -> None:
         """Note how many tokens that constraints forced a round has drafted and accepted."""
@@ -103,10 +114,14 @@ class TextDrafting:
 
     def catch_up(self) -> Session | None:
         """The session, told all of the text; None where there is none, or where that has failed."""
-        if isinstance(self._told, LateReader):
+        if self._late:
             with self.failing_softly(begun=True):
-                self._told.catch_up()
+                self._late.catch_up()
         return self.session
+
+    def asked(self) -> Session | None:
+        """The session, told all of the text if that is what it expects acceptance by."""
+        return self.catch_up() if self.expects else self.session
 
     def choose(self, source: int) -> Session | None:
         """The session of the model that drafts the next round, told all of the text; None where that has failed."""

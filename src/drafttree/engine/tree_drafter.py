@@ -242,6 +242,7 @@ class TreeDrafter:
                 drafts.groups.append((group.source, widths))
         if not drafts.groups:
             drafts.not_drafted = controller.none_wanted(batch)
+            controller.asked_in_vain(batch, sum(request.drafting.expects for request in requests))
         else:
             kinds = [request.kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
             budgets = [request.policy.budget for request in requests]
@@ -252,8 +253,10 @@ class TreeDrafter:
         """The requests that are to be drafted for, by what must be alike to draft together."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
         for place, request in enumerate(requests):
-            drafting, session = request.drafting, request.drafting.session
-            if session is None or self.max_levels(request) <= 0 or self._takes_forced(request, session, len(requests)):
+            drafting = request.drafting
+            if drafting.session is None or self.max_levels(request) <= 0 or (session := drafting.asked()) is None:
+                continue
+            if self._takes_forced(request, session, len(requests)):
                 continue
             if not request.policy.wants_draft(drafting.state, session):
                 continue

@@ -108,6 +108,11 @@ class TreePolicy(BaseModel):
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether it takes note of rounds."""
+        return type(self).observe is not TreePolicy.observe
+
+    @property
     def remembers(self) -> bool:
         """Whether a text begins with what the last one has learned; by default where costs are weighed."""
         return self.uses_costs

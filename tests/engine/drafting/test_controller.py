@@ -298,6 +298,19 @@ def test_the_rate_follows_rounds_and_is_never_below_plain_decodings():
     assert controller.rate(1) == pytest.approx(plain)
 
 
+def test_texts_are_asked_in_vain_in_few_rounds_of_small_models():
+    for seconds, batch, unasked in ((1e-3, 4, 16), (1e-3, 1, 5), (2e-2, 4, 1), (0.1, 4, 0), (1.0, 64, 0)):
+        curve = replace(CURVE, target=Costs((1, 64), (seconds, seconds)), overhead=0.0, plain_overhead=0.0)
+        controller = frozen(curve)
+        controller.asked_in_vain(batch, batch)
+        silent = 0
+        while controller.reason(batch) is not None:
+            assert controller.reason(batch) == "no request wants drafts"
+            controller.learn(batch, batch, batch, [])
+            silent += 1
+        assert silent == unasked
+
+
 def test_what_was_predicted_is_told_beside_what_was_measured():
     controller = frozen()
     assert (controller.gain(1), controller.predicted_gain(1)) == (None, None)

@@ -249,7 +249,7 @@ class BatchLoop:
         controller.learn(turn.batch, turn.rows, committed, groups, drafts.expected)
         if groups:
             self.metrics.predicted_gain = controller.predicted_gain(turn.batch)
-        self.metrics.measured_gain = controller.gain(turn.batch)
+            self.metrics.measured_gain = controller.gain(turn.batch)
 
     def _end(self, request: Request, reason: str) -> None:
         """End a text where it is, for a reason of ours, and tell its reader."""
@@ -316,7 +316,7 @@ def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_t
         max_token_gap: seconds that the round may take.
     """
     room, parts = LONGEST_PART, list[PromptPart]()
-    if writing:
+    if writing and reading:
         longest = max(max_token_gap, STRETCH * prices.round(writing, writing))
         room = max(prices.rows_within(writing, LONGEST_PART, longest), SHORTEST_PART)
     for request in reading:

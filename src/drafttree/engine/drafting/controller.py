@@ -32,6 +32,9 @@ LOSS = 0.005
 """The share of time that trying drafts again and again may lose: pauses are no longer than that needs."""
 LOOK_EVERY = 4
 """Rounds of a pause after which a drafter that can tell is asked what it expects: asking takes time too."""
+ANSWER, ASKING, LONGEST_UNASKED = 5e-5, 0.01, 16
+"""Seconds in which a text tells what it expects, the share of plain rounds that such answers may take where no text
+wants drafts, and rounds without them at most: passes of small models are not long enough for them."""
 DOUBT = 2.0
 """By what the accepted tokens that a drafter expects are divided while it pauses: it has expected too many."""
 WATCHED, WATCHES = 0.02, 64
@@ -53,6 +56,7 @@ ROUNDING = 1e-4
 OF_DRAFTS = replace(UNKNOWN, target=Costs((1,), (1.0,)))
 """Costs where trees stay as they are written: rows cost nothing, since the policy takes as many of lookup's."""
 
+NONE_WANTED = "no request wants drafts"
 Kind = tuple[bool, int]
 """Of drafts: whether the text is greedy, and which model of the drafter drafted."""
 Groups = Sequence[tuple[int, Sequence[int]]]
@@ -103,6 +107,7 @@ class _Size:
         since_plain: drafted rounds since the latest of them.
         probe: drafted rounds after which there is one again.
         paused: why nothing is drafted in a pause, as it was when it began; empty before that is asked.
+        unasked: rounds before texts are asked again what they expect.
     """
 
     models: list[_Model]
@@ -112,6 +117,7 @@ class _Size:
     since_plain: int = 0
     probe: int = FIRST_PROBE
     paused: str = ""
+    unasked: int = 0
 
     def model(self, source: int) -> _Model:
         """One of the models."""
@@ -173,7 +179,9 @@ class Controller:
         if self.budget is not None:
             return None
         if self.rests(batch):
-            return self._paused(batch) if size.models[-1].waiting % LOOK_EVERY else None
+            return self._paused(batch) if size.unasked or size.models[-1].waiting % LOOK_EVERY else None
+        if size.unasked:
+            return NONE_WANTED
         if not self.prices.frozen and (size.since_plain >= size.probe or size.plain < PLAIN_ROUNDS):
             return "a plain round, to know what it costs"
         return None
@@ -185,7 +193,12 @@ class Controller:
 
     def none_wanted(self, batch: int) -> str:
         """Why nothing was drafted where that was for the texts to say."""
-        return self._paused(batch) if self.rests(batch) else "no request wants drafts"
+        return self._paused(batch) if self.rests(batch) else NONE_WANTED
+
+    def asked_in_vain(self, batch: int, texts: int) -> None:
+        """Note that no text wants drafts, after so many have told what they expect: that must not take much time."""
+        rounds = ANSWER * texts / (ASKING * self.prices.round(batch, batch))
+        self._size(batch).unasked = min(round(rounds), LONGEST_UNASKED)
 
     def choose(self, session: Session, batch: int) -> int | None:
         """Which model of the drafter drafts for a text in the next round, None for none.
@@ -199,6 +212,9 @@ class Controller:
         rests = self.budget is None and model.waiting > 0
         if (expected := session.expected_accepted) is None:
             return None if rests else last
+        other = last if session.mixes and not rests else None
+        if expected <= 0:
+            return other
         prices, doubt = self.prices, DOUBT if self.budget is None and lookup.waiting else 1.0
         tokens = 1 + expected / doubt
         rate = tokens * batch / prices.round(batch, round(batch * tokens), prices.drafting(0, (batch,)))
@@ -207,9 +223,7 @@ class Controller:
             usual = prices.round(batch, 3 * batch, prices.drafting(last, (batch, batch)))
             weight = max(PRIOR_ROUNDS / batch, 1.0)
             others.append((model.tokens + weight * USUAL * batch) / (model.cost + weight * usual))
-        if expected > 0 and rate > max(others, default=0.0):
-            return 0
-        return last if session.mixes and not rests else None
+        return 0 if rate > max(others, default=0.0) else other
 
     def pays_without_drafting(self, nodes: int, accepted: float, usual: float, source: int, batch: int) -> bool:
         """Whether rounds over nodes that cost no draft pass commit more for their cost than rounds that draft.
@@ -332,6 +346,7 @@ class Controller:
         for source, model in enumerate(size.models):
             if source not in sources:
                 model.waiting = max(model.waiting - 1, 0)
+        size.unasked = max(size.unasked - 1, 0)
         if not groups:
             size.plain += 1
             size.probe = min(2 * size.probe, PROBE) if size.since_plain >= size.probe else size.probe

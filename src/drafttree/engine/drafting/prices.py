@@ -37,6 +37,8 @@ NOISE, INFORMED = 0.1, 0.25
 shown more. What a row adds is known well enough from this share of that evidence on."""
 SLOPES = 32.0
 """The slope of a line is within this factor of the proportional one: noise must not make a row free or endless."""
+MOST_KNOWN = 4096
+"""Ways to draft whose costs are remembered while no round mends them."""
 READING = -1
 """Where the others have their `bucket`, that of passes over prompts alone: they score nothing, and are long."""
 UNKNOWN = CostCurve(
@@ -140,6 +142,9 @@ class Prices:
         self._plain = Latest()  # of passes over roots alone, what all else is compared with
         self._rest = {False: Latest(), True: Latest()}
         self._drafts = [Latest() for _ in self.measured.draft]
+        # What every text of a round asks anew, until a round mends it.
+        self._rounds: dict[tuple[int, int, bool], tuple[float, float]] = {}
+        self._draftings: dict[tuple[int, ...], float] = {}
 
     def target(self, batch: int, rows: int) -> float:
         """Cost of a target pass over the rows of so many texts."""
@@ -166,11 +171,21 @@ class Prices:
 
     def drafting(self, source: int, widths: Sequence[int]) -> float:
         """Cost of drafting levels of these widths over all texts, the first being that of the roots."""
-        return self._by_curve(source, widths) * self._factor(source).at(sum(widths) / max(len(widths), 1), 1.0)
+        key = source, *widths
+        if key not in self._draftings:
+            if len(self._draftings) >= MOST_KNOWN:
+                self._draftings.clear()
+            mean = sum(widths) / max(len(widths), 1)
+            self._draftings[key] = self._by_curve(source, widths) * self._factor(source).at(mean, 1.0)
+        return self._draftings[key]
 
     def round(self, batch: int, rows: int, drafting: float | None = None) -> float:
         """Cost of a whole round, given that of drafting; None for a round without drafts."""
-        return self.target(batch, rows) + (drafting or 0.0) + self._other(batch, drafted=drafting is not None)
+        key = batch, rows, drafting is not None
+        if key not in self._rounds:
+            self._rounds[key] = self.target(batch, rows), self._other(batch, drafted=drafting is not None)
+        target, other = self._rounds[key]
+        return target + (drafting or 0.0) + other
 
     def knows_rows(self, batch: int) -> bool:
         """Whether it is known what a further row adds to a pass over so many texts."""
@@ -206,6 +221,8 @@ class Prices:
         """
         if self.frozen or not rows:
             return
+        self._rounds.clear()
+        self._draftings.clear()
         line = self._passes.setdefault(bucket(batch) if batch else READING, Line())
         line.observe(self.measured.target.at(rows), target)
         if not batch:
