@@ -142,6 +142,7 @@ check: .venv/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python .ci/language.py check
 	$(BIN)/lint-imports
 
 bench: .venv/.installed .venv/.native

@@ -34,8 +34,8 @@ def instructions(code: CodeType) -> Iterator[object]:
             yield each.opname, numbers.setdefault(str(each.argval), len(numbers))
         elif isinstance(each.argval, CodeType):
             yield each.opname, [*instructions(each.argval)]
-        elif each.opname == "LOAD_CONST" and isinstance(each.argval, str) and each.argval.count(" ") > 0:
-            yield each.opname, each.argval
+        elif isinstance(each.argval, frozenset):
+            yield each.opname, sorted(map(repr, each.argval))
         else:
             yield each.opname, repr(each.argval) if not each.opname.startswith(("JUMP", "POP_JUMP")) else None
     yield sorted(unordered.items())

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from drafttree.drafters.block_layers import BlockConfig, BlockLayers
 from drafttree.drafters.formats.block import public_config
 from drafttree.drafters.heads import embedding, final_logits, last_layer, logits_scaling, prefix_config, projection
 from drafttree.drafters.transitions import TRANSITIONS
-from drafttree.models import TreePlan
+from drafttree.models import Segment
 from eagle3 import final_norm_scale
 from heads import (
     HeadObjective,
@@ -37,6 +38,7 @@ from heads import (
     target_fields,
     write_config,
 )
+from unrolled import level_inputs
 
 BORROWED = ("embed_tokens.weight", "lm_head.weight")
 
@@ -95,18 +97,19 @@ class BlockObjective(HeadObjective):
         heads, block = self.heads, self.levels
         batch, length = inputs.shape
         places = torch.arange(length, device=inputs.device)
-        within = torch.arange(block, device=inputs.device)
         cache = UnrolledContext(heads.keys_and_values(heads.context(states), places[None]))
         tokens = inputs.new_full((batch, len(roots), block), heads.config.mask_token)
         tokens[:, :, 0] = inputs[:, roots]
-        positions = (roots[:, None] + within).flatten()[None]
-        own = torch.arange(len(roots), device=inputs.device).repeat_interleave(block)
-        before, beside = places < roots.repeat_interleave(block)[:, None], own[:, None] == own
-        plan = TreePlan(cache, positions, torch.cat((before, beside), 1)[None], states[0].dtype)
-        rows = heads.embed_tokens(tokens.flatten(1)) * heads.config.input_scale
-        rotary = heads.rotary(rows, positions)
+        row_roots = np.repeat(roots.cpu().numpy(), block)
+        row_positions = row_roots + np.tile(np.arange(block), len(roots))
+        before, beside = np.arange(length) < row_roots[:, None], row_roots[:, None] == row_roots
+        visible = np.concatenate((before, beside), 1)
+        segment = Segment(cache, np.zeros_like(row_positions), row_positions, visible)
+        block_inputs = level_inputs(segment, tokens.flatten(1), states[0].dtype)
+        rows = heads.embed_tokens(block_inputs.tokens) * heads.config.input_scale
+        rotary = heads.rotary(rows, block_inputs.positions)
         for layer in heads.layers:
-            rows = layer(rows, position_embeddings=rotary, tree_plan=plan, cache=cache)
+            rows = layer(rows, position_embeddings=rotary, tree_plan=block_inputs.plan, cache=cache)
         return heads.norm(rows).unflatten(1, (len(roots), block))
 
     def write(self, folder: Path) -> None:
@@ -118,7 +121,7 @@ class BlockObjective(HeadObjective):
 class UnrolledContext(DynamicCache):
     """The context's keys and values of every layer, before each layer's rows; for `TreePlan` all are drafted."""
 
-    length, next_position, positions, windowed, exact_text = 0, 0, None, None, False
+    length, next_position, drafted, windowed, exact_text = 0, 0, 0, None, False
 
     def __init__(self, context: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from drafttree.drafters.eagle import Eagle3Config, Eagle3Head
 from drafttree.drafters.formats.eagle3 import save
 from drafttree.drafters.formats.format import EMBEDDING, HEAD
 from drafttree.drafters.heads import embedding, prefix_config, projection
+from drafttree.models.module.module_inputs import ModuleInputs
 from heads import HeadObjective, HeadRun, command, parser
 from tokens import read_stream
 from unrolled import unroll
@@ -78,8 +79,10 @@ class Eagle3Objective(HeadObjective):
         """Compute the head's outputs `[batch, rows, levels, hidden]` after the final norm; see `unrolled.unroll`."""
         rows = inputs.shape[1] - self.levels
         state = self.heads.fuse(tuple(state[:, :rows] for state in states))
-        outputs = unroll(lambda segment, state: self.heads([segment], state)[1], state, inputs, self.levels)
-        return self.heads.norm(outputs)
+        return self.heads.norm(unroll(self._run, state, inputs, self.levels))
+
+    def _run(self, level: ModuleInputs, state: Tensor) -> Tensor:
+        return self.heads.next_hidden(self.heads.run_layers(level, state))
 
     def draft_output(self, level: int, context: Tensor, embeddings: list[Tensor]) -> Tensor:
         return self.heads.lm_head(context[:, level])

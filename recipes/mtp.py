@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from drafttree.drafters.formats.mtp import block_types, layer_config, names_in
 from drafttree.drafters.heads import embedding, projection
-from drafttree.models import NAME, Segment
+from drafttree.models import NAME
 from drafttree.models.module.module_inputs import ModuleInputs, as_cache
 from heads import HeadObjective, command, parser, target_fields, write_config
 from unrolled import unroll
@@ -58,8 +58,8 @@ class MtpObjective(HeadObjective):
         """Compute the layer's outputs `[batch, rows, levels, hidden]`; see `unrolled.unroll`."""
         return unroll(self._run, hidden[:, : inputs.shape[1] - self.levels], inputs, self.levels)
 
-    def _run(self, segment: Segment, state: Tensor) -> Tensor:
-        tokens, positions, cache, plan = ModuleInputs.of([segment], state.dtype)
+    def _run(self, inputs: ModuleInputs, state: Tensor) -> Tensor:
+        tokens, positions, cache, plan = inputs
         pair = self.heads["enorm"](self.embed(tokens)), self.heads["hnorm"](state)
         read, decoder = self.heads["eh_proj"](torch.cat(pair, -1)), self.heads["module"].get_decoder()
         given = {"position_ids": positions, "tree_plan": plan, **as_cache(decoder, cache)}

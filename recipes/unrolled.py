@@ -2,28 +2,37 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from drafttree.models import Segment
+from drafttree.models import Segment, TreePlan
+from drafttree.models.module.module_inputs import ModuleInputs, SegmentCache
+from drafttree.models.segment import PassTensors
 
 
 class UnrolledRows(DynamicCache):
     """A cache of all levels' keys and values, through which gradients flow; for `TreePlan` all its rows are drafted."""
 
     length, next_position, windowed, exact_text = 0, 0, None, False
-    positions: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drafted = 0
+        self.positions = np.zeros(0, dtype=np.int64)
 
     def committed_positions(self, device: torch.device) -> Tensor:
         """`[0]`: no row is committed."""
         return torch.empty(0, dtype=torch.long, device=device)
 
-    def grow(self, positions: Tensor) -> None:
-        """Do nothing: no row is ever committed."""
+    def grow(self, positions: np.ndarray) -> None:
+        """Count the rows of a level, whose positions are `[rows]`."""
+        self.positions = np.concatenate((self.positions, positions))
+        self.drafted = len(self.positions)
 
 
-def unroll(run: Callable[[Segment, Tensor], Tensor], state: Tensor, inputs: Tensor, levels: int) -> Tensor:
+def unroll(run: Callable[[ModuleInputs, Tensor], Tensor], state: Tensor, inputs: Tensor, levels: int) -> Tensor:
     """Compute a head's outputs `[batch, rows, levels, hidden]`, each level from those of the level before.
 
     Row i of a level reads the token `level + 1` positions after the hidden state that row i of the first level
@@ -31,21 +40,27 @@ def unroll(run: Callable[[Segment, Tensor], Tensor], state: Tensor, inputs: Tens
     every later level, its ancestors in the tree.
 
     Args:
-        run: a pass of the head over the tokens and the states `[batch, rows, hidden]` of a level.
+        run: a pass of the head over the inputs and the states `[batch, rows, hidden]` of a level.
         state: `[batch, rows, hidden]` what the first level reads.
         inputs: `[batch, rows + levels]` token ids.
         levels: how many there are.
     """
     rows, cache, outputs = state.shape[1], UnrolledRows(), list[Tensor]()
-    positions = torch.arange(rows, device=inputs.device)[None]
-    own_row = torch.eye(rows, dtype=torch.bool, device=inputs.device)[None]
-    visible = own_row.new_ones(1, rows, rows).tril()
+    row_positions, own_row = np.arange(rows), np.eye(rows, dtype=bool)
+    visible = np.tri(rows, dtype=bool)
     for level in range(levels):
         tokens = inputs[:, level + 1 : level + 1 + rows]
-        state = run(Segment(cache, tokens, positions + level, visible, wanted=slice(0, 0)), state)
-        cache.positions = torch.arange(rows).repeat(level + 1)[None].to(inputs.device) + torch.arange(
-            level + 1, device=inputs.device
-        ).repeat_interleave(rows)
+        segment = Segment(cache, np.zeros_like(row_positions), row_positions + level, visible)  # of each text in turn
+        state = run(level_inputs(segment, tokens, state.dtype), state)
+        cache.grow(segment.positions)
         outputs.append(state)
-        visible = torch.cat((visible, own_row), 2)
+        visible = np.concatenate((visible, own_row), 1)
     return torch.stack(outputs, 2)
+
+
+def level_inputs(segment: Segment, tokens: Tensor, dtype: torch.dtype) -> ModuleInputs:
+    """The inputs of a pass over tokens `[batch, rows]` whose texts all are at the positions of a segment."""
+    tensors = PassTensors.of([segment], tokens.device)
+    positions = tensors.positions
+    plan = TreePlan(segment, positions, tensors.visible[0], dtype)
+    return ModuleInputs(tokens, positions, SegmentCache(segment, positions), plan)

@@ -116,11 +116,11 @@ def positions_repeat(patch: Patch) -> None:
     """The numbers of a round are those of the round before it."""
     settle = RoundLoop._settle
 
-    def wrong(self: Any, request: Any, tree: Any, output: Any, clock: Any) -> Any:
+    def wrong(self: Any, request: Any, *others: Any) -> Any:
         randomness = request.randomness
         request.randomness = _Earlier(randomness)
         try:
-            return settle(self, request, tree, output, clock)
+            return settle(self, request, *others)
         finally:
             request.randomness = randomness
 

@@ -52,7 +52,7 @@ class Grade:
     @classmethod
     def parse(cls, text: str) -> "Grade":
         """The grade that `str` tells, with six digits of each number."""
-        numbers = dict(each.split("=") for each in text.split(","))
+        numbers = dict(assignment.split("=") for assignment in text.split(","))
         return cls(seed=int(numbers.pop("seed")), **{name: float(value) for name, value in numbers.items()})
 
     def logits(self, draft: Tensor, target: Tensor | None, positions: Tensor, tokens: Tensor) -> Tensor:
@@ -64,15 +64,17 @@ class Grade:
             positions: int64 `[nodes]` positions of the nodes that the logits follow.
             tokens: int64 `[nodes]` their token ids. The noise is a function of seed, position and token alone.
         """
-        mixed = draft
+        mixed_logits = draft
         if self.weight and target is not None:
             vocab = min(draft.shape[-1], target.shape[-1])
-            mixed = torch.lerp(draft[:, :vocab].float(), target[:, :vocab].float(), self.weight)
+            mixed_logits = torch.lerp(draft[:, :vocab].float(), target[:, :vocab].float(), self.weight)
         if self.noise:
-            vocab = mixed.shape[-1]
-            places = positions * vocab + tokens
-            mixed = mixed + self.noise * gumbel(derived_seed(self.seed, "graded drafter"), places, vocab)
-        return mixed / self.temperature
+            vocab = mixed_logits.shape[-1]
+            noise_keys = positions * vocab + tokens
+            mixed_logits = mixed_logits + self.noise * gumbel(
+                derived_seed(self.seed, "graded drafter"), noise_keys, vocab
+            )
+        return mixed_logits / self.temperature
 
 
 class GradedDrafter(ShownBySize):
@@ -92,9 +94,13 @@ class GradedDrafter(ShownBySize):
     def __init__(self, draft: LanguageModelDrafter, target: LanguageModelDrafter, grade: Grade) -> None:
         if not 0 <= grade.weight <= 1 or grade.noise < 0 or grade.temperature <= 0:
             raise ConfigError(f"{grade}: weight lies between 0 and 1, noise is 0 or more, temperature above 0")
-        self.draft, self.target, self.grade = draft, target, grade
+        self.draft = draft
+        self.target = target
+        self.grade = grade
         self.vocab_size = min(draft.vocab_size, target.vocab_size)
-        self.context = min((each.context for each in (draft, target) if each.context is not None), default=None)
+        self.context = min(
+            (drafter.context for drafter in (draft, target) if drafter.context is not None), default=None
+        )
         self.levels: int | None = None
         self.hidden_layers = ()
         self.nbytes = draft.nbytes
@@ -116,9 +122,13 @@ class GradedSession(Session):
     """
 
     def __init__(self, grade: Grade, draft: Session, target: Session | None, prompt: Sequence[int]) -> None:
-        self._grade, self._draft, self._target = grade, draft, target
+        self._grade = grade
+        self._draft = draft
+        self._target = target
         self._sessions = [draft, *([target] if target else [])]
-        self._last, self._root, self._level = prompt[-1], len(prompt) - 1, 0
+        self._last = prompt[-1]
+        self._root = len(prompt) - 1
+        self._level = 0
 
     @property
     def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -139,7 +149,8 @@ class GradedSession(Session):
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         for session in self._sessions:
             session.commit(tokens, hidden_states)
-        self._last, self._root = tokens[-1], self._root + len(tokens)
+        self._last = tokens[-1]
+        self._root += len(tokens)
 
     def root(self) -> Tensor:
         self._level = 0
@@ -189,17 +200,19 @@ class KnownText:
             written: token ids of what the target has written after it.
             temperature: the temperature at which it has.
         """
-        text, first = [*prompt, *written][:-1], len(prompt) - 1
-        ids = torch.tensor([*text[first:], written[-1]], device=target.device)
+        text = [*prompt, *written][:-1]
+        start = len(prompt) - 1
+        ids = torch.tensor([*text[start:], written[-1]], device=target.device)
         logits = []
         for model in (draft, target):
-            known = [min(token, model.vocab_size - 1) for token in text]
-            segment = Segment.of_text(model.new_cache(len(text)), known)._replace(wanted=slice(None))
+            clipped_ids = [min(token, model.vocab_size - 1) for token in text]
+            segment = Segment.of_text(model.new_cache(len(text)), clipped_ids)._replace(wanted=slice(None))
             (output,) = model.forward([segment])
-            logits.append(output.logits[0][first:])
-        expected, own = logits
-        positions, likeliest = torch.arange(first, len(text), device=ids.device), own.argmax(-1)
-        return cls(expected, own, positions, ids[:-1], likeliest if temperature else ids[1:], temperature)
+            logits.append(output.logits[0][start:])
+        draft_logits, target_logits = logits
+        positions = torch.arange(start, len(text), device=ids.device)
+        likeliest = target_logits.argmax(-1)
+        return cls(draft_logits, target_logits, positions, ids[:-1], likeliest if temperature else ids[1:], temperature)
 
     def graded(self, grade: Grade) -> Tensor:
         """The logits `[tokens, vocab]` of a drafter of this grade."""
@@ -207,10 +220,10 @@ class KnownText:
 
     def rightness(self, grade: Grade) -> Tensor:
         """The probability `[tokens]` that the target writes the best token of a drafter of this grade."""
-        best = self.graded(grade).argmax(-1)
+        best_tokens = self.graded(grade).argmax(-1)
         if not self.temperature:
-            return (best == self.wanted).double()
-        return (self.target.float() / self.temperature).softmax(-1).gather(-1, best[:, None])[:, 0].double()
+            return (best_tokens == self.wanted).double()
+        return (self.target.float() / self.temperature).softmax(-1).gather(-1, best_tokens[:, None])[:, 0].double()
 
 
 @dataclass(frozen=True)
@@ -255,20 +268,20 @@ def find_grade(wanted: float, texts: Sequence[KnownText], seed: int) -> GradedAg
         def disagreement(noise: float) -> float:
             return 1 - agreement(Grade(noise=noise, seed=seed), texts)
 
-        most = 1.0
-        while disagreement(most) < 1 - wanted and most < MOST_NOISE:
-            most *= 2
-        plain = Grade(noise=bisect(disagreement, 1 - wanted, 0.0, most), seed=seed)
+        noise_bound = 1.0
+        while disagreement(noise_bound) < 1 - wanted and noise_bound < MOST_NOISE:
+            noise_bound *= 2
+        plain = Grade(noise=bisect(disagreement, 1 - wanted, 0.0, noise_bound), seed=seed)
     else:
         plain = Grade(weight=bisect(lambda weight: agreement(Grade(weight), texts), wanted, 0.0, 1.0))
-    reached = agreement(plain, texts)
+    reached_agreement = agreement(plain, texts)
 
     def of_sharpness(sharpness: float) -> Grade:
         return replace(plain, temperature=math.exp(-sharpness))
 
     right = torch.cat([text.rightness(plain) for text in texts]).mean().item()
     sharp = bisect(lambda sharpness: confidence(of_sharpness(sharpness), texts), right, -SHARPEST, SHARPEST)
-    return GradedAgreement(wanted, of_sharpness(sharp), reached, confidence(of_sharpness(sharp), texts))
+    return GradedAgreement(wanted, of_sharpness(sharp), reached_agreement, confidence(of_sharpness(sharp), texts))
 
 
 def bisect(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:

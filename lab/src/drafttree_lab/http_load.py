@@ -45,12 +45,13 @@ class ServedText:
             tokens: tokens that there are with it.
             seconds: since the last chunk with tokens, or since the request.
         """
-        new = tokens - self.tokens
+        new_tokens = tokens - self.tokens
         if not self.tokens:
             self.first_token = seconds
         else:
-            self.gaps += [seconds / new] * new
-        self.text, self.tokens = self.text + text, tokens
+            self.gaps += [seconds / new_tokens] * new_tokens
+        self.text += text
+        self.tokens = tokens
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,21 @@ async def run_load(address: str, prompts: Sequence[str], at_once: int, options: 
         InputError: the server refused one or went away.
     """
     texts = [ServedText() for _ in prompts]
-    waiting = iter(enumerate(prompts))
+    queue = iter(enumerate(prompts))
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=PATIENCE) as client:
 
         async def ask() -> None:
-            for place, prompt in waiting:
-                body = {**options, **STREAMED, "prompt": prompt, "seed": options.get("seed", 0) + place}
-                await _read(client, body, texts[place])
+            for index, prompt in queue:
+                body = {**options, **STREAMED, "prompt": prompt, "seed": options.get("seed", 0) + index}
+                await _read(client, body, texts[index])
 
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             await asyncio.gather(*(ask() for _ in range(at_once)))
         except httpx.HTTPError as error:
             raise InputError(f"{address}: {error or type(error).__name__}") from None
-        return LoadRun(texts, time.perf_counter() - begun)
+        return LoadRun(texts, time.perf_counter() - start)
 
 
 async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: ServedText) -> None:
@@ -104,18 +105,20 @@ async def _read(client: httpx.AsyncClient, body: Mapping[str, Any], text: Served
     Raises:
         InputError: the server refused it.
     """
-    last = time.perf_counter()
+    previous_arrival = time.perf_counter()
     async with client.stream("POST", COMPLETIONS, json=body) as reply:
         if reply.status_code != 200:
             raise InputError(f"{client.base_url}: {reply.status_code} {(await reply.aread()).decode()[:300]}")
         async for line in reply.aiter_lines():
             for chunk in _chunks(line):
-                now, usage = time.perf_counter(), chunk["usage"]
-                tokens, text.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+                arrival = time.perf_counter()
+                usage = chunk["usage"]
+                tokens = usage["completion_tokens"]
+                text.prompt_tokens = usage["prompt_tokens"]
                 text.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
                 if tokens > text.tokens:
-                    text.add("".join(choice["text"] for choice in chunk["choices"]), tokens, now - last)
-                    last = now
+                    text.add("".join(choice["text"] for choice in chunk["choices"]), tokens, arrival - previous_arrival)
+                    previous_arrival = arrival
                 else:
                     text.text += "".join(choice["text"] for choice in chunk["choices"])
 

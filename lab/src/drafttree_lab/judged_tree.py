@@ -45,7 +45,8 @@ class JudgedTree:
         policy = policy.form_for(verifier.proposal, chain=verifier.chains_only) or policy
         drafting = replace(request.drafting, state=policy.init_state(TextContext()), controller=as_written())
         text = replace(request, policy=policy, drafting=drafting, verifier=verifier)
-        self._sampling, self._randomness = verifier.sampling, request.randomness.at(len(request.tokens) - 1)
+        self._sampling = verifier.sampling
+        self._randomness = request.randomness.at(len(request.tokens) - 1)
         (self.tree,) = decoder.loop.trees.draft([text]).trees
         self._depths = self.tree.depths
 
@@ -75,7 +76,7 @@ class JudgedTree:
 
     def _sum(self, reach: list[float], levels: int) -> float:
         """The sum of a value per node over the drafted nodes down to a level."""
-        return sum(part for part, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
+        return sum(value for value, depth in zip(reach, self._depths, strict=True) if 0 < depth <= levels)
 
     def _view(self, levels: int) -> TreeView:
         """The tree down to a level."""
@@ -104,24 +105,25 @@ class JudgedTree:
 @torch.inference_mode()
 def score_trees(decoder: Decoder, request: Request, grown: list[JudgedTree]) -> None:
     """Give trees of the same root their logits, from one target pass over all of them."""
-    (output,) = decoder.loop.score([request], [_together([each.tree for each in grown])])
+    (output,) = decoder.loop.score([request], [_together([judged_tree.tree for judged_tree in grown])])
     logits = output.logits[0]
     request.cache.commit([])
-    first = 1
-    for each in grown:
-        last = first + each.tree.size - 1
-        each.logits = torch.cat((logits[:1], logits[first:last]))
-        first = last
+    start = 1
+    for judged_tree in grown:
+        end = start + judged_tree.tree.size - 1
+        judged_tree.logits = torch.cat((logits[:1], logits[start:end]))
+        start = end
 
 
 def _together(trees: list[DraftTree]) -> DraftTree:
     """One tree in which the nodes of all these hang below one root, tree after tree."""
-    tokens, parents = [trees[0].tokens[0]], [-1]
+    tokens = [trees[0].tokens[0]]
+    parents = [-1]
     for tree in trees:
-        parents += [above + len(tokens) - 1 if above else 0 for above in tree.parents[1:]]
+        parents += [parent + len(tokens) - 1 if parent else 0 for parent in tree.parents[1:]]
         tokens += tree.tokens[1:]
-    nothing = [0.0] * len(tokens)
-    return DraftTree(tokens, parents, nothing, nothing, max(tree.levels for tree in trees))
+    zeros = [0.0] * len(tokens)
+    return DraftTree(tokens, parents, zeros, zeros, max(tree.levels for tree in trees))
 
 
 def reach_by_rejection(view: TreeView) -> list[float]:
@@ -130,11 +132,13 @@ def reach_by_rejection(view: TreeView) -> list[float]:
     for node, children in enumerate(view.children):
         if not children or not reach[node]:
             continue
-        p, q, left = view.target(node), view.draft(node), reach[node]
+        p = view.target(node)
+        q = view.draft(node)
+        remaining_mass = reach[node]
         for child in children:
             token = view.tokens[child]
-            reach[child] = left * min(float(ratio(p, q, token)), 1.0)
-            left -= reach[child]
+            reach[child] = remaining_mass * min(float(ratio(p, q, token)), 1.0)
+            remaining_mass -= reach[child]
             p, q = residual(p, q), without(q, token)
     return reach
 
@@ -156,8 +160,9 @@ def expected_by_traversal(view: TreeView) -> float:
     It stops at the first leaf it accepts, so the traversal in which it rejects all of them passes every outcome.
     """
     judgements = traverse(view)
-    left, expected = 1.0, 0.0
+    remaining_mass = 1.0
+    expected_tokens = 0.0
     for (path, _), rate in zip(judgements[:-1], view.read([leaf.rate for _, leaf in judgements[:-1]]), strict=True):
-        expected += left * rate * (len(path) - 1)
-        left *= 1 - rate
-    return expected
+        expected_tokens += remaining_mass * rate * (len(path) - 1)
+        remaining_mass *= 1 - rate
+    return expected_tokens

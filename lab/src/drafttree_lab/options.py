@@ -68,14 +68,14 @@ class PromptOptions:
         from drafttree.measure.prompt_sets import shipped_sets
 
         turns = zip_longest(*shipped_sets(**self.prompt_form.selection), self._shipped(None))
-        mixed = [each for turn in turns for each in turn if each]
-        return self._encode(decoder, mixed[: self.limit], new_tokens)
+        mixed_examples = [example for turn in turns for example in turn if example]
+        return self._encode(decoder, mixed_examples[: self.limit], new_tokens)
 
     def token_ids_by_file(self, decoder: "Decoder", new_tokens: int) -> dict[str, list[list[int]]]:
         """The token ids of prompts evenly spaced over each file, by its name."""
         files = {name: self._spread([path]) for name, path in name_files(self.prompts)}
         sets = files or {"openings": self._shipped(self.limit)}
-        return {name: self._encode(decoder, each, new_tokens) for name, each in sets.items()}
+        return {name: self._encode(decoder, examples, new_tokens) for name, examples in sets.items()}
 
     def token_ids_by_task(self, decoder: "Decoder", new_tokens: int) -> list[tuple[str, list[int]]]:
         """The token ids of prompts evenly spaced over the files, each with its task, the first part of its category."""

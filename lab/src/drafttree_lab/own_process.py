@@ -25,20 +25,20 @@ def run_module(module: str, task: Mapping[str, Any], name: str) -> Any:
         ModelError: the process has died, as of too little memory.
     """
     command = [sys.executable, "-m", module]
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing; perhaps memory ran out"])[-1]
-        raise ModelError(f"the process of {name!r} has ended with code {done.returncode}: {last}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    if REFUSED in found:
-        raise ConfigError(f"{name}: {found[REFUSED]}")
-    return found
+    process = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, check=False)
+    if process.returncode:
+        last_line = (process.stderr.strip().splitlines() or ["it says nothing; perhaps memory ran out"])[-1]
+        raise ModelError(f"the process of {name!r} has ended with code {process.returncode}: {last_line}")
+    result = json.loads(process.stdout.splitlines()[-1])
+    if REFUSED in result:
+        raise ConfigError(f"{name}: {result[REFUSED]}")
+    return result
 
 
 def answer(do: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
     """Do the task of standard input."""
     try:
-        found = do(json.load(sys.stdin))
+        result = do(json.load(sys.stdin))
     except DraftTreeError as error:
-        found = {REFUSED: str(error)}
-    print(json.dumps(found))
+        result = {REFUSED: str(error)}
+    print(json.dumps(result))

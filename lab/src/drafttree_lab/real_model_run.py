@@ -86,19 +86,19 @@ class RealModel:
         methods = {f"{LOOKUP}, {policy}": f"lookup|{policy}" for policy in POLICIES[:2]}
         if self.draft_model:
             methods |= {f"{DRAFT_MODEL}, {policy}": f"{self.draft_model}|{policy}" for policy in POLICIES}
-            mixed = (POLICIES[0], POLICIES[2])
-            methods |= {f"{MIXED}, {policy}": f"mixed:{self.draft_model}|{policy}" for policy in mixed}
+            mixed_policies = (POLICIES[0], POLICIES[2])
+            methods |= {f"{MIXED}, {policy}": f"mixed:{self.draft_model}|{policy}" for policy in mixed_policies}
         return methods
 
     @property
     def ways(self) -> list[str]:
         """What writes texts with it, plain decoding first; in float32, where no speed counts, only what is compared."""
-        own = [PLAIN, *self.methods]
+        drafttree_ways = [PLAIN, *self.methods]
         if self.precision == "float32":
-            return [*own, TRANSFORMERS]
+            return [*drafttree_ways, TRANSFORMERS]
         if self.precision == "bfloat16":
-            own += OF_TRANSFORMERS if self.draft_model else OF_TRANSFORMERS[:-1]
-        return [*own, *([LLAMA_CPP] if find_spec("llama_cpp") else [])]
+            drafttree_ways += OF_TRANSFORMERS if self.draft_model else OF_TRANSFORMERS[:-1]
+        return [*drafttree_ways, *([LLAMA_CPP] if find_spec("llama_cpp") else [])]
 
     def open(self) -> "OpenModel":
         """The model, whose parts are loaded when a text needs them."""
@@ -129,8 +129,8 @@ class OpenModel:
             if not isinstance(error, DraftTreeError):
                 logger.warning("%s: %s has failed", self._model.name, way, exc_info=True)
             reason = " ".join(str(error).split())
-            told = reason if isinstance(error, DraftTreeError) else f"{type(error).__name__}: {reason}"
-            self._failures[way] = Failure(told)
+            message = reason if isinstance(error, DraftTreeError) else f"{type(error).__name__}: {reason}"
+            self._failures[way] = Failure(message)
             return self._failures[way]
 
     def encode(self, prompt: Example) -> list[int]:

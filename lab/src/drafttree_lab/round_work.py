@@ -52,19 +52,20 @@ class _Calls:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count in this thread."""
-        before = sys.getprofile()
+        previous_profiler = sys.getprofile()
         sys.setprofile(self._see)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.setprofile(previous_profiler)
 
 
 def count_work(decoder: Decoder, prompt: Prompt, **options: Any) -> RoundWork:
     """Count the work of the rounds of a text; arguments as for `Decoder.new_request`."""
     request = decoder.new_request(prompt, **options)
     decoder.step(request)
-    operations, calls = _Operations(), _Calls()
+    operations = _Operations()
+    calls = _Calls()
     while not request.finish_reason:
         with operations, calls.counting():
             decoder.step(request)

@@ -25,25 +25,26 @@ def only(character: str) -> Characters:
 
 def join(*ranges: tuple[int, int]) -> Characters:
     """The characters of some ranges."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+    merged_ranges: list[tuple[int, int]] = []
+    for first_code, last_code in sorted(ranges):
+        if merged_ranges and first_code <= merged_ranges[-1][1] + 1:
+            merged_ranges[-1] = merged_ranges[-1][0], max(last_code, merged_ranges[-1][1])
         else:
-            joined.append((first, last))
-    return overlap(tuple(joined), EVERY)
+            merged_ranges.append((first_code, last_code))
+    return overlap(tuple(merged_ranges), EVERY)
 
 
 def overlap(one: Characters, other: Characters) -> Characters:
     """The characters of both sets."""
     bounds = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
-    return tuple((first, last) for first, last in bounds if first <= last)
+    return tuple((first_code, last_code) for first_code, last_code in bounds if first_code <= last_code)
 
 
 def others(characters: Characters) -> Characters:
     """The characters that are not in a set."""
     firsts, lasts = zip(*characters, strict=True) if characters else ((), ())
-    starts, ends = [0, *(last + 1 for last in lasts)], [*(first - 1 for first in firsts), sys.maxunicode]
+    starts = [0, *(last_code + 1 for last_code in lasts)]
+    ends = [*(first_code - 1 for first_code in firsts), sys.maxunicode]
     return overlap(tuple(zip(starts, ends, strict=True)), EVERY)
 
 
@@ -58,11 +59,11 @@ def json_spellings(characters: Characters) -> str:
     spellings = []
     if plain := overlap(characters, others(MUST_ESCAPE)):
         spellings.append(rust_class(plain))
-    if short := "".join(letter for code, letter in SHORT.items() if overlap(characters, only(chr(code)))):
-        spellings.append(rf"\\[{short}]")
+    if short_escapes := "".join(letter for code, letter in SHORT.items() if overlap(characters, only(chr(code)))):
+        spellings.append(rf"\\[{short_escapes}]")
     codes = []
-    if single := overlap(characters, ((0, BEYOND - 1),)):
-        codes.append(_hexadecimal(single))
+    if basic_plane := overlap(characters, ((0, BEYOND - 1),)):
+        codes.append(_hexadecimal(basic_plane))
     for high, low in _halves(overlap(characters, ((BEYOND, sys.maxunicode),))):
         codes.append(rf"{_hexadecimal((high,))}\\u{_hexadecimal((low,))}")
     return "|".join([*spellings, rf"\\u(?:{'|'.join(codes)})"])
@@ -70,7 +71,10 @@ def json_spellings(characters: Characters) -> str:
 
 def rust_class(characters: Characters) -> str:
     """A class of characters in Rust's syntax."""
-    ranges = (_escaped(first) + (f"-{_escaped(last)}" if last > first else "") for first, last in characters)
+    ranges = (
+        _escaped(first_code) + (f"-{_escaped(last_code)}" if last_code > first_code else "")
+        for first_code, last_code in characters
+    )
     return f"[{''.join(ranges)}]"
 
 
@@ -78,9 +82,11 @@ def rust_class(characters: Characters) -> str:
 def _one_spelling(character: str) -> str:
     code = ord(character)
     high, low = divmod(code - BEYOND, HALF)
-    halves = [code] if code < BEYOND else [0xD800 + high, 0xDC00 + low]
+    code_units = [code] if code < BEYOND else [0xD800 + high, 0xDC00 + low]
     spellings = [
-        "".join(rf"\\u{''.join(_digit_class([int(digit, 16)]) for digit in f'{half:04x}')}" for half in halves)
+        "".join(
+            rf"\\u{''.join(_digit_class([int(digit, 16)]) for digit in f'{code_unit:04x}')}" for code_unit in code_units
+        )
     ]
     if not overlap(MUST_ESCAPE, only(character)):
         spellings.append(_escaped(code))
@@ -95,17 +101,18 @@ def _escaped(code: int) -> str:
 
 def _halves(beyond: Characters) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Ranges of first halves with ranges of second halves, each of which may stand behind each of the first."""
-    pairs = []
-    for first, last in beyond:
-        (high, low), (last_high, last_low) = divmod(first - BEYOND, HALF), divmod(last - BEYOND, HALF)
+    blocks = []
+    for first_code, last_code in beyond:
+        high, low = divmod(first_code - BEYOND, HALF)
+        last_high, last_low = divmod(last_code - BEYOND, HALF)
         if low and high < last_high:
-            pairs.append((high, high, low, HALF - 1))
+            blocks.append((high, high, low, HALF - 1))
             high, low = high + 1, 0
         if last_low < HALF - 1 and high < last_high:
-            pairs.append((last_high, last_high, 0, last_low))
+            blocks.append((last_high, last_high, 0, last_low))
             last_high, last_low = last_high - 1, HALF - 1
-        pairs.append((high, last_high, low, last_low))
-    return [((0xD800 + a, 0xD800 + b), (0xDC00 + c, 0xDC00 + d)) for a, b, c, d in pairs]
+        blocks.append((high, last_high, low, last_low))
+    return [((0xD800 + a, 0xD800 + b), (0xDC00 + c, 0xDC00 + d)) for a, b, c, d in blocks]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,16 +121,16 @@ def _hexadecimal(ranges: tuple[tuple[int, int], ...], digits: int = 4) -> str:
     size = 16 ** (digits - 1)
     if ranges == ((0, 16 * size - 1),):
         return f"[0-9a-fA-F]{{{digits}}}"
-    leading = defaultdict[str, list[int]](list)
+    digits_by_tail = defaultdict[str, list[int]](list)
     for digit in range(16):
-        below = overlap(ranges, ((digit * size, digit * size + size - 1),))
-        if below:
-            shifted = tuple((first - digit * size, last - digit * size) for first, last in below)
-            leading[_hexadecimal(shifted, digits - 1) if digits > 1 else ""].append(digit)
-    branches = [_digit_class(digits_before) + tail for tail, digits_before in leading.items()]
+        subranges = overlap(ranges, ((digit * size, digit * size + size - 1),))
+        if subranges:
+            tail_ranges = tuple((start - digit * size, end - digit * size) for start, end in subranges)
+            digits_by_tail[_hexadecimal(tail_ranges, digits - 1) if digits > 1 else ""].append(digit)
+    branches = [_digit_class(leading_digits) + tail for tail, leading_digits in digits_by_tail.items()]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 def _digit_class(digits: list[int]) -> str:
-    written = "".join(f"{digit:x}" if digit < 10 else f"{digit:x}{digit:X}" for digit in digits)
-    return written if len(written) == 1 else f"[{written}]"
+    hex_digits = "".join(f"{digit:x}" if digit < 10 else f"{digit:x}{digit:X}" for digit in digits)
+    return hex_digits if len(hex_digits) == 1 else f"[{hex_digits}]"

@@ -53,22 +53,28 @@ def ebnf_rules(given: object, made: Rules) -> str:
         raise ConfigError(f"invalid {NAME}: it has more than {MAX_RULES} rules; write some as alternatives of others")
     if "root" not in rules:
         raise ConfigError(f'invalid {NAME}: the rule "root" is not found; the grammar begins with it')
-    loops = {name: found for name, body in rules.items() if (found := _loop(name, body))}
+    loops = {name: loop for name, body in rules.items() if (loop := _loop(name, body))}
     uses = {name: {token[0] for token in body if token.lastgroup == "name"} for name, body in rules.items()}
     for body in rules.values():
         for token in body:
             if token.lastgroup == "name" and token[0] not in rules:
                 raise _wrong(text, token, f'the rule "{token[0]}" is not defined')
-    plain = _without_circles({name: used - {name} if name in loops else used for name, used in uses.items()})
-    names = {name: made.name(plain=name in plain) for name in rules}
+    plain_names = _without_circles(
+        {name: used_names - {name} if name in loops else used_names for name, used_names in uses.items()}
+    )
+    names = {name: made.name(plain=name in plain_names) for name in rules}
     try:
         for name, tokens in rules.items():
             if name not in loops:
                 made.define(names[name], _Body(text, tokens, names).written())
                 continue
-            parts = [[_Body(text, each, names).written() for each in part] for part in loops[name][1:]]
-            again, once = (f"({' | '.join(part)})" for part in parts)
-            made.define(names[name], f"{again}* {once}" if loops[name].last else f"{once} {again}*")
+            groups = [
+                [_Body(text, alternative, names).written() for alternative in alternatives]
+                for alternatives in loops[name][1:]
+            ]
+            repetition = f"({' | '.join(groups[0])})"
+            base = f"({' | '.join(groups[1])})"
+            made.define(names[name], f"{repetition}* {base}" if loops[name].last else f"{base} {repetition}*")
     except RecursionError:
         raise ConfigError(f"invalid {NAME}: its parentheses are nested too deeply; name parts as rules") from None
     return names["root"]
@@ -90,22 +96,36 @@ class _Loop(NamedTuple):
 
 def _loop(name: str, tokens: list[re.Match[str]]) -> _Loop | None:
     """A rule such as `list ::= item list | ""` as a loop, which llguidance follows in less time; None for another."""
-    alternatives, depth = [[]], 0
+    alternatives = [[]]
+    depth = 0
     for token in tokens:
         depth += (token[0] == "(") - (token[0] == ")")
         if token[0] == "|" and not depth:
             alternatives.append([])
         else:
             alternatives[-1].append(token)
-    for last in (True, False):
-        own, again, once = -1 if last else 0, list[list[re.Match[str]]](), list[list[re.Match[str]]]()
-        for each in alternatives:
-            refers = len(each) > 1 and each[own].lastgroup == "name" and each[own][0] == name
-            (again if refers else once).append((each[:-1] if last else each[1:]) if refers else each)
-        inside = [token for each in (*again, *once) for token in each]
-        other = any(token.lastgroup == "name" and token[0] == name for token in inside)
-        if again and once and not other and not any(each[0]["repeat"] for each in again):
-            return _Loop(last, again, once)
+    for at_end in (True, False):
+        self_index = -1 if at_end else 0
+        repetitions = list[list[re.Match[str]]]()
+        bases = list[list[re.Match[str]]]()
+        for alternative in alternatives:
+            is_recursive = (
+                len(alternative) > 1
+                and alternative[self_index].lastgroup == "name"
+                and alternative[self_index][0] == name
+            )
+            (repetitions if is_recursive else bases).append(
+                (alternative[:-1] if at_end else alternative[1:]) if is_recursive else alternative
+            )
+        inner_tokens = [token for alternative in (*repetitions, *bases) for token in alternative]
+        refers_elsewhere = any(token.lastgroup == "name" and token[0] == name for token in inner_tokens)
+        if (
+            repetitions
+            and bases
+            and not refers_elsewhere
+            and not any(repetition[0]["repeat"] for repetition in repetitions)
+        ):
+            return _Loop(at_end, repetitions, bases)
     return None
 
 
@@ -113,20 +133,23 @@ class _Body:
     """The right side of a rule, read by descent."""
 
     def __init__(self, text: str, tokens: list[re.Match[str]], names: dict[str, str]) -> None:
-        self._text, self._tokens, self._names, self._at = text, tokens, names, 0
+        self._text = text
+        self._tokens = tokens
+        self._names = names
+        self._at = 0
 
     def written(self) -> str:
-        made = self._alternatives()
+        expression = self._alternatives()
         if self._at < len(self._tokens):
             raise _wrong(self._text, self._tokens[self._at], f"unexpected {self._tokens[self._at][0]!r}")
-        return made
+        return expression
 
     def _alternatives(self) -> str:
-        parts = [self._sequence()]
+        sequences = [self._sequence()]
         while self._at < len(self._tokens) and self._tokens[self._at][0] == "|":
             self._at += 1
-            parts.append(self._sequence())
-        return " | ".join(parts)
+            sequences.append(self._sequence())
+        return " | ".join(sequences)
 
     def _sequence(self) -> str:
         return " ".join(self._elements()) or '""'
@@ -137,35 +160,38 @@ class _Body:
             self._at += 1
             match token.lastgroup:
                 case "mark":
-                    made = f"({self._alternatives()})"
+                    expression = f"({self._alternatives()})"
                     if self._at == len(self._tokens):
                         raise _wrong(self._text, token, "a parenthesis is not closed")
                     self._at += 1
                 case "text":
-                    made = literal(self._spelled(token))
+                    expression = literal(self._spelled(token))
                 case "class":
-                    made = f"/{read_class(NAME, ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0]))).in_rust()}/"
+                    expression = (
+                        f"/{read_class(NAME, ESCAPE.sub(_hexadecimal, join_halves(NAME, token[0]))).in_rust()}/"
+                    )
                 case "any":
-                    made = r"/[^\n\r]/"
+                    expression = r"/[^\n\r]/"
                 case "name":
-                    made = self._names[token[0]]
+                    expression = self._names[token[0]]
                 case _:
                     raise _wrong(self._text, token, f"{token[0]!r} repeats nothing")
             while self._at < len(self._tokens) and self._tokens[self._at]["repeat"]:
-                made = self._repeated(made, self._tokens[self._at])
+                expression = self._repeated(expression, self._tokens[self._at])
                 self._at += 1
-            yield made
+            yield expression
 
     def _repeated(self, part: str, token: re.Match[str]) -> str:
         if token["least"] is None:
             return f"({part}){token[0]}"
-        if any(bound_of(each) > LARGEST for each in token.group("least", "most") if each):
+        if any(bound_of(digits) > LARGEST for digits in token.group("least", "most") if digits):
             message = f"{token[0][:40]!r} repeats more than {LARGEST} times; lower its bounds"
             raise _wrong(self._text, token, message)
-        least, most = bound_of(token["least"]), token["most"]
-        if most and least > bound_of(most):
+        min_count = bound_of(token["least"])
+        max_digits = token["most"]
+        if max_digits and min_count > bound_of(max_digits):
             raise _wrong(self._text, token, f"{token[0]!r} ends below its beginning")
-        return f"({part}){{{least},{least if most is None else most and bound_of(most)}}}"
+        return f"({part}){{{min_count},{min_count if max_digits is None else max_digits and bound_of(max_digits)}}}"
 
     def _spelled(self, token: re.Match[str]) -> str:
         """What a text in quotes stands for."""
@@ -189,13 +215,15 @@ def _hexadecimal(found: re.Match[str]) -> str:
 
 def _without_circles(uses: dict[str, set[str]]) -> set[str]:
     """The rules from which no rule leads back to itself."""
-    plain = set[str]()
-    while found := {name for name, used in uses.items() if name not in plain and used <= plain}:
-        plain |= found
-    return plain
+    plain_names = set[str]()
+    while resolved_names := {
+        name for name, used_names in uses.items() if name not in plain_names and used_names <= plain_names
+    }:
+        plain_names |= resolved_names
+    return plain_names
 
 
 def _wrong(text: str, token: re.Match[str], what: str) -> ConfigError:
-    before = text[: token.start()]
-    line, column = before.count("\n") + 1, token.start() - before.rfind("\n")
+    prefix = text[: token.start()]
+    line, column = prefix.count("\n") + 1, token.start() - prefix.rfind("\n")
     return ConfigError(f"invalid {NAME}: {what} at line {line}, column {column}")

@@ -110,7 +110,8 @@ class Grammar:
     """
 
     def __init__(self, name: str, text: str) -> None:
-        self.name, self.text = name, text
+        self.name = name
+        self.text = text
         if problem := problem_of(text):
             raise ConfigError(f"invalid {name}: {problem}")
 
@@ -132,8 +133,8 @@ class Grammar:
             raise ConfigError("a grammar needs the target's tokenizer, which spells its tokens; give the decoder one")
         if not eos:
             raise ConfigError("a grammar needs an EOS token to end the text with; give the decoder eos token ids")
-        compiled = _long_ones if len(self.text) > LONG else _short_ones
-        state = GrammarState(self.name, compiled(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
+        compile_grammar = _long_ones if len(self.text) > LONG else _short_ones
+        state = GrammarState(self.name, compile_grammar(self.name, self.text, tokenizer, vocab_size, eos), vocab_size)
         logits = torch.zeros(1, vocab_size).index_fill_(1, torch.tensor(eos), -torch.inf)
         if not (state.restrict([()], logits) > -torch.inf).any():
             raise ConfigError(f"the {self.name} allows no text after the prompt in the target's vocabulary")
@@ -150,10 +151,14 @@ class GrammarState:
     """
 
     def __init__(self, name: str, compiled: "CompiledGrammar", vocab_size: int) -> None:
-        self._name, self._compiled, self._vocab_size = name, compiled, vocab_size
+        self._name = name
+        self._compiled = compiled
+        self._vocab_size = vocab_size
         self._tokens: list[int] = []
         self._per_token = SECONDS_PER_TOKEN + SECONDS_PER_COLUMN * vocab_size
-        self._seconds, self._renewed, self._forces = SECONDS, False, True
+        self._seconds = SECONDS
+        self._renewed = False
+        self._forces = True
         self._begin()
 
     def restrict(self, paths: Sequence[Path], logits: Tensor) -> Tensor:
@@ -176,8 +181,8 @@ class GrammarState:
             self._compiled.renew()  # what its automata have grown to would stay
             raise self._costs(self._too_much or f"more than {self._per_token * 1e3:.3g} ms for a token")
         masks = torch.from_numpy(np.stack([self._masks[path] for path in paths])).to(logits.device)
-        of_bytes = _of_bytes().to(logits.device)
-        return logits.add_(torch.nn.functional.embedding(masks.int(), of_bytes).flatten(1)[:, : self._vocab_size])
+        byte_logits = _of_bytes().to(logits.device)
+        return logits.add_(torch.nn.functional.embedding(masks.int(), byte_logits).flatten(1)[:, : self._vocab_size])
 
     def commit(self, token: int) -> None:
         """Advance the text by one committed token.
@@ -185,15 +190,15 @@ class GrammarState:
         Raises:
             ConfigError: the grammar forbids the token, so the verifier is not lossless, or takes more than it may.
         """
-        ends = token in self._compiled.eos and self._committed.is_accepting()
+        is_end = token in self._compiled.eos and self._committed.is_accepting()
         # Other texts of the grammar may have filled the automata that all of them share.
-        if not ends and not self._committed.try_consume_tokens([token]) and not self._takes_anew(token):
+        if not is_end and not self._committed.try_consume_tokens([token]) and not self._takes_anew(token):
             if self._committed.is_error():
                 raise self._costs(one_line(self._committed.get_error()))
             raise ConfigError(f"token {token} was accepted against the grammar; use a lossless verifier")
         self._tokens.append(token)
         self._seconds = min(self._seconds + self._per_token, SECONDS)
-        if ends or self._ahead.is_error() or not self._move_to((token,)):
+        if is_end or self._ahead.is_error() or not self._move_to((token,)):
             self._ahead = self._committed.deep_copy()  # without the masks it keeps, which take 3 ms in prose
         self._look_from_here()
 
@@ -207,10 +212,11 @@ class GrammarState:
                 # A copy looks ahead: it may meet limits that the text itself does not.
                 text = self._committed.deep_copy().compute_ff_bytes() if self._forces else b""
                 if len(text) > MOST_FORCED:
-                    self._forces, text = False, b""
+                    self._forces = False
+                    text = b""
                     self._begin_anew()
-                spell = self._compiled.vocabulary.tokenize_partial
-                self._forced = [*spell(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
+                tokenize = self._compiled.vocabulary.tokenize_partial
+                self._forced = [*tokenize(text[:LONGEST_FORCED], self._tokens[-RECENT:])[0]] if text else []
         return self._forced[:most]
 
     def share_nothing(self) -> None:
@@ -222,9 +228,9 @@ class GrammarState:
     def _counted(self) -> Iterator[None]:
         """Take the time of what is done from what the text may take, at most `MOST_AT_ONCE` of it."""
         with collection_pause:
-            begun = time.thread_time()
+            start = time.thread_time()
             yield
-            self._seconds -= min(time.thread_time() - begun, MOST_AT_ONCE)
+            self._seconds -= min(time.thread_time() - start, MOST_AT_ONCE)
 
     def _costs(self, what: str) -> ConfigError:
         return ConfigError(f"the {self._name} takes too much to follow ({what}); make it simpler, or less ambiguous")
@@ -270,21 +276,24 @@ class GrammarState:
             self._renewed = True
             self._begin_anew()
             return self._mask(path)
-        self._ahead, self._matched = self._committed.deep_copy(), []
+        self._ahead = self._committed.deep_copy()
+        self._matched = []
         if not path and problem != NO_TOKEN:
             self._too_much = problem
         return self._bits(0)  # llguidance's own has the EOS tokens
 
     def _move_to(self, path: Path) -> bool:
         """Roll the matcher back to the prefix it shares with a path, then along the path; False if it is forbidden."""
-        shared = next((at for at, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None)
-        shared = min(len(self._matched), len(path)) if shared is None else shared
-        if len(self._matched) > shared:
-            self._ahead.rollback(len(self._matched) - shared)
-            del self._matched[shared:]
-        taken = self._ahead.try_consume_tokens([*path[shared:]])
-        self._matched += path[shared : shared + taken]
-        return taken == len(path) - shared
+        shared_length = next(
+            (index for index, (a, b) in enumerate(zip(self._matched, path, strict=False)) if a != b), None
+        )
+        shared_length = min(len(self._matched), len(path)) if shared_length is None else shared_length
+        if len(self._matched) > shared_length:
+            self._ahead.rollback(len(self._matched) - shared_length)
+            del self._matched[shared_length:]
+        consumed_count = self._ahead.try_consume_tokens([*path[shared_length:]])
+        self._matched += path[shared_length : shared_length + consumed_count]
+        return consumed_count == len(path) - shared_length
 
 
 class CompiledGrammar:
@@ -307,13 +316,16 @@ class CompiledGrammar:
     """
 
     def __init__(self, name: str, text: str, vocabulary: Any, eos: tuple[int, ...]) -> None:
-        self._name, self._text, self.vocabulary, self.eos = name, text, vocabulary, eos
+        self._name = name
+        self._text = text
+        self.vocabulary = vocabulary
+        self.eos = eos
         self.renew()
 
     def renew(self) -> None:
         """Begin with small automata."""
-        new = load_library().LLMatcher
-        self.matcher = with_stack(lambda: new(self.vocabulary, self._text, log_level=0, limits=limits()))
+        matcher_class = load_library().LLMatcher
+        self.matcher = with_stack(lambda: matcher_class(self.vocabulary, self._text, log_level=0, limits=limits()))
         if self.matcher.is_error():
             raise ConfigError(f"the {self._name} cannot be compiled: {one_line(self.matcher.get_error())}")
 
@@ -324,7 +336,8 @@ def _compile(
     return CompiledGrammar(name, text, _vocabulary(tokenizer, vocab_size, eos), eos)
 
 
-_short_ones, _long_ones = (functools.lru_cache(maxsize=kept)(_compile) for kept in (16, 3))
+_short_ones = functools.lru_cache(maxsize=16)(_compile)
+_long_ones = functools.lru_cache(maxsize=3)(_compile)
 
 
 @functools.lru_cache(maxsize=4)
@@ -332,16 +345,17 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[
     """llguidance's vocabulary: the bytes of every token; those that spell nothing are never allowed."""
 
     class Spelled:
-        eos_token_id, bos_token_id = eos[0], None
+        eos_token_id = eos[0]
+        bos_token_id = None
         special_token_ids, tokens = [*eos], [*token_bytes(tokenizer, vocab_size)]
 
         def __call__(self, text: str) -> list[int]:
             """The ids of a text, for what is forced; of no text where the tokenizer would change it."""
-            for before in ("", "\n"):  # some put a space before a text, none behind a line end
-                ids = tokenizer.encode(before + text, add_special_tokens=False)
-                for first in range(3):
-                    if b"".join(self.tokens[each] for each in ids[first:]) == text.encode():
-                        return ids[first:]
+            for prefix in ("", "\n"):  # some put a space before a text, none behind a line end
+                ids = tokenizer.encode(prefix + text, add_special_tokens=False)
+                for start in range(3):
+                    if b"".join(self.tokens[token_id] for token_id in ids[start:]) == text.encode():
+                        return ids[start:]
             return []
 
     library = load_library()

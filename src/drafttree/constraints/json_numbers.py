@@ -64,9 +64,9 @@ def number_pattern(least: Bound | None, most: Bound | None, *, whole: bool) -> s
     if most is None or most.value >= 0:
         alternatives.append(_positive(least if least and least.value >= 0 else ZERO, most, whole=whole))
     if least is None or least.value < 0:
-        nearest = most.mirrored() if most and most.value <= 0 else ZERO
-        negative = _positive(nearest, least and least.mirrored(), whole=whole)
-        alternatives.append(f"-(?:{negative})" if negative else "")
+        nearest_bound = most.mirrored() if most and most.value <= 0 else ZERO
+        negative_pattern = _positive(nearest_bound, least and least.mirrored(), whole=whole)
+        alternatives.append(f"-(?:{negative_pattern})" if negative_pattern else "")
     return "|".join(filter(None, alternatives))
 
 
@@ -74,12 +74,12 @@ def inward(bound: Fraction, *, up: bool) -> int | float:
     """The nearest number to a bound that a double holds and the bound allows; llguidance reads 64-bit integers only."""
     if bound == LARGEST_WHOLE:
         return LARGEST_WHOLE
-    rounded = float(bound)
-    if rounded < bound if up else rounded > bound:
-        rounded = nextafter(rounded, inf if up else -inf)
+    number = float(bound)
+    if number < bound if up else number > bound:
+        number = nextafter(number, inf if up else -inf)
     if abs(bound) <= 2**53:
-        return int(rounded) if rounded.is_integer() else rounded
-    return int(max(rounded, 1024.0 - 2**63)) if up else int(rounded)
+        return int(number) if number.is_integer() else number
+    return int(max(number, 1024.0 - 2**63)) if up else int(number)
 
 
 def _whole(bound: Bound | None, *, up: bool) -> Bound | None:
@@ -101,19 +101,20 @@ def _positive(least: Bound, most: Bound | None, *, whole: bool) -> str:
     """The pattern of the numbers between two bounds of which none is below zero."""
     length = len(_written(least.value).partition(".")[0])
     if most is None:
-        longer = f"[1-9][0-9]{{{length},}}{'' if whole else FRACTION}"
-        return "|".join(filter(None, [_of_length(length, least, None, whole=whole), longer]))
-    longest = len(_written(most.value).partition(".")[0])
+        longer_pattern = f"[1-9][0-9]{{{length},}}{'' if whole else FRACTION}"
+        return "|".join(filter(None, [_of_length(length, least, None, whole=whole), longer_pattern]))
+    max_length = len(_written(most.value).partition(".")[0])
     alternatives = []
-    for digits in range(length, longest + 1):
+    for digits in range(length, max_length + 1):
         lower = least if digits == length else Bound(Decimal(10) ** (digits - 1))
-        alternatives.append(_of_length(digits, lower, most if digits == longest else None, whole=whole))
+        alternatives.append(_of_length(digits, lower, most if digits == max_length else None, whole=whole))
     return "|".join(filter(None, alternatives))
 
 
 def _of_length(length: int, least: Bound, most: Bound | None, *, whole: bool) -> str:
     """The pattern of the numbers between two bounds that have so many digits before the point."""
-    lower, upper = (_Digits.of(bound) if bound else None for bound in (least, most))
+    lower = _Digits.of(least) if least else None
+    upper = _Digits.of(most) if most else None
     return _before_point(length, lower, upper, whole=whole) or ""
 
 
@@ -133,8 +134,8 @@ class _Digits:
 
     @classmethod
     def of(cls, bound: Bound) -> "_Digits":
-        before, _, after = _written(bound.value).partition(".")
-        return cls(before, after, bound.open)
+        integer_digits, _, fraction_digits = _written(bound.value).partition(".")
+        return cls(integer_digits, fraction_digits, bound.open)
 
     def without_first(self) -> "_Digits":
         return replace(self, before=self.before[1:]) if self.before else replace(self, after=self.after[1:])
@@ -171,16 +172,16 @@ def _after_point(lower: _Digits | None, upper: _Digits | None, *, begun: bool = 
         upper: what is left of the upper bound.
         begun: whether a digit has been written, so none has to follow.
     """
-    repeats = "*" if begun else "+"
+    quantifier = "*" if begun else "+"
     if upper is None and (lower is None or lower.is_met):
-        return "[0-9]*[1-9][0-9]*" if lower and lower.open else f"[0-9]{repeats}"
+        return "[0-9]*[1-9][0-9]*" if lower and lower.open else f"[0-9]{quantifier}"
     if upper and upper.is_met and (lower is None or lower.is_met):
-        return None if upper.open or (lower and lower.open) else f"0{repeats}"
-    more = _next_digit(lower, upper, _after_point)
+        return None if upper.open or (lower and lower.open) else f"0{quantifier}"
+    pattern = _next_digit(lower, upper, _after_point)
     ends = begun and (lower is None or (lower.is_met and not lower.open)) and not (upper and upper.is_met)
-    if more is None:
+    if pattern is None:
         return "" if ends else None
-    return f"{more}{'?' * ends}"
+    return f"{pattern}{'?' * ends}"
 
 
 def _next_digit(
@@ -188,17 +189,17 @@ def _next_digit(
 ) -> str | None:
     """The pattern, a group, of a digit and what follows it, which depends on what is left of the bounds then."""
     low, high = lower.first() if lower else 0, upper.first() if upper else 9
-    further = lower and lower.without_first(), upper and upper.without_first()
+    remainders = lower and lower.without_first(), upper and upper.without_first()
     if lower and upper and low == high:
-        branches = [(low, low, *further)]
+        branches = [(low, low, *remainders)]
     else:
-        branches = [(low, low, further[0], None)] * bool(lower) + [(high, high, None, further[1])] * bool(upper)
+        branches = [(low, low, remainders[0], None)] * bool(lower) + [(high, high, None, remainders[1])] * bool(upper)
         branches.append((low + bool(lower), high - bool(upper), None, None))
     alternatives = []
-    for first, last, lower_left, upper_left in branches:
-        tail = following(lower_left, upper_left) if first <= last else None
+    for low_digit, high_digit, lower_remainder, upper_remainder in branches:
+        tail = following(lower_remainder, upper_remainder) if low_digit <= high_digit else None
         if tail is not None:
-            alternatives.append(f"{first if first == last else f'[{first}-{last}]'}{tail}")
+            alternatives.append(f"{low_digit if low_digit == high_digit else f'[{low_digit}-{high_digit}]'}{tail}")
     return f"(?:{'|'.join(alternatives)})" if alternatives else None
 
 

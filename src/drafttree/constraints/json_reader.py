@@ -52,21 +52,22 @@ class ValueReader:
         """The values of a schema."""
         if not isinstance(schema, dict):
             return ANYTHING if schema else NOTHING
-        value, asserted = ANYTHING, {keyword: schema[keyword] for keyword in schema if keyword in ASSERTIONS}
+        value = ANYTHING
+        assertions = {keyword: schema[keyword] for keyword in schema if keyword in ASSERTIONS}
         # Properties come in the order in which they are named, beside those of other schemas.
-        first = "properties" if "properties" in asserted else next(iter(asserted), None)
-        for keyword, said in schema.items():
-            if keyword == first:
-                value = self.both(value, self._asserted(asserted))
+        first_assertion = "properties" if "properties" in assertions else next(iter(assertions), None)
+        for keyword, operand in schema.items():
+            if keyword == first_assertion:
+                value = self.both(value, self._asserted(assertions))
             elif keyword in ("const", "enum"):
-                value = self.both(value, _constants(said if keyword == "enum" else [said]))
+                value = self.both(value, _constants(operand if keyword == "enum" else [operand]))
             elif keyword == "anyOf":
-                value = self.both(value, several(*map(self.read, said)))
+                value = self.both(value, several(*map(self.read, operand)))
             elif keyword == "allOf":
-                for member in said:
+                for member in operand:
                     value = self.both(value, self.read(member))
             elif keyword == "$ref":
-                value = self.both(value, Reference(said))
+                value = self.both(value, Reference(operand))
         return value
 
     def resolve(self, reference: Reference) -> Value:
@@ -115,17 +116,18 @@ class ValueReader:
         """What the property of a name is in an object."""
         if name in value.named:
             return value.named[name]
-        matched = (below for pattern, below in value.matched.items() if self.matching(pattern, [name]))
-        return next(matched, value.further)
+        candidates = (candidate for pattern, candidate in value.matched.items() if self.matching(pattern, [name]))
+        return next(candidates, value.further)
 
     def matching(self, pattern: str, texts: Iterable[str]) -> list[str]:
         """Those of some texts of which a pattern matches a part."""
-        texts, matched = [*texts], self._matched.setdefault(pattern, {})
-        if unknown := [text for text in texts if text not in matched]:
+        texts = [*texts]
+        verdicts = self._matched.setdefault(pattern, {})
+        if unchecked_texts := [text for text in texts if text not in verdicts]:
             rules = Rules()
             automaton = rules.add(texts_with("JSON schema", pattern, rules, as_json=False), plain=True)
-            matched |= zip(unknown, matching(rules.grammar(automaton), unknown), strict=True)
-        return [text for text in texts if matched[text]]
+            verdicts |= zip(unchecked_texts, matching(rules.grammar(automaton), unchecked_texts), strict=True)
+        return [text for text in texts if verdicts[text]]
 
     def _asserted(self, schema: Schema) -> Value:
         """The values of the keywords of a schema that say what those of a type are."""
@@ -147,51 +149,60 @@ class ValueReader:
         return self._object(schema)
 
     def _array(self, schema: Schema) -> Array:
-        first, further = schema.get("prefixItems", []), schema.get("items", True)
-        if isinstance(further, list):  # of older drafts
-            first, further = further, schema.get("additionalItems", True)
+        prefix_items = schema.get("prefixItems", [])
+        item_schema = schema.get("items", True)
+        if isinstance(item_schema, list):  # of older drafts
+            prefix_items, item_schema = item_schema, schema.get("additionalItems", True)
         elif "additionalItems" in schema:
-            first = []
-        return Array(tuple(map(self.read, first)), self.read(further), _count(schema, "Items"))
+            prefix_items = []
+        return Array(tuple(map(self.read, prefix_items)), self.read(item_schema), _count(schema, "Items"))
 
     def _object(self, schema: Schema) -> Value:
-        named = {name: self.read(below) for name, below in dict_entry(schema, "properties").items()}
-        matched = {pattern: self.read(below) for pattern, below in dict_entry(schema, "patternProperties").items()}
-        for pattern, value in matched.items():
-            for name in self.matching(pattern, named):
-                named[name] = self.both(named[name], value)
-        further = self.read(schema.get("additionalProperties", True))
-        needed = tuple(dict.fromkeys(required(schema)))
-        return _possible(Object(named, matched, further, needed, _count(schema, "Properties")))
+        properties = {name: self.read(subschema) for name, subschema in dict_entry(schema, "properties").items()}
+        pattern_properties = {
+            pattern: self.read(subschema) for pattern, subschema in dict_entry(schema, "patternProperties").items()
+        }
+        for pattern, value in pattern_properties.items():
+            for name in self.matching(pattern, properties):
+                properties[name] = self.both(properties[name], value)
+        additional_property = self.read(schema.get("additionalProperties", True))
+        required_names = tuple(dict.fromkeys(required(schema)))
+        return _possible(
+            Object(properties, pattern_properties, additional_property, required_names, _count(schema, "Properties"))
+        )
 
     def _both_texts(self, one: Text, other: Text) -> Value:
         patterns = tuple(dict.fromkeys([*one.patterns, *other.patterns]))
         length = one.length.both(other.length)
         if one.listed is None and other.listed is None:
             return Text(patterns, length)
-        listed = [text for text in (one.listed or other.listed or ()) if len(text) in length]
+        texts = [text for text in (one.listed or other.listed or ()) if len(text) in length]
         if one.listed is not None and other.listed is not None:
-            shared = {*other.listed}
-            listed = [text for text in listed if text in shared]
+            other_texts = {*other.listed}
+            texts = [text for text in texts if text in other_texts]
         for pattern in patterns:
-            listed = self.matching(pattern, listed)
-        return Text(listed=tuple(listed)) if listed else NOTHING
+            texts = self.matching(pattern, texts)
+        return Text(listed=tuple(texts)) if texts else NOTHING
 
     def _both_arrays(self, one: Array, other: Array) -> Array:
         count = max(len(one.first), len(other.first))
         items = [[*array.first, *[array.further] * (count - len(array.first))] for array in (one, other)]
-        first = tuple(map(self.both, *items))
-        return Array(first, self.both(one.further, other.further), one.length.both(other.length))
+        first_items = tuple(map(self.both, *items))
+        return Array(first_items, self.both(one.further, other.further), one.length.both(other.length))
 
     def _both_objects(self, one: Object, other: Object) -> Value:
-        names, patterns = dict.fromkeys([*one.named, *other.named]), dict.fromkeys([*one.matched, *other.matched])
-        named = {name: self.both(self.property_of(one, name), self.property_of(other, name)) for name in names}
-        matched = {}
+        names = dict.fromkeys([*one.named, *other.named])
+        patterns = dict.fromkeys([*one.matched, *other.matched])
+        properties = {name: self.both(self.property_of(one, name), self.property_of(other, name)) for name in names}
+        pattern_properties = {}
         for pattern in patterns:  # any two exclude each other
             values = [value.matched.get(pattern, value.further) for value in (one, other)]
-            matched[pattern] = self.both(*values)
-        further, needed = self.both(one.further, other.further), tuple(dict.fromkeys([*one.needed, *other.needed]))
-        return _possible(Object(named, matched, further, needed, one.size.both(other.size)))
+            pattern_properties[pattern] = self.both(*values)
+        additional_property = self.both(one.further, other.further)
+        required_names = tuple(dict.fromkeys([*one.needed, *other.needed]))
+        return _possible(
+            Object(properties, pattern_properties, additional_property, required_names, one.size.both(other.size))
+        )
 
 
 def _possible(value: Object) -> Value:
@@ -217,8 +228,8 @@ def _constants(values: list[Any]) -> Value:
                 items = tuple(_constants([item]) for item in value)
                 members.append(Array(items, NOTHING, Count(len(items), len(items))))
             case dict():
-                named = {name: _constants([below]) for name, below in value.items()}
-                members.append(Object(named, {}, NOTHING, tuple(named)))
+                properties = {name: _constants([constant]) for name, constant in value.items()}
+                members.append(Object(properties, {}, NOTHING, tuple(properties)))
     return several(*members)
 
 
@@ -226,22 +237,25 @@ def _number(schema: Schema, *, whole: bool) -> Number:
     """The numbers of a schema; in draft 4 `exclusiveMinimum` is true or false, and speaks of `minimum`."""
 
     def bound(inside: str, outside: str) -> list[Bound]:
-        bounds, excluded = [], schema.get(outside)
+        bounds = []
+        exclusive_bound = schema.get(outside)
         if inside in schema:
-            bounds.append(Bound.of(schema[inside], open=excluded is True))
-        if excluded is not None and not isinstance(excluded, bool):
-            bounds.append(Bound.of(excluded, open=True))
+            bounds.append(Bound.of(schema[inside], open=exclusive_bound is True))
+        if exclusive_bound is not None and not isinstance(exclusive_bound, bool):
+            bounds.append(Bound.of(exclusive_bound, open=True))
         return bounds
 
     multiple = schema.get("multipleOf")
-    least, most = bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum")
-    exact = None if multiple is None else abs(Decimal(repr(multiple)))
-    return Number(_inmost(*least, up=True), _inmost(*most, up=False), whole, exact)
+    lower_bounds, upper_bounds = bound("minimum", "exclusiveMinimum"), bound("maximum", "exclusiveMaximum")
+    exact_multiple = None if multiple is None else abs(Decimal(repr(multiple)))
+    return Number(_inmost(*lower_bounds, up=True), _inmost(*upper_bounds, up=False), whole, exact_multiple)
 
 
 def _both_numbers(one: Number, other: Number) -> Number:
-    least, most = _inmost(one.least, other.least, up=True), _inmost(one.most, other.most, up=False)
-    return Number(least, most, one.whole or other.whole, one.multiple if other.multiple is None else other.multiple)
+    lower_bound, upper_bound = _inmost(one.least, other.least, up=True), _inmost(one.most, other.most, up=False)
+    return Number(
+        lower_bound, upper_bound, one.whole or other.whole, one.multiple if other.multiple is None else other.multiple
+    )
 
 
 def _inmost(*bounds: Bound | None, up: bool) -> Bound | None:

@@ -48,7 +48,9 @@ class JsonRules:
     """
 
     def __init__(self, reader: ValueReader, rules: Rules, *, any_whitespace: bool = False) -> None:
-        self._reader, self._rules, self._any_whitespace = reader, rules, any_whitespace
+        self._reader = reader
+        self._rules = rules
+        self._any_whitespace = any_whitespace
         self._references: dict[str, str] = {}
         self._pending: list[Reference] = []
 
@@ -77,9 +79,9 @@ class JsonRules:
                 return self._references[location]
             case Several(members):
                 automata = [self._automaton(member) for member in members if _is_automaton(member)]
-                others = [self._expression(member) for member in members if not _is_automaton(member)]
-                merged = self._terminal(" | ".join(filter(None, automata)))
-                return self._rule(" | ".join(filter(None, [merged, *others])))
+                expressions = [self._expression(member) for member in members if not _is_automaton(member)]
+                merged_terminal = self._terminal(" | ".join(filter(None, automata)))
+                return self._rule(" | ".join(filter(None, [merged_terminal, *expressions])))
             case Array():
                 return self._array(value)
             case Object():
@@ -97,8 +99,8 @@ class JsonRules:
     def _sign(self, sign: str) -> str:
         if not self._any_whitespace:
             return literal(SIGNS[sign])
-        before, after = SPACE * (sign not in "{["), SPACE * (sign not in "}]")
-        return rf"/{before}\{sign}{after}/"
+        space_before, space_after = SPACE * (sign not in "{["), SPACE * (sign not in "}]")
+        return rf"/{space_before}\{sign}{space_after}/"
 
     def _within(self, begin: str, texts: str, end: str) -> str:
         return f"{self._sign(begin)} {texts} {self._sign(end)}"
@@ -135,17 +137,18 @@ class JsonRules:
         """
         step = Fraction(value.multiple or 0)
         step = Fraction(step.numerator) if value.whole else step
-        least = value.least and _multiple_inside(value.least, step, up=True)
-        most = value.most and _multiple_inside(value.most, step, up=False)
-        if least is not None and most is not None and least > most:
+        least_multiple = value.least and _multiple_inside(value.least, step, up=True)
+        largest_multiple = value.most and _multiple_inside(value.most, step, up=False)
+        if least_multiple is not None and largest_multiple is not None and least_multiple > largest_multiple:
             return ""
         bounds = {}
-        if least is not None:
-            bounds["minimum"] = inward(least - step / 2 if least else least, up=True)  # -0 is no multiple above zero
-        if most is not None:
-            bounds["maximum"] = inward(most + step / 2, up=False)
-        numbers = "integer" if value.whole else "number"
-        return self._rule(json_texts({"type": numbers, "multipleOf": float(step), **bounds}))
+        if least_multiple is not None:
+            # -0 is no multiple above zero
+            bounds["minimum"] = inward(least_multiple - step / 2 if least_multiple else least_multiple, up=True)
+        if largest_multiple is not None:
+            bounds["maximum"] = inward(largest_multiple + step / 2, up=False)
+        type_name = "integer" if value.whole else "number"
+        return self._rule(json_texts({"type": type_name, "multipleOf": float(step), **bounds}))
 
     def _items(self, item: str, count: Count, *, begun: bool) -> str:
         """The expression of so many items with commas between them, and before them where others have begun."""
@@ -156,31 +159,36 @@ class JsonRules:
         return self._rule(f"({item} {self._items(item, count.beyond(1), begun=True)}){_optional(not count.least)}")
 
     def _array(self, value: Array) -> str:
-        first, most = [self._expression(item) for item in value.first[: value.length.most]], value.length.most
-        if "" in first:
-            first = first[: first.index("")]
-            most = len(first)
-        further = self._expression(value.further) if most is None or most > len(first) else ""
-        length = Count(value.length.least, most if further else len(first))
+        first_items = [self._expression(item) for item in value.first[: value.length.most]]
+        max_length = value.length.most
+        if "" in first_items:
+            first_items = first_items[: first_items.index("")]
+            max_length = len(first_items)
+        further_item = self._expression(value.further) if max_length is None or max_length > len(first_items) else ""
+        length = Count(value.length.least, max_length if further_item else len(first_items))
         if not length.is_possible:
             return ""
-        items = self._items(further, length.beyond(len(first)), begun=bool(first)) if further else EMPTY
-        for index in reversed(range(len(first))):
+        items = (
+            self._items(further_item, length.beyond(len(first_items)), begun=bool(first_items))
+            if further_item
+            else EMPTY
+        )
+        for index in reversed(range(len(first_items))):
             comma = self._sign(",") if index else ""
-            items = self._rule(f"({comma} {first[index]} {items}){_optional(index >= length.least)}")
+            items = self._rule(f"({comma} {first_items[index]} {items}){_optional(index >= length.least)}")
         return self._rule(self._within("[", items, "]"))
 
     def _object(self, value: Object) -> str:
-        named = {name: self._reader.property_of(value, name) for name in (*value.named, *value.needed)}
+        property_values = {name: self._reader.property_of(value, name) for name in (*value.named, *value.needed)}
         properties = []
-        for name, below in named.items():
-            if texts := self._expression(below):
+        for name, property_value in property_values.items():
+            if texts := self._expression(property_value):
                 # With the colon it would take more text than the other names that it may stand beside, and hide them.
                 properties.append((f"{self._terminal(_fixed(name))} {self._sign(':')} {texts}", name in value.needed))
             elif name in value.needed:
                 return ""
-        further = self._further(value, [*named])
-        chain = self._chain(properties, further, value.size.beyond(len(value.needed)))
+        further_property = self._further(value, [*property_values])
+        chain = self._chain(properties, further_property, value.size.beyond(len(value.needed)))
         return self._rule(self._within("{", chain, "}")) if chain else ""
 
     def _chain(self, properties: list[tuple[str, bool]], further: str, count: Count) -> str:
@@ -192,39 +200,65 @@ class JsonRules:
             count: how many there may be of those that need not be there. Where some of them are named, llguidance's own
                 reader refuses all counts but of one, so there are few rules.
         """
-        counted = (count.least if count.most is None else count.most) if not all(need for _, need in properties) else 0
+        max_optional = (
+            (count.least if count.most is None else count.most)
+            if not all(is_required for _, is_required in properties)
+            else 0
+        )
         # What may follow, by whether a property stands before it, and by how many that need not be there.
-        follow = {}
-        for begun, before in product((False, True), range(counted + 1)):
-            left = count.beyond(before)
-            follow[begun, before] = self._items(further, left, begun=begun) if further else "" if left.least else EMPTY
-        for texts, need in reversed(properties):
-            longer = {}
-            for begun, before in follow:
-                after = before if need else before + 1 if count.most is not None else min(before + 1, counted)
-                texts_first = f"{self._sign(',')} {texts}" if begun else texts
-                written, without = follow.get((True, after), ""), "" if need else follow[begun, before]
-                if written and written == without:
-                    longer[begun, before] = self._rule(f"({texts_first})? {written}")
+        tails = {}
+        for has_previous, optional_count in product((False, True), range(max_optional + 1)):
+            remaining_count = count.beyond(optional_count)
+            tails[has_previous, optional_count] = (
+                self._items(further, remaining_count, begun=has_previous)
+                if further
+                else ""
+                if remaining_count.least
+                else EMPTY
+            )
+        for texts, is_required in reversed(properties):
+            longer_tails = {}
+            for has_previous, optional_count in tails:
+                next_count = (
+                    optional_count
+                    if is_required
+                    else optional_count + 1
+                    if count.most is not None
+                    else min(optional_count + 1, max_optional)
+                )
+                element = f"{self._sign(',')} {texts}" if has_previous else texts
+                tail = tails.get((True, next_count), "")
+                tail_without = "" if is_required else tails[has_previous, optional_count]
+                if tail and tail == tail_without:
+                    longer_tails[has_previous, optional_count] = self._rule(f"({element})? {tail}")
                 else:
-                    alternatives = [f"{texts_first} {written}"] * bool(written) + [without] * bool(without)
-                    longer[begun, before] = self._rule(" | ".join(alternatives))
-            follow = longer
-        return follow[False, 0]
+                    alternatives = [f"{element} {tail}"] * bool(tail) + [tail_without] * bool(tail_without)
+                    longer_tails[has_previous, optional_count] = self._rule(" | ".join(alternatives))
+            tails = longer_tails
+        return tails[False, 0]
 
     def _further(self, value: Object, names: list[str]) -> str:
         """The expression of a property whose name is none of some; "" where there is none."""
         if not value.matched and value.further == Several():
             return ""
-        taken = {name: self._terminal(f'/"{json_spelling(name)}"/') for name in names}
-        matched = {pattern: self._terminal(text_expression(Text((pattern,)), self._rules)) for pattern in value.matched}
-        pairs = []
-        for pattern, below in value.matched.items():
-            excluded = [taken[name] for name in self._reader.matching(pattern, names)]
-            pairs.append((self._without(matched[pattern], excluded), self._expression(below)))
+        name_terminals = {name: self._terminal(f'/"{json_spelling(name)}"/') for name in names}
+        pattern_terminals = {
+            pattern: self._terminal(text_expression(Text((pattern,)), self._rules)) for pattern in value.matched
+        }
+        properties = []
+        for pattern, property_value in value.matched.items():
+            excluded_terminals = [name_terminals[name] for name in self._reader.matching(pattern, names)]
+            properties.append(
+                (self._without(pattern_terminals[pattern], excluded_terminals), self._expression(property_value))
+            )
         string = self._terminal(text_expression(Text(), self._rules))
-        pairs.append((self._without(string, [*taken.values(), *matched.values()]), self._expression(value.further)))
-        return self._rule(" | ".join(f"{name} {self._sign(':')} {texts}" for name, texts in pairs if texts))
+        properties.append(
+            (
+                self._without(string, [*name_terminals.values(), *pattern_terminals.values()]),
+                self._expression(value.further),
+            )
+        )
+        return self._rule(" | ".join(f"{name} {self._sign(':')} {texts}" for name, texts in properties if texts))
 
     def _without(self, texts: str, excluded: list[str]) -> str:
         """The automaton of some texts that others are not among."""
@@ -242,8 +276,8 @@ def is_possible(value: Text) -> bool:
 
 def text_expression(value: Text, rules: Rules) -> str:
     """The expression, for an automaton, of the strings that conform to patterns and a length."""
-    matched = [texts_with("JSON schema", pattern, rules, as_json=True) for pattern in value.patterns]
-    texts = [f"{QUOTE} {expression} {QUOTE}" for expression in matched]
+    expressions = [texts_with("JSON schema", pattern, rules, as_json=True) for pattern in value.patterns]
+    texts = [f"{QUOTE} {expression} {QUOTE}" for expression in expressions]
     if not texts or not value.length.is_free:
         character = rules.add(f"/{json_spellings(EVERY)}/", plain=True)
         texts.append(f"{QUOTE} {repeated(character, value.length.least, value.length.most)} {QUOTE}")
@@ -266,7 +300,7 @@ def _is_automaton(value: Value) -> bool:
 
 def _multiple_inside(bound: Bound, step: Fraction, *, up: bool) -> Fraction:
     """The multiple of a number that is the nearest inside a bound."""
-    times = Fraction(bound.value) / step
+    quotient = Fraction(bound.value) / step
     if bound.open:
-        return step * (floor(times) + 1 if up else ceil(times) - 1)
-    return step * (ceil(times) if up else floor(times))
+        return step * (floor(quotient) + 1 if up else ceil(quotient) - 1)
+    return step * (ceil(quotient) if up else floor(quotient))

@@ -103,8 +103,8 @@ def read_schema(schema: object) -> tuple[Value, ValueReader]:
     """The values that conform to a schema, and what they were read by; arguments and errors as in `schema_texts`."""
     root = prepare_schema(load_schema(schema))
     library_root = _for_library(root)
-    if told := problem_of(Rules().grammar(json_texts(library_root))):
-        raise ConfigError(f"invalid JSON schema: {told.rstrip('.')} at {_place(library_root, told)}")
+    if problem := problem_of(Rules().grammar(json_texts(library_root))):
+        raise ConfigError(f"invalid JSON schema: {problem.rstrip('.')} at {_place(library_root, problem)}")
     reader = ValueReader(root)
     try:
         return reader.read(root), reader
@@ -126,8 +126,8 @@ def load_schema(schema: object) -> Any:
         raise ConfigError(message) from None
     except (TypeError, ValueError, RecursionError, PydanticUserError) as error:
         raise ConfigError(f"invalid JSON schema: {one_line(error)}") from None
-    kind = schema.__name__ if isinstance(schema, type) else type(schema).__name__
-    raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {kind}")
+    type_name = schema.__name__ if isinstance(schema, type) else type(schema).__name__
+    raise ConfigError(f"a JSON schema is text, a dictionary or a pydantic model, not {type_name}")
 
 
 def prepare_schema(root: Any) -> Any:
@@ -145,26 +145,28 @@ def prepare_schema(root: Any) -> Any:
     check_text("JSON schema", json.dumps(root, ensure_ascii=False))
     drop_nulls(root)
     _check_numbers(root)
-    comparison, found, patterns = SchemaComparison(root), dict[int, tuple[Schema, bool]](), 0
+    comparison = SchemaComparison(root)
+    schemas = dict[int, tuple[Schema, bool]]()
+    patterns = 0
     pending = [("#", root, False)]
     while pending:
-        location, schema, joined = pending.pop()
-        if not isinstance(schema, dict) or (id(schema) in found and found[id(schema)][1] >= joined):
+        location, schema, is_joined = pending.pop()
+        if not isinstance(schema, dict) or (id(schema) in schemas and schemas[id(schema)][1] >= is_joined):
             continue
-        joined = joined or _joins(schema)
-        patterns += len(dict_entry(schema, "patternProperties")) * (id(schema) not in found)
+        is_joined = is_joined or _joins(schema)
+        patterns += len(dict_entry(schema, "patternProperties")) * (id(schema) not in schemas)
         if patterns > MAX_PATTERNS:
             raise ConfigError(f"invalid JSON schema: it has more than {MAX_PATTERNS} 'patternProperties'; give fewer")
-        found[id(schema)] = schema, joined
-        if len(found) > MAX_SCHEMAS:
+        schemas[id(schema)] = schema, is_joined
+        if len(schemas) > MAX_SCHEMAS:
             raise ConfigError(f"invalid JSON schema: it has more than {MAX_SCHEMAS} schemas; give fewer")
-        if part := next(_unenforced(schema, comparison, nested=location != "#", joined=joined), None):
-            raise ConfigError(f"invalid JSON schema: {part} at {location} cannot be enforced; leave it out")
-        pending += [(f"{location}/{name}", below, joined) for name, below in _subschemas(schema)]
+        if constraint := next(_unenforced(schema, comparison, nested=location != "#", joined=is_joined), None):
+            raise ConfigError(f"invalid JSON schema: {constraint} at {location} cannot be enforced; leave it out")
+        pending += [(f"{location}/{name}", subschema, is_joined) for name, subschema in _subschemas(schema)]
         if isinstance(reference := schema.get("$ref"), str):
-            pending.append((reference, comparison.resolve(reference), joined))
-    for schema, joined in found.values():
-        _rewrite(schema, joined=joined)
+            pending.append((reference, comparison.resolve(reference), is_joined))
+    for schema, is_joined in schemas.values():
+        _rewrite(schema, joined=is_joined)
     if isinstance(root, dict):
         root.pop("$id", None)
     return root
@@ -180,17 +182,20 @@ def drop_nulls(root: Any) -> Any:
 
 def _place(root: Any, told: str) -> str:
     """The location of the innermost schema of a document of which llguidance says the same as of the whole."""
-    location, schema, tried = "#", root, 0
+    location = "#"
+    schema = root
+    attempts = 0
     while isinstance(schema, dict):
         # Only what the schema's own references find is left beside it.
-        defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        for name, below in _subschemas(schema):
-            tried += 1
-            if tried > MAX_PLACES:
+        definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        for name, subschema in _subschemas(schema):
+            attempts += 1
+            if attempts > MAX_PLACES:
                 return location
-            alone = json_texts({**defined, "allOf": [below]})
-            if not name.startswith((*defined,)) and problem_of(Rules().grammar(alone)) == told:
-                location, schema = f"{location}/{name}", below
+            expression = json_texts({**definitions, "allOf": [subschema]})
+            if not name.startswith((*definitions,)) and problem_of(Rules().grammar(expression)) == told:
+                location = f"{location}/{name}"
+                schema = subschema
                 break
         else:
             break
@@ -200,18 +205,18 @@ def _place(root: Any, told: str) -> str:
 def _joins(schema: Schema) -> bool:
     """Whether a value must conform to several parts of a schema, each of which may know only some properties."""
     choices = [keyword for keyword in CHOICES if keyword in schema]
-    several = len(choices) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
-    return several or bool(choices and schema.keys() - ANNOTATIONS - {*choices})
+    has_several = len(choices) > 1 or (isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1)
+    return has_several or bool(choices and schema.keys() - ANNOTATIONS - {*choices})
 
 
 def _check_nesting(root: Any) -> None:
     level = [root]
     for _ in range(MAX_NESTING + 1):
         level = [
-            inside
-            for each in level
-            if isinstance(each, dict | list)
-            for inside in (each.values() if isinstance(each, dict) else each)
+            child
+            for value in level
+            if isinstance(value, dict | list)
+            for child in (value.values() if isinstance(value, dict) else value)
         ]
     if level:
         raise ConfigError(f"invalid JSON schema: it is nested more than {MAX_NESTING} levels deep; name parts in $defs")
@@ -229,17 +234,19 @@ def _schemas(root: Any) -> Iterator[Schema]:
     while pending:
         if isinstance(schema := pending.pop(), dict):
             yield schema
-            pending += [below for _, below in _subschemas(schema)]
+            pending += [subschema for _, subschema in _subschemas(schema)]
 
 
 def _reachable(root: Any) -> Iterator[Schema]:
     """Yield a schema, all that are inside it, and those that references in them lead to, each once."""
-    comparison, pending, seen = SchemaComparison(root), [root], set[int]()
+    comparison = SchemaComparison(root)
+    pending = [root]
+    visited_ids = set[int]()
     while pending:
-        if isinstance(schema := pending.pop(), dict) and id(schema) not in seen:
-            seen.add(id(schema))
+        if isinstance(schema := pending.pop(), dict) and id(schema) not in visited_ids:
+            visited_ids.add(id(schema))
             yield schema
-            pending += [below for _, below in _subschemas(schema)]
+            pending += [subschema for _, subschema in _subschemas(schema)]
             if isinstance(reference := schema.get("$ref"), str):
                 pending.append(comparison.resolve(reference))
 
@@ -250,13 +257,13 @@ def _subschemas(schema: Schema) -> Iterator[tuple[str, Any]]:
         if keyword in schema:
             yield keyword, schema[keyword]
     if isinstance(schema.get("items"), list):
-        yield from ((f"items/{place}", each) for place, each in enumerate(schema["items"]))
+        yield from ((f"items/{index}", subschema) for index, subschema in enumerate(schema["items"]))
     for keyword in MAPS_OF_SCHEMAS:
-        if isinstance(inside := schema.get(keyword), dict):
-            yield from ((f"{keyword}/{name}", each) for name, each in inside.items())
+        if isinstance(subschemas := schema.get(keyword), dict):
+            yield from ((f"{keyword}/{name}", subschema) for name, subschema in subschemas.items())
     for keyword in LISTS_OF_SCHEMAS:
-        if isinstance(inside := schema.get(keyword), list):
-            yield from ((f"{keyword}/{place}", each) for place, each in enumerate(inside))
+        if isinstance(subschemas := schema.get(keyword), list):
+            yield from ((f"{keyword}/{index}", subschema) for index, subschema in enumerate(subschemas))
 
 
 def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, joined: bool) -> Iterator[str]:
@@ -273,8 +280,8 @@ def _unenforced(schema: Schema, comparison: SchemaComparison, *, nested: bool, j
     if isinstance(value := schema.get("$ref"), str) and value != "#" and not value.startswith("#/"):
         yield f"'$ref' to {value!r}, which is not of the form #/...,"
     if isinstance(value := schema.get("oneOf"), list):
-        pairs = combinations(value, 2)
-        if not all(comparison.disjoint(first, second) for first, second in pairs):
+        member_pairs = combinations(value, 2)
+        if not all(comparison.disjoint(member, other_member) for member, other_member in member_pairs):
             yield "'oneOf' of members that may both hold"
     if str(schema.get("format")) in UNENFORCED_FORMATS:
         yield f"format {schema['format']!r}"
@@ -288,9 +295,9 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
             yield f"{keyword!r} of {_shown(bound)}, which is beyond 64 bits,"
         if _is_number(bound) and Bound.of(bound).decimals > MOST_DECIMALS:
             yield f"{keyword!r} of {_shown(bound)}, which has more than {MOST_DECIMALS} decimals,"
-    least, most = schema.get("minimum"), schema.get("maximum")
-    if _is_number(least) and _is_number(most) and least > most:
-        yield f"'minimum' {_shown(least)} above 'maximum' {_shown(most)}"
+    minimum, maximum = schema.get("minimum"), schema.get("maximum")
+    if _is_number(minimum) and _is_number(maximum) and minimum > maximum:
+        yield f"'minimum' {_shown(minimum)} above 'maximum' {_shown(maximum)}"
     for keyword in ("const", "enum"):
         for number in _numbers(schema.get(keyword)):
             if isinstance(number, int) and abs(number) > LARGEST_WHOLE:
@@ -306,21 +313,23 @@ def _unenforced_numbers(schema: Schema, *, joined: bool) -> Iterator[str]:
 
 def _unenforced_names(schema: Schema, *, joined: bool) -> Iterator[str]:
     """Yield the constraints on the names and the number of properties that would not be enforced."""
-    least = schema.get("minProperties", 0)
-    several = schema.get("additionalProperties", joined or not _names_properties(schema)) is not False
-    repeated = _is_number(least) and least > (1 if joined else len({*required(schema)}) + 1)
-    if repeated and (several or dict_entry(schema, "patternProperties")):
-        yield f"'minProperties' {_shown(least)}, which one name several times would meet,"
+    min_properties = schema.get("minProperties", 0)
+    is_open = schema.get("additionalProperties", joined or not _names_properties(schema)) is not False
+    may_repeat = _is_number(min_properties) and min_properties > (1 if joined else len({*required(schema)}) + 1)
+    if may_repeat and (is_open or dict_entry(schema, "patternProperties")):
+        yield f"'minProperties' {_shown(min_properties)}, which one name several times would meet,"
     if "propertyNames" in schema and schema["propertyNames"] is not True:
-        beside = schema.keys() & {"properties", "patternProperties", "required"}
-        if joined or beside or _name_pattern(schema["propertyNames"]) is None:
-            other = f" beside {min(beside)!r}" if beside else ""
-            yield f"'propertyNames'{other}" + ("" if beside else " other than a pattern, lengths, a const or an enum")
-    for keyword, others in (
+        siblings = schema.keys() & {"properties", "patternProperties", "required"}
+        if joined or siblings or _name_pattern(schema["propertyNames"]) is None:
+            sibling_clause = f" beside {min(siblings)!r}" if siblings else ""
+            yield f"'propertyNames'{sibling_clause}" + (
+                "" if siblings else " other than a pattern, lengths, a const or an enum"
+            )
+    for keyword, applicators in (
         ("unevaluatedProperties", ("additionalProperties",)),
         ("unevaluatedItems", ("items", "additionalItems")),
     ):
-        if schema.get(keyword, True) is not True and (joined or schema.keys() & {*CHOICES, *others}):
+        if schema.get(keyword, True) is not True and (joined or schema.keys() & {*CHOICES, *applicators}):
             yield f"{keyword!r} beside another schema"
 
 
@@ -332,13 +341,13 @@ def _name_pattern(names: Any) -> str | None:
         case ["pattern"] if isinstance(names["pattern"], str):
             return names["pattern"]
         case ["const"] | ["enum"]:
-            listed = [names["const"]] if "const" in names else names["enum"]
-            if isinstance(listed, list) and listed and all(isinstance(each, str) for each in listed):
-                return f"^(?:{'|'.join(re.escape(each).replace(chr(92) + ' ', ' ') for each in listed)})$"
+            constants = [names["const"]] if "const" in names else names["enum"]
+            if isinstance(constants, list) and constants and all(isinstance(name, str) for name in constants):
+                return f"^(?:{'|'.join(re.escape(name).replace(chr(92) + ' ', ' ') for name in constants)})$"
         case [] | ["maxLength"] | ["minLength"] | ["maxLength", "minLength"]:
-            least, most = names.get("minLength", 0), names.get("maxLength", "")
-            if isinstance(least, int) and isinstance(most, int | str):
-                return rf"^[\s\S]{{{least},{most}}}$"
+            min_length, max_length = names.get("minLength", 0), names.get("maxLength", "")
+            if isinstance(min_length, int) and isinstance(max_length, int | str):
+                return rf"^[\s\S]{{{min_length},{max_length}}}$"
     return None
 
 
@@ -346,8 +355,8 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
     """Say in place what a schema means in the keywords that llguidance knows."""
     for keyword in (*WITHOUT_EFFECT, "uniqueItems"):
         schema.pop(keyword, None)
-    if "type" not in schema and not schema.keys() & {*CHOICE_KEYWORDS} and (kind := implied_type(schema)):
-        schema["type"] = kind
+    if "type" not in schema and not schema.keys() & {*CHOICE_KEYWORDS} and (type_name := implied_type(schema)):
+        schema["type"] = type_name
     if schema.get("required") is False:  # of draft 3
         del schema["required"]
     for keyword in COUNT_KEYWORDS:
@@ -357,10 +366,10 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
         schema.pop("format", None)
     if form == "hostname":
         schema["maxLength"] = min(LONGEST_HOSTNAME, schema.get("maxLength", LONGEST_HOSTNAME))
-    for keyword, same in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+    for keyword, synonym in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         if keyword in schema:
             value = schema.pop(keyword)
-            schema.setdefault(same, value)
+            schema.setdefault(synonym, value)
     if (names := schema.pop("propertyNames", True)) is not True:
         schema["patternProperties"] = {_name_pattern(names): schema.pop("additionalProperties", True)}
         schema["additionalProperties"] = False
@@ -376,8 +385,8 @@ def _rewrite(schema: Schema, *, joined: bool) -> None:
 
 def _for_library(root: Any) -> Any:
     """A copy of a prepared document for llguidance, which has patterns, formats and large numbers of its own."""
-    copied = copy.deepcopy(root)
-    for schema in _reachable(copied):
+    library_root = copy.deepcopy(root)
+    for schema in _reachable(library_root):
         for keyword in RANGE_KEYWORDS:
             if isinstance(bound := schema.get(keyword), int) and not isinstance(bound, bool):
                 schema[keyword] = inward(Fraction(bound), up=keyword in ("minimum", "exclusiveMinimum"))
@@ -387,18 +396,21 @@ def _for_library(root: Any) -> Any:
             forms = [{"pattern": rust_pattern("JSON schema", pattern)} for pattern in FORMATS[form]]
             schema["allOf"] = [*as_list(schema.get("allOf", [])), *forms]
         if patterns := dict_entry(schema, "patternProperties"):
-            schema["patternProperties"] = {rust_pattern("JSON schema", name): below for name, below in patterns.items()}
-    return copied
+            schema["patternProperties"] = {
+                rust_pattern("JSON schema", name): subschema for name, subschema in patterns.items()
+            }
+    return library_root
 
 
 def _close(schema: Schema) -> None:
     """Allow no further properties and items where some are named and nothing is said of others."""
     if _names_properties(schema) and "additionalProperties" not in schema:
         schema["additionalProperties"] = False
-        if isinstance(named := schema.setdefault("properties", {}), dict):
-            schema["properties"] = {**named, **{name: True for name in required(schema) if name not in named}}
-    first, least = schema.get("prefixItems") or schema.get("items"), schema.get("minItems", 0)
-    if isinstance(first, list) and isinstance(least, int) and least <= len(first):
+        if isinstance(properties := schema.setdefault("properties", {}), dict):
+            schema["properties"] = {**properties, **{name: True for name in required(schema) if name not in properties}}
+    prefix_items = schema.get("prefixItems") or schema.get("items")
+    min_items = schema.get("minItems", 0)
+    if isinstance(prefix_items, list) and isinstance(min_items, int) and min_items <= len(prefix_items):
         schema.setdefault("items" if "prefixItems" in schema else "additionalItems", False)
 
 

@@ -26,7 +26,7 @@ class Count:
 
     def both(self, other: "Count") -> "Count":
         """The numbers that two counts allow."""
-        limits = [most for most in (self.most, other.most) if most is not None]
+        limits = [limit for limit in (self.most, other.most) if limit is not None]
         return Count(max(self.least, other.least), min(limits, default=None))
 
     def beyond(self, number: int) -> "Count":
@@ -120,7 +120,8 @@ class Object:
 
 
 Value = Anything | Reference | Several | Words | Number | Text | Array | Object
-ANYTHING, NOTHING = Anything(), Several()
+ANYTHING = Anything()
+NOTHING = Several()
 
 
 def several(*values: Value) -> Value:

@@ -103,8 +103,8 @@ def without(*marks: str) -> str:
 
 def json_texts(schema: Any) -> str:
     """The expression of the JSON texts of a schema as llguidance reads it, without white space between elements."""
-    written = {"x-guidance": {"whitespace_flexible": False}, **schema} if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(written)}"
+    library_schema = {"x-guidance": {"whitespace_flexible": False}, **schema} if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(library_schema)}"
 
 
 def repeated(expression: str, least: int, most: int | None = None) -> str:
@@ -135,12 +135,14 @@ def matching(grammar: str, texts: Iterable[str]) -> list[bool]:
     Raises:
         ConfigError: it takes too much to find out.
     """
-    first, fits = _bytes_matcher(grammar), list[bool]()
+    start_matcher = _bytes_matcher(grammar)
+    verdicts = list[bool]()
     for text in texts:
-        matcher, spelled = first.deep_copy(), [*text.encode()]
-        fits.append(matcher.try_consume_tokens(spelled) == len(spelled) and matcher.is_accepting())
+        matcher = start_matcher.deep_copy()
+        text_bytes = [*text.encode()]
+        verdicts.append(matcher.try_consume_tokens(text_bytes) == len(text_bytes) and matcher.is_accepting())
         _check_followed(matcher)
-    return fits
+    return verdicts
 
 
 def problem_of(grammar: str) -> str:
@@ -156,12 +158,12 @@ def problem_of(grammar: str) -> str:
 def with_stack(call: Callable[[], Any]) -> Any:
     """Call in a thread that has `STACK`."""
     with ThreadPoolExecutor(1) as pool:
-        usual = threading.stack_size(STACK)
+        previous_size = threading.stack_size(STACK)
         try:
-            called = pool.submit(call)
+            future = pool.submit(call)
         finally:
-            threading.stack_size(usual)
-        return called.result()
+            threading.stack_size(previous_size)
+        return future.result()
 
 
 def limits() -> Any:
@@ -171,9 +173,9 @@ def limits() -> Any:
 
 def one_line(error: object) -> str:
     """An error in one line, without where llguidance finds it in a grammar that users do not see."""
-    said = re.split(r"\n\s+\d+ \| |\n<state>", str(error))[0]
-    said = re.sub(r"^at \d+\(\d+\): |^\d+\(\d+\): |failed to compile JSON schema: ", "", said)
-    return " ".join(said.split())[:300]
+    message = re.split(r"\n\s+\d+ \| |\n<state>", str(error))[0]
+    message = re.sub(r"^at \d+\(\d+\): |^\d+\(\d+\): |failed to compile JSON schema: ", "", message)
+    return " ".join(message.split())[:300]
 
 
 def _check_followed(matcher: Any) -> None:
@@ -185,7 +187,8 @@ def _check_followed(matcher: Any) -> None:
 
 def _bytes_matcher(grammar: str) -> Any:
     """The matcher of a grammar whose tokens are bytes."""
-    library, tokenizer = load_library(), _bytes_tokenizer()
+    library = load_library()
+    tokenizer = _bytes_tokenizer()
     return with_stack(lambda: library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits()))
 
 

@@ -58,7 +58,9 @@ class _Arguments:
     """The arguments of one call."""
 
     def __init__(self, marks: Marks, reader: ValueReader, rules: Rules) -> None:
-        self._marks, self._reader, self._rules = marks, reader, rules
+        self._marks = marks
+        self._reader = reader
+        self._rules = rules
         self._json = JsonRules(reader, rules)
 
     def expression(self, value: Value) -> str:
@@ -68,23 +70,26 @@ class _Arguments:
                 "invalid JSON schema: between marks, arguments are enforced of an object with 'properties', 'required' "
                 "and 'additionalProperties' alone; leave out its other keywords"
             )
-        marks, names = self._marks, dict.fromkeys([*value.named, *value.needed])
-        named = {name: self._reader.property_of(value, name) for name in names}
-        first = rest = EMPTY
-        if further := self._pair(self._further_name([*named]), value.further):
-            rest = self._rules.add(f"({marks.further} {further})*")
-            first = f"({marks.name} {further} {rest})?"
-        for name, below in reversed(named.items()):
-            if pair := self._pair(literal(name), below):
+        marks = self._marks
+        names = dict.fromkeys([*value.named, *value.needed])
+        property_values = {name: self._reader.property_of(value, name) for name in names}
+        arguments = further_arguments = EMPTY
+        if further_argument := self._pair(self._further_name([*property_values]), value.further):
+            further_arguments = self._rules.add(f"({marks.further} {further_argument})*")
+            arguments = f"({marks.name} {further_argument} {further_arguments})?"
+        for name, property_value in reversed(property_values.items()):
+            if argument := self._pair(literal(name), property_value):
                 optional = "" if name in value.needed else "?"
-                first = self._rules.add(f"{marks.name} {pair} {rest}" + f" | {first}" * bool(optional))
-                rest = self._rules.add(f"({marks.further} {pair}){optional} {rest}")
-        return first
+                arguments = self._rules.add(
+                    f"{marks.name} {argument} {further_arguments}" + f" | {arguments}" * bool(optional)
+                )
+                further_arguments = self._rules.add(f"({marks.further} {argument}){optional} {further_arguments}")
+        return arguments
 
     def _further_name(self, named: list[str]) -> str:
         """The expression of the name of an argument that is none of some."""
-        taken = f" & ~({' | '.join(map(literal, named))})" if named else ""
-        return self._rules.add(rf"/[^<>\n]+/{taken}", plain=True)
+        exclusion = f" & ~({' | '.join(map(literal, named))})" if named else ""
+        return self._rules.add(rf"/[^<>\n]+/{exclusion}", plain=True)
 
     def _pair(self, name: str, value: Value) -> str:
         """The rule of one argument, without the mark before its name; "" where it can have no value."""

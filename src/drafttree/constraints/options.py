@@ -108,7 +108,8 @@ def _min_length(length: int, context: ProcessorContext) -> LogitsProcessor | Non
 def _min_new_tokens(count: int, context: ProcessorContext) -> LogitsProcessor | None:
     if not isinstance(count, Integral) or not 0 <= count <= context.limit - context.prompt_length:
         raise ValueError(f"it must be between 0 and max_new_tokens, {context.limit - context.prompt_length}")
-    eos, device = list(context.eos), str(context.device)
+    eos = list(context.eos)
+    device = str(context.device)
     return MinNewTokensLengthLogitsProcessor(context.prompt_length, count, eos, device=device) if eos else None
 
 
@@ -186,13 +187,17 @@ def make_processors(
         ConfigError: a value is out of range.
     """
     custom = list(custom)
-    made: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     for name in PROCESSOR_FACTORIES:
-        value, neutral = options.get(name), NEUTRAL_VALUES.get(name)
+        value = options.get(name)
+        neutral = NEUTRAL_VALUES.get(name)
         if value is not None and (value != neutral or type(value) is bool is not type(neutral)):
-            made += filter(None, [_make(name, value, context)])
-    made = [next((mine for mine in custom if type(mine) is type(each)), each) for each in made]
-    return LogitsProcessorList([*made, *(mine for mine in custom if mine not in made)])
+            processors += filter(None, [_make(name, value, context)])
+    processors = [
+        next((candidate for candidate in custom if type(candidate) is type(processor)), processor)
+        for processor in processors
+    ]
+    return LogitsProcessorList([*processors, *(candidate for candidate in custom if candidate not in processors)])
 
 
 def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor | None:
@@ -207,21 +212,25 @@ def _make(name: str, value: Any, context: ProcessorContext) -> LogitsProcessor |
 
 
 def _check_tokens(value: object, vocab_size: int) -> None:
-    invalid = [token for token in _token_ids(value) if not 0 <= token < vocab_size]
-    if invalid:
-        raise ValueError(f"token id {invalid[0]} is outside the vocabulary of {vocab_size}")
+    invalid_ids = [token for token in _token_ids(value) if not 0 <= token < vocab_size]
+    if invalid_ids:
+        raise ValueError(f"token id {invalid_ids[0]} is outside the vocabulary of {vocab_size}")
 
 
 def _bias_by_sequence(bias: Any) -> dict[tuple[int, ...], float]:
     """Return `sequence_bias` as a mapping, since transformers 5.17 refuses token 0 in a list of pairs."""
     try:
-        pairs = [(tuple(tokens), added) for tokens, added in (bias.items() if isinstance(bias, Mapping) else bias)]
-        wrong = [added for tokens, added in pairs if not tokens or not added <= MAX_BIAS]
+        sequence_biases = [
+            (tuple(tokens), number) for tokens, number in (bias.items() if isinstance(bias, Mapping) else bias)
+        ]
+        invalid_numbers = [number for tokens, number in sequence_biases if not tokens or not number <= MAX_BIAS]
     except (TypeError, ValueError):
         raise ValueError(f"it must be pairs of a token sequence and a number of at most {MAX_BIAS:g}") from None
-    if wrong:
-        raise ValueError(f"{wrong[0]!r} is not a pair of a token sequence and a number of at most {MAX_BIAS:g}")
-    return dict(pairs)
+    if invalid_numbers:
+        raise ValueError(
+            f"{invalid_numbers[0]!r} is not a pair of a token sequence and a number of at most {MAX_BIAS:g}"
+        )
+    return dict(sequence_biases)
 
 
 def _token_ids(value: object) -> Iterator[int]:
@@ -229,8 +238,8 @@ def _token_ids(value: object) -> Iterator[int]:
     if isinstance(value, Integral) and not isinstance(value, bool):
         yield int(value)
     elif isinstance(value, Iterable) and not isinstance(value, str):
-        for each in value:
-            yield from _token_ids(each)
+        for element in value:
+            yield from _token_ids(element)
     else:
         raise ValueError(f"{value!r} is not a token id")
 
@@ -247,9 +256,11 @@ class OccurrencePenalty(LogitsProcessor):
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
-        self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
+        self._prompt_length = prompt_length
+        self._presence = presence
+        self._frequency = frequency
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        written = input_ids[:, self._prompt_length :]
-        counts = torch.zeros_like(scores).scatter_add_(1, written, torch.ones_like(written, dtype=scores.dtype))
+        output_ids = input_ids[:, self._prompt_length :]
+        counts = torch.zeros_like(scores).scatter_add_(1, output_ids, torch.ones_like(output_ids, dtype=scores.dtype))
         return scores - self._presence * (counts > 0) - self._frequency * counts

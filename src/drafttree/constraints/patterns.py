@@ -33,7 +33,8 @@ TOKEN = re.compile(
 )
 IN_CLASS = re.compile(rf"{ESCAPE}|.", re.DOTALL)
 CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
-DIGITS, WORD = join((0x30, 0x39)), join((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+DIGITS = join((0x30, 0x39))
+WORD = join((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 WHITE = (0x09, 0x0D), (0x20, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)
 WHITE = *WHITE, (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)
 SETS: dict[str, Characters] = {
@@ -107,26 +108,26 @@ def rust_pattern(name: str, pattern: str) -> str:
     Raises:
         ConfigError: a part of it is unknown, or would mean something else.
     """
-    written = []
+    pieces = []
     for token in _tokens(name, pattern):
         match token.lastgroup:
             case "class":
-                written.append(read_class(name, token[0]).in_rust())
+                pieces.append(read_class(name, token[0]).in_rust())
             case "escape" if token[0][1] in SETS:
-                written.append(rust_class(SETS[token[0][1]]))
+                pieces.append(rust_class(SETS[token[0][1]]))
             case "escape" if token[0] in (r"\<", r"\>"):
-                written.append(token[0][1])  # ends of words in Rust
+                pieces.append(token[0][1])  # ends of words in Rust
             case "dot":
-                written.append(CharacterClass(LINE_ENDS, negated=True).in_rust())
+                pieces.append(CharacterClass(LINE_ENDS, negated=True).in_rust())
             case "open":
-                written.append("(?:")
+                pieces.append("(?:")
             case "repeat":
-                written.append(_repetition(token))
+                pieces.append(_repetition(token))
             case "escape":
-                written.append(token[0])
+                pieces.append(token[0])
             case _:
-                written.append(IN_GRAMMARS.get(token[0], token[0]))
-    return "".join(written)
+                pieces.append(IN_GRAMMARS.get(token[0], token[0]))
+    return "".join(pieces)
 
 
 def texts_with(name: str, pattern: str, rules: Rules, *, as_json: bool) -> str:
@@ -192,7 +193,9 @@ def read_class(name: str, text: str) -> CharacterClass:
     items = IN_CLASS.findall(text[1 + negated : -1])
     if not items:
         raise ConfigError(f"invalid {name}: {text!r} is read in several ways; write (?:) or [\\s\\S]")
-    ranges, properties, index = list[tuple[int, int]](), list[str](), 0
+    ranges = list[tuple[int, int]]()
+    properties = list[str]()
+    index = 0
     while index < len(items):
         item = items[index]
         index += 1
@@ -201,15 +204,15 @@ def read_class(name: str, text: str) -> CharacterClass:
         elif item[0] == "\\" and item[1] in "pP":
             properties.append(item)
         else:
-            first = last = _code(name, item)
+            first_code = last_code = _code(name, item)
             if items[index : index + 1] == ["-"] and index + 1 < len(items) and not _is_set(items[index + 1]):
                 if "-" in (item, items[index + 1]):
                     raise ConfigError(f"invalid {name}: {text!r} is read in several ways; escape the hyphens as \\-")
-                last = _code(name, items[index + 1])
+                last_code = _code(name, items[index + 1])
                 index += 2
-            if last < first:
+            if last_code < first_code:
                 raise ConfigError(f"invalid {name}: the range {item}-{items[index - 1]} of {text!r} ends too early")
-            ranges.append((first, last))
+            ranges.append((first_code, last_code))
     return CharacterClass(tuple(join(*ranges)), tuple(properties), negated)
 
 
@@ -240,20 +243,24 @@ class _Group:
         """
         alternatives = []
         for alternative in self.alternatives:
-            elements, opens, closes = [*alternative], at_begin, at_end
+            elements = [*alternative]
+            opens = at_begin
+            closes = at_end
             while at_begin and elements[:1] == [BEGIN]:
-                elements, opens = elements[1:], False
+                elements = elements[1:]
+                opens = False
             while at_end and elements[-1:] == [END]:
-                elements, closes = elements[:-1], False
+                elements = elements[:-1]
+                closes = False
             expressions = []
             for index, element in enumerate(elements):
-                first, last = opens and index == 0, closes and index == len(elements) - 1
+                begin_edge, end_edge = opens and index == 0, closes and index == len(elements) - 1
                 if isinstance(element, _Group):
-                    expressions.append(element.searched(name, any_text, at_begin=first, at_end=last))
+                    expressions.append(element.searched(name, any_text, at_begin=begin_edge, at_end=end_edge))
                 elif element in (BEGIN, END):
                     raise ConfigError(f"invalid {name}: {element!r} stands inside a pattern, which no grammar knows")
                 else:
-                    expressions += [any_text] * first + [element] + [any_text] * last
+                    expressions += [any_text] * begin_edge + [element] + [any_text] * end_edge
             if not elements:
                 expressions = [any_text] * (opens or closes)
             alternatives.append(expressions)
@@ -268,10 +275,10 @@ def _tokens(name: str, pattern: str) -> tuple[re.Match[str], ...]:
         ConfigError: a part of it is not supported; the message names it.
     """
     tokens = (*TOKEN.finditer(join_halves(name, pattern)),)
-    for before, token in zip([None, *tokens], tokens, strict=False):
+    for previous_token, token in zip([None, *tokens], tokens, strict=False):
         if token["special"]:
             raise _refused(name, token, "looks ahead or behind, or sets flags, which no grammar does; leave it out")
-        if token["repeat"] and before and before["repeat"]:
+        if token["repeat"] and previous_token and previous_token["repeat"]:
             raise _refused(name, token, "repeats a repetition")
         if any(bound_of(digits) > LARGEST for digits in token.group("least", "most") if digits):
             raise ConfigError(f"invalid {name}: {token[0][:40]!r} repeats more than {LARGEST} times; lower its bounds")
@@ -295,8 +302,9 @@ def _repeated(texts: str, token: re.Match[str]) -> str:
     """An expression that is repeated."""
     if token["least"] is None:
         return f"({texts}){_repetition(token)}"
-    least, most = bound_of(token["least"]), token["most"]
-    return repeated(texts, least, least if most is None else bound_of(most) if most else None)
+    min_count = bound_of(token["least"])
+    max_digits = token["most"]
+    return repeated(texts, min_count, min_count if max_digits is None else bound_of(max_digits) if max_digits else None)
 
 
 def _character_texts(name: str, token: re.Match[str], rules: Rules, *, as_json: bool) -> str:
@@ -328,11 +336,14 @@ def _in_json(characters: CharacterClass) -> str:
     if not characters.properties:
         ranges = others(ranges) if characters.negated else ranges
         return json_spellings(ranges) if ranges else ""
-    rules, letters = Rules(), [chr(code) for code in range(ASCII)]
-    conform = matching(rules.grammar(rules.add(f"/{characters.in_rust()}/", plain=True)), letters)
-    codes = [code for code in range(ASCII) if conform[code]]
-    beyond = f"[{characters.in_rust()}&&{rust_class(others(((0, ASCII - 1),)))}]"
-    return "|".join([beyond, json_spellings(join(*((code, code) for code in codes)))] if codes else [beyond])
+    rules = Rules()
+    letters = [chr(code) for code in range(ASCII)]
+    letter_matches = matching(rules.grammar(rules.add(f"/{characters.in_rust()}/", plain=True)), letters)
+    codes = [code for code in range(ASCII) if letter_matches[code]]
+    non_ascii_class = f"[{characters.in_rust()}&&{rust_class(others(((0, ASCII - 1),)))}]"
+    return "|".join(
+        [non_ascii_class, json_spellings(join(*((code, code) for code in codes)))] if codes else [non_ascii_class]
+    )
 
 
 def _is_set(item: str) -> bool:

@@ -121,9 +121,9 @@ class PathConstraints:
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, at most so many, where the text can go on in one way only, spelled as is usual."""
-        find = getattr(self._state, "forced", None)
+        propose_tokens = getattr(self._state, "forced", None)
         with self._timed():
-            return find(most) if find else []
+            return propose_tokens(most) if propose_tokens else []
 
     def apply_to_draft(self, tokens: list[int], paths: Sequence[Path], logits: Tensor, vocab_size: int) -> Tensor:
         """Constrain a drafter's logits of one level. A row with no allowed token, or that fails, stays unchanged.
@@ -134,13 +134,13 @@ class PathConstraints:
             logits: `[paths, columns]`; the drafter may know fewer tokens than the target.
             vocab_size: size of the target's vocabulary.
         """
-        missing = max(vocab_size - logits.shape[-1], 0)
-        known = pad(logits[:, :vocab_size], (0, missing), value=-torch.inf)
-        constrained = _as_floats(known)
-        self._process_drafted(tokens, paths, constrained, known)
-        constrained = _keep_dead_rows(constrained, known)
+        missing_columns = max(vocab_size - logits.shape[-1], 0)
+        padded_logits = pad(logits[:, :vocab_size], (0, missing_columns), value=-torch.inf)
+        constrained_logits = _as_floats(padded_logits)
+        self._process_drafted(tokens, paths, constrained_logits, padded_logits)
+        constrained_logits = _keep_dead_rows(constrained_logits, padded_logits)
         # Columns beyond the vocabulary stand for "none of the proposed tokens" and stay (see `Session`).
-        return torch.cat((constrained, logits[:, vocab_size:]), -1)
+        return torch.cat((constrained_logits, logits[:, vocab_size:]), -1)
 
     def score(self, tokens: list[int], tree: DraftTree, logits: Tensor) -> tuple[Tensor, set[int]]:
         """Process the target's logits `[nodes, vocab]` along every path of a tree.
@@ -159,50 +159,50 @@ class PathConstraints:
             ModelError: the target's logits behind it are NaN.
         """
         paths = tree.paths()
-        processed = _as_floats(logits)
-        self._process(tokens, paths[:1], processed[:1])
-        failed = self._process_drafted(tokens, paths[1:], processed[1:], logits[1:])
-        missing = {row + 1 for row in failed} | {*self._dead_ends(tree, processed)}
-        if 0 in missing:
+        processed_logits = _as_floats(logits)
+        self._process(tokens, paths[:1], processed_logits[:1])
+        failed_rows = self._process_drafted(tokens, paths[1:], processed_logits[1:], logits[1:])
+        dead_nodes = {row + 1 for row in failed_rows} | {*self._dead_ends(tree, processed_logits)}
+        if 0 in dead_nodes:
             raise self._dead_end(tokens, logits[0])
-        return _keep_dead_rows(processed, logits), missing
+        return _keep_dead_rows(processed_logits, logits), dead_nodes
 
     def _process_drafted(self, tokens: list[int], paths: Sequence[Path], scores: Tensor, logits: Tensor) -> set[int]:
         """Process scores, a copy of the logits, in place; the rows where that fails, which stay as they were."""
         with suppress(Exception):
             self._process(tokens, paths, scores)
             return set()
-        failed = set[int]()
+        failed_rows = set[int]()
         scores.copy_(logits)
         for row, path in enumerate(paths):
             try:
                 self._process(tokens, [path], scores[row : row + 1])
             except Exception:
                 scores[row] = logits[row]
-                failed.add(row)
-        return failed
+                failed_rows.add(row)
+        return failed_rows
 
     def _process(self, tokens: list[int], paths: Sequence[Path], scores: Tensor) -> None:
         """Run the processors and the state on scores `[paths, vocab]`, in place."""
-        active = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
+        active_rows = [row for row, path in enumerate(paths) if self._eos.isdisjoint(path)]
         with self._timed():
-            for length in sorted({len(paths[row]) for row in active}):
-                rows = [row for row in active if len(paths[row]) == length]
+            for length in sorted({len(paths[row]) for row in active_rows}):
+                rows = [row for row in active_rows if len(paths[row]) == length]
                 texts = self._token_ids(tokens, [paths[row] for row in rows], scores.device)
-                processed = scores[rows]
+                row_scores = scores[rows]
                 for processor in self._processors:
-                    processed = _apply(processor, texts, processed)
-                scores[rows] = processed
-            if self._state and active:
-                scores[active] = self._state.restrict([paths[row] for row in active], scores[active])
+                    row_scores = _apply(processor, texts, row_scores)
+                scores[rows] = row_scores
+            if self._state and active_rows:
+                scores[active_rows] = self._state.restrict([paths[row] for row in active_rows], scores[active_rows])
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        begun = time.thread_time()
+        start = time.thread_time()
         try:
             yield
         finally:
-            self.seconds += time.thread_time() - begun
+            self.seconds += time.thread_time() - start
 
     def _token_ids(self, tokens: list[int], paths: Sequence[Path], device: torch.device) -> Tensor:
         """Token ids `[paths, length]` of the text followed by each path; the paths have one length."""
@@ -211,27 +211,28 @@ class PathConstraints:
 
     def _dead_ends(self, tree: DraftTree, processed: Tensor) -> list[int]:
         """The nodes on allowed paths that allow no next token."""
-        possible = processed.amax(1) > -torch.inf
-        if possible.all():
+        possible_nodes = processed.amax(1) > -torch.inf
+        if possible_nodes.all():
             return []
-        parents, tokens_of = (torch.tensor(each, device=processed.device) for each in (tree.parents, tree.tokens))
-        allowed = (processed[parents.clamp_min(0), tokens_of] > -torch.inf) | (parents < 0)
-        reached = (allowed | ~torch.from_numpy(tree.ancestors).to(allowed.device)).all(1)
-        return (reached & ~possible).nonzero()[:, 0].tolist()
+        parents = torch.tensor(tree.parents, device=processed.device)
+        tokens = torch.tensor(tree.tokens, device=processed.device)
+        allowed_nodes = (processed[parents.clamp_min(0), tokens] > -torch.inf) | (parents < 0)
+        reached_nodes = (allowed_nodes | ~torch.from_numpy(tree.ancestors).to(allowed_nodes.device)).all(1)
+        return (reached_nodes & ~possible_nodes).nonzero()[:, 0].tolist()
 
     def _dead_end(self, tokens: list[int], scores: Tensor) -> DraftTreeError:
         """Return the error that names the constraint which allows no token after the text."""
         if not scores.amax() > -torch.inf:
             return not_numbers()
         text = self._token_ids(tokens, [()], scores.device)
-        where = f"leaves no token possible at position {text.shape[1]}"
+        problem = f"leaves no token possible at position {text.shape[1]}"
         scores = _as_floats(scores[None])
         for processor in self._processors:
             scores = _apply(processor, text, scores)
             if not (scores > -torch.inf).any():
-                return ConfigError(f"{type(processor).__name__} {where}")
-        others = " together with the logits processors" if self._processors else ""
-        return ConfigError(f"the grammar{others} {where}; allow more, or spell it with other tokens")
+                return ConfigError(f"{type(processor).__name__} {problem}")
+        processors_note = " together with the logits processors" if self._processors else ""
+        return ConfigError(f"the grammar{processors_note} {problem}; allow more, or spell it with other tokens")
 
 
 def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
@@ -239,33 +240,36 @@ def processor_for_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
     if type(processor) is RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
         return RepetitionPenaltyLogitsProcessor(processor.penalty, int(processor.prompt_ignore_length[row]))
     if type(processor) is PrefixConstrainedLogitsProcessor:
-        allowed = processor._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
+        allowed_tokens_fn = processor._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed_tokens_fn(row, ids), 1)
     return processor
 
 
 def _apply(processor: LogitsProcessor, texts: Tensor, scores: Tensor) -> Tensor:
     """Call a processor on scores `[texts, vocab]` and check its result; errors name the processor and position."""
-    name, where = type(processor).__name__, f"at position {texts.shape[1]}"
+    name = type(processor).__name__
+    position = f"at position {texts.shape[1]}"
     try:
         result: Any = _checked(processor, scores.shape[1])(texts, scores)  # pyright: ignore[reportArgumentType]
     except DraftTreeError:
         raise
     except Exception as error:
-        error.add_note(f"raised by the logits processor {name} {where}")
+        error.add_note(f"raised by the logits processor {name} {position}")
         raise
     if not isinstance(result, Tensor):
-        raise ConfigError(f"{name} returned {type(result).__name__} {where}; it must return the scores")
+        raise ConfigError(f"{name} returned {type(result).__name__} {position}; it must return the scores")
     if result.shape != scores.shape:
         raise ConfigError(
-            f"{name} returned logits of shape {tuple(result.shape)} {where}; it must keep the shape "
+            f"{name} returned logits of shape {tuple(result.shape)} {position}; it must keep the shape "
             f"{tuple(scores.shape)}"
         )
     # A row without a possible token, as a lookup drafts where it finds nothing, has no log-softmax: it stays as it is.
-    dead = scores.amax(1, keepdim=True) == -torch.inf
-    result = result.masked_fill(dead & result.isnan(), -torch.inf)
+    dead_rows = scores.amax(1, keepdim=True) == -torch.inf
+    result = result.masked_fill(dead_rows & result.isnan(), -torch.inf)
     if not result.amax() < torch.inf and scores.amax() < torch.inf:
-        raise ConfigError(f"{name} returned NaN or +inf {where}; a score must be finite, or -inf for what is forbidden")
+        raise ConfigError(
+            f"{name} returned NaN or +inf {position}; a score must be finite, or -inf for what is forbidden"
+        )
     return result.to(scores)
 
 
@@ -273,13 +277,13 @@ def _checked(processor: LogitsProcessor, vocab_size: int) -> LogitsProcessor:
     """The processor itself, or one of `prefix_allowed_tokens_fn` that checks what the function returns."""
     if type(processor) is not PrefixConstrainedLogitsProcessor:
         return processor
-    allowed = processor._prefix_allowed_tokens_fn
+    allowed_tokens_fn = processor._prefix_allowed_tokens_fn
 
     def checked(row: int, ids: Tensor) -> list[int]:
-        found = allowed(row, ids)
-        if problem := _token_problem(found, vocab_size):
+        token_ids = allowed_tokens_fn(row, ids)
+        if problem := _token_problem(token_ids, vocab_size):
             raise ConfigError(f"prefix_allowed_tokens_fn returned {problem} (at position {len(ids)})")
-        return found
+        return token_ids
 
     return PrefixConstrainedLogitsProcessor(checked, processor._num_beams)
 
@@ -294,8 +298,8 @@ def _token_problem(found: Any, vocab_size: int) -> str | None:
         return "an empty list; it must allow a token"
     if ids.ndim != 1 or ids.is_floating_point():
         return f"{found!r}; it must return a list of token ids"
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    return f"token id {int(wrong[0])}, outside the vocabulary of {vocab_size}" if len(wrong) else None
+    invalid_ids = ids[(ids < 0) | (ids >= vocab_size)]
+    return f"token id {int(invalid_ids[0])}, outside the vocabulary of {vocab_size}" if len(invalid_ids) else None
 
 
 def _as_floats(logits: Tensor) -> Tensor:
@@ -308,15 +312,17 @@ def _keep_dead_rows(processed: Tensor, logits: Tensor) -> Tensor:
 
     Their softmax would be NaN. Such a row belongs to a path that is never accepted, or has been refused before.
     """
-    possible = processed.amax(1, keepdim=True) > -torch.inf
-    return processed if possible.all() else torch.where(possible, processed, logits)
+    possible_rows = processed.amax(1, keepdim=True) > -torch.inf
+    return processed if possible_rows.all() else torch.where(possible_rows, processed, logits)
 
 
 def _check_stateless(processor: LogitsProcessor) -> None:
-    kind = type(processor)
-    if kind.__name__ in STATEFUL_PROCESSORS:
-        raise refusal(STATEFUL_PROCESSORS[kind.__name__], "it cannot be asked about several continuations of one text")
-    if kind.__module__.partition(".")[0] in ("xgrammar", "llguidance"):
+    processor_type = type(processor)
+    if processor_type.__name__ in STATEFUL_PROCESSORS:
         raise refusal(
-            f"a processor of {kind.__module__}, which follows one text", "give a grammar of drafttree.grammar"
+            STATEFUL_PROCESSORS[processor_type.__name__], "it cannot be asked about several continuations of one text"
+        )
+    if processor_type.__module__.partition(".")[0] in ("xgrammar", "llguidance"):
+        raise refusal(
+            f"a processor of {processor_type.__module__}, which follows one text", "give a grammar of drafttree.grammar"
         )

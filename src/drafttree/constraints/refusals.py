@@ -35,7 +35,7 @@ class Refused:
 
     def accepts(self, value: object) -> bool:
         """True for a value that asks for nothing."""
-        return value is None or (self.off and value is False) or any(_same(value, each) for each in self.neutral)
+        return value is None or (self.off and value is False) or any(_same(value, neutral) for neutral in self.neutral)
 
 
 @dataclass(frozen=True)
@@ -377,15 +377,16 @@ def check_options(options: Mapping[str, Any], given: Iterable[str], served: Iter
     Raises:
         ConfigError: an option is not supported, with an alternative, or does not exist, with the nearest name.
     """
-    served, given = set(served), set(given)
+    served = set(served)
+    given = set(given)
     for name, value in options.items():
         if name in served or name in NO_EFFECT:
             continue
-        known = REFUSED.get(name) or (Refused("leave it out") if hasattr(GenerationConfig(), name) else None)
-        if known is None:
+        entry = REFUSED.get(name) or (Refused("leave it out") if hasattr(GenerationConfig(), name) else None)
+        if entry is None:
             raise unknown("option", name, [*served, *NO_EFFECT])
-        if not known.accepts(value):
-            raise refusal(show_option(name, value), known.advice) if name in given else _adopted(name, value, known)
+        if not entry.accepts(value):
+            raise refusal(show_option(name, value), entry.advice) if name in given else _adopted(name, value, entry)
 
 
 def _adopted(name: str, value: Any, known: Refused) -> ConfigError:

@@ -33,7 +33,8 @@ class SchemaComparison:
     """
 
     def __init__(self, root: Any, max_steps: int | None = None) -> None:
-        self._root, self._max_steps = root, MAX_STEPS if max_steps is None else max_steps
+        self._root = root
+        self._max_steps = MAX_STEPS if max_steps is None else max_steps
         self._steps = 0
         # By the schemas' identities; the schemas are kept too, since the identity of a freed one is given to another.
         self._types: dict[tuple[int, int], tuple[Any, set[str]]] = {}
@@ -77,43 +78,43 @@ class SchemaComparison:
             return set()
         if not isinstance(schema, dict) or not depth:
             return ALL_TYPES
-        found = ALL_TYPES
+        types = ALL_TYPES
         if (values := _values(schema)) is not None:
-            found = set().union(*map(_types_of_value, values))
+            types = set().union(*map(_types_of_value, values))
         for keyword in ("anyOf", "oneOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword]:
-                found = found.intersection(
-                    set().union(*(self.possible_types(each, depth - 1) for each in schema[keyword]))
+                types = types.intersection(
+                    set().union(*(self.possible_types(member, depth - 1) for member in schema[keyword]))
                 )
-        for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-            found = found & self.possible_types(each, depth - 1)
+        for member in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            types = types & self.possible_types(member, depth - 1)
         if "type" in schema:
             names = [name for name in as_list(schema["type"]) if isinstance(name, str)]
-            found = found.intersection(set().union(*(SPLIT_TYPES.get(name, {name}) for name in names)))
-        return found
+            types = types.intersection(set().union(*(SPLIT_TYPES.get(name, {name}) for name in names)))
+        return types
 
     def _find_disjoint(self, first: Any, second: Any, depth: int) -> bool:
-        kinds = self.possible_types(first) & self.possible_types(second)
-        if not kinds:
+        types = self.possible_types(first) & self.possible_types(second)
+        if not types:
             return True
         first, second = self.follow_refs(first), self.follow_refs(second)
-        if kinds == ALL_TYPES and (implied := implied_type(first)) == implied_type(second) and implied:
-            kinds = {implied}  # others conform to both, but are never written
+        if types == ALL_TYPES and (type_name := implied_type(first)) == implied_type(second) and type_name:
+            types = {type_name}  # others conform to both, but are never written
         if not isinstance(first, dict) or not isinstance(second, dict) or not depth:
             return False
-        one, other = _values(first), _values(second)
-        if one is not None and other is not None:
-            self._spend(len(one) * len(other) // VALUES_PER_STEP)
-            return not any(value in other for value in one)
-        return kinds == {"object"} and self._objects_disjoint(first, second, depth)
+        first_values, second_values = _values(first), _values(second)
+        if first_values is not None and second_values is not None:
+            self._spend(len(first_values) * len(second_values) // VALUES_PER_STEP)
+            return not any(value in second_values for value in first_values)
+        return types == {"object"} and self._objects_disjoint(first, second, depth)
 
     def _objects_disjoint(self, first: Schema, second: Schema, depth: int) -> bool:
         """Whether a property required by both is disjoint, or one object requires a property the other forbids."""
         if _requires_forbidden(first, second) or _requires_forbidden(second, first):
             return True
-        one, other = dict_entry(first, "properties"), dict_entry(second, "properties")
-        shared = {*required(first)} & {*required(second)} & one.keys() & other.keys()
-        return any(self.disjoint(one[name], other[name], depth - 1) for name in shared)
+        first_properties, second_properties = dict_entry(first, "properties"), dict_entry(second, "properties")
+        shared_names = {*required(first)} & {*required(second)} & first_properties.keys() & second_properties.keys()
+        return any(self.disjoint(first_properties[name], second_properties[name], depth - 1) for name in shared_names)
 
     def follow_refs(self, schema: Any) -> Any:
         """Follow references; one that leads nowhere or in a circle resolves to a schema without constraints."""
@@ -126,8 +127,8 @@ class SchemaComparison:
     def resolve(self, reference: str) -> Any:
         """What a reference such as `#/$defs/name` leads to, None for nothing."""
         schema = self._root
-        for part in map(unquote, reference.split("/")[1:]):
-            name = part.replace("~1", "/").replace("~0", "~")
+        for segment in map(unquote, reference.split("/")[1:]):
+            name = segment.replace("~1", "/").replace("~0", "~")
             if isinstance(schema, list):
                 schema = schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
             else:
@@ -139,20 +140,20 @@ def implied_type(schema: Any) -> str | None:
     """The type of which a schema without one speaks, None where it does not."""
     if not isinstance(schema, dict) or "type" in schema:
         return None
-    implied = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
-    return next((name for name, keywords in implied.items() if schema.keys() & set(keywords)), None)
+    keywords_by_type = {"object": OBJECT_KEYWORDS, "array": ARRAY_KEYWORDS}
+    return next((name for name, keywords in keywords_by_type.items() if schema.keys() & set(keywords)), None)
 
 
 def dict_entry(schema: Schema, keyword: str) -> Schema:
     """The object under a keyword, empty where there is none."""
-    found = schema.get(keyword)
-    return found if isinstance(found, dict) else {}
+    entry = schema.get(keyword)
+    return entry if isinstance(entry, dict) else {}
 
 
 def required(schema: Schema) -> list[str]:
     """The names of the properties an object must have."""
-    found = schema.get("required")
-    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+    names = schema.get("required")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def as_list(types: Any) -> list:
@@ -176,5 +177,5 @@ def _values(schema: Schema) -> list | None:
 
 def _requires_forbidden(first: Schema, second: Schema) -> bool:
     """Whether one object schema requires a property that another, which names all of its own, does not have."""
-    closed = second.get("additionalProperties") is False and "patternProperties" not in second
-    return closed and bool(set(required(first)) - dict_entry(second, "properties").keys())
+    is_closed = second.get("additionalProperties") is False and "patternProperties" not in second
+    return is_closed and bool(set(required(first)) - dict_entry(second, "properties").keys())

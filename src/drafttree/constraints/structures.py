@@ -31,16 +31,20 @@ def structure_texts(part: Any, rules: Rules) -> str:
     Raises:
         ConfigError: a part is malformed or not supported; the message names it.
     """
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind not in FIELDS:
-        known = ", ".join(FIELDS)
-        raise ConfigError(f"invalid structural tag: a part of type {kind!r} is not supported; known: {known}")
-    if other := sorted(part.keys() - FIELDS[kind] - {"type"}):
-        raise ConfigError(f"invalid structural tag: {other[0]!r} of {kind!r} is not supported; leave it out")
+    part_type = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part_type, str) or part_type not in FIELDS:
+        type_names = ", ".join(FIELDS)
+        raise ConfigError(f"invalid structural tag: a part of type {part_type!r} is not supported; known: {type_names}")
+    if extra_fields := sorted(part.keys() - FIELDS[part_type] - {"type"}):
+        raise ConfigError(
+            f"invalid structural tag: {extra_fields[0]!r} of {part_type!r} is not supported; leave it out"
+        )
     try:
-        return _texts(kind, part, rules)
+        return _texts(part_type, part, rules)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"invalid structural tag: {kind!r} is malformed: {type(error).__name__} {error}") from None
+        raise ConfigError(
+            f"invalid structural tag: {part_type!r} is malformed: {type(error).__name__} {error}"
+        ) from None
     except RecursionError:
         raise ConfigError("invalid structural tag: it is nested too deeply; give fewer levels") from None
 
@@ -58,9 +62,9 @@ def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
         case "any_text":
             return rules.add(f"/{ANY_TEXT}/", plain=True)
         case "sequence":
-            return f"({' '.join(structure_texts(each, rules) for each in part['elements'])})"
+            return f"({' '.join(structure_texts(element, rules) for element in part['elements'])})"
         case "or":
-            return f"({' | '.join(structure_texts(each, rules) for each in part['elements'])})"
+            return f"({' | '.join(structure_texts(element, rules) for element in part['elements'])})"
         case "optional":
             return f"({structure_texts(part['content'], rules)})?"
         case "tag":
@@ -69,7 +73,7 @@ def _texts(kind: str, part: dict[str, Any], rules: Rules) -> str:
             return _triggered(part, rules)
     if not part["tags"]:
         raise ConfigError("invalid structural tag: 'tags_with_separator' has no tags; give one")
-    tags = rules.add(" | ".join(structure_texts(each, rules) for each in part["tags"]))
+    tags = rules.add(" | ".join(structure_texts(tag, rules) for tag in part["tags"]))
     if not part.get("stop_after_first"):
         tags = f"({tags} ({literal(_string(part['separator']))} {tags})*)"
     return tags if part.get("at_least_one") else f"({tags})?"
@@ -96,18 +100,20 @@ def _tag(part: dict[str, Any], rules: Rules, trigger: str = "") -> str:
 
 def _triggered(part: dict[str, Any], rules: Rules) -> str:
     """Tags in free text; what begins as one is one."""
-    triggers = [_string(each) for each in part["triggers"]]
-    called = []
+    triggers = [_string(trigger) for trigger in part["triggers"]]
+    trigger_texts = []
     for trigger in triggers:
-        tags = [each for each in part["tags"] if _string(each["begin"]).startswith(trigger)]
+        tags = [tag for tag in part["tags"] if _string(tag["begin"]).startswith(trigger)]
         if not trigger or not tags:
             raise ConfigError(f"invalid structural tag: no tag begins with the trigger {trigger!r}")
-        head, rest = rules.add(until(trigger), lazy=True), [_tag(each, rules, trigger) for each in tags]
-        called.append(f"{head} ({' | '.join(rest)})")
-    calls, plain = f"({' | '.join(called)})", rules.add(without(*triggers), plain=True)
+        head = rules.add(until(trigger), lazy=True)
+        tag_texts = [_tag(tag, rules, trigger) for tag in tags]
+        trigger_texts.append(f"{head} ({' | '.join(tag_texts)})")
+    calls = f"({' | '.join(trigger_texts)})"
+    plain_text = rules.add(without(*triggers), plain=True)
     if part.get("stop_after_first"):
-        return calls if part.get("at_least_one") else f"({calls} | {plain})"
-    return f"{calls}{'+' if part.get('at_least_one') else '*'} {plain}"
+        return calls if part.get("at_least_one") else f"({calls} | {plain_text})"
+    return f"{calls}{'+' if part.get('at_least_one') else '*'} {plain_text}"
 
 
 def _string(value: Any) -> str:

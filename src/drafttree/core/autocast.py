@@ -13,11 +13,11 @@ def refuse_autocast(device: torch.device) -> None:
     Raises:
         ConfigError: `torch.autocast` is active for this kind of device.
     """
-    kind = device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    device_type = device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        dtype = str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
         raise ConfigError(
-            f"torch.autocast({kind!r}, {dtype}) is active, which changes what the model computes; leave its block, or "
-            f"enter torch.autocast({kind!r}, enabled=False), and convert the model or load it with dtype={dtype!r} to "
-            "compute in that"
+            f"torch.autocast({device_type!r}, {dtype}) is active, which changes what the model computes; leave its "
+            f"block, or enter torch.autocast({device_type!r}, enabled=False), and convert the model or load it with "
+            f"dtype={dtype!r} to compute in that"
         )

@@ -36,13 +36,14 @@ class Candidates(NamedTuple):
             vocab: columns of the vocabulary.
         """
         width = max([1, *(len(tokens) for tokens, _, _ in rows)])
-        ids, logits = np.zeros((len(rows), width), dtype=np.int64), np.full((len(rows), width + 1), -np.inf, np.float32)
-        for row, (tokens, own, others) in enumerate(rows):
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        logits = np.full((len(rows), width + 1), -np.inf, np.float32)
+        for row, (tokens, token_logits, other_logit) in enumerate(rows):
             if tokens:
-                ids[row, : len(tokens)], logits[row, : len(own)] = zip(
-                    *sorted(zip(tokens, own, strict=True)), strict=True
+                ids[row, : len(tokens)], logits[row, : len(token_logits)] = zip(
+                    *sorted(zip(tokens, token_logits, strict=True)), strict=True
                 )
-            logits[row, -1] = others
+            logits[row, -1] = other_logit
         return cls(ids, logits, vocab)
 
     @property
@@ -61,14 +62,17 @@ class Candidates(NamedTuple):
 
     def joined(self, others: Sequence["Candidates"]) -> "Candidates":
         """These and others, one behind the other."""
-        parts = [self, *others]
-        width = max(part.tokens.shape[1] for part in parts)
-        tokens = np.concatenate([np.pad(part.tokens, ((0, 0), (0, width - part.tokens.shape[1]))) for part in parts])
+        groups = [self, *others]
+        width = max(group.tokens.shape[1] for group in groups)
+        tokens = np.concatenate(
+            [np.pad(group.tokens, ((0, 0), (0, width - group.tokens.shape[1]))) for group in groups]
+        )
         logits = np.full((len(tokens), width + 1), -np.inf, np.float32)
         row = 0
-        for part in parts:
-            rows = slice(row, row := row + part.nodes)
-            logits[rows, : part.tokens.shape[1]], logits[rows, -1] = part.logits[:, :-1], part.logits[:, -1]
+        for group in groups:
+            rows = slice(row, row := row + group.nodes)
+            logits[rows, : group.tokens.shape[1]] = group.logits[:, :-1]
+            logits[rows, -1] = group.logits[:, -1]
         return self._replace(tokens=tokens, logits=logits)
 
     def best(self, width: int, allowed: int) -> tuple[Array, Array]:
@@ -80,23 +84,23 @@ class Candidates(NamedTuple):
             width: tokens of a node at most.
             allowed: tokens are below this; the others count among the probabilities.
         """
-        shifted = self.logits.astype(np.float64)
-        shifted -= np.maximum(shifted.max(1, keepdims=True), LEAST)
-        logprobs = (shifted - np.log(np.maximum(np.exp(shifted).sum(1, keepdims=True), TINY)))[:, :-1]
+        shifted_logits = self.logits.astype(np.float64)
+        shifted_logits -= np.maximum(shifted_logits.max(1, keepdims=True), LEAST)
+        logprobs = (shifted_logits - np.log(np.maximum(np.exp(shifted_logits).sum(1, keepdims=True), TINY)))[:, :-1]
         logprobs[self.tokens >= allowed] = -np.inf
         order = (-logprobs).argsort(axis=1, kind="stable")[:, : min(width, allowed)]
-        places = order + np.arange(self.nodes)[:, None] * self.tokens.shape[1]
-        best = np.full((self.nodes, min(width, allowed)), -np.inf, np.float32)
-        ids = np.zeros(best.shape, np.int64)
-        best[:, : order.shape[1]] = logprobs.reshape(-1)[places]
-        ids[:, : order.shape[1]] = self.tokens.reshape(-1)[places]
-        return best, ids
+        indices = order + np.arange(self.nodes)[:, None] * self.tokens.shape[1]
+        best_logprobs = np.full((self.nodes, min(width, allowed)), -np.inf, np.float32)
+        ids = np.zeros(best_logprobs.shape, np.int64)
+        best_logprobs[:, : order.shape[1]] = logprobs.reshape(-1)[indices]
+        ids[:, : order.shape[1]] = self.tokens.reshape(-1)[indices]
+        return best_logprobs, ids
 
     def dense(self, device: "torch.device") -> Tensor:
         """The logits float32 `[nodes, vocab + 1]` that they stand for."""
         rows = torch.full((self.nodes, self.vocab + 1), -torch.inf, device=device)
         nodes, columns = np.nonzero(self.logits > -np.inf)
         ids = np.concatenate((self.tokens, np.full((self.nodes, 1), self.vocab)), 1)[nodes, columns]
-        places = torch.from_numpy(np.stack((nodes, ids))).to(device)
-        rows[places[0], places[1]] = torch.from_numpy(self.logits[nodes, columns]).to(device)
+        coordinates = torch.from_numpy(np.stack((nodes, ids))).to(device)
+        rows[coordinates[0], coordinates[1]] = torch.from_numpy(self.logits[nodes, columns]).to(device)
         return rows

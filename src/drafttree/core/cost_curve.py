@@ -38,10 +38,11 @@ class Costs:
     def of(cls, measured: Mapping[int, float]) -> "Costs":
         """The costs of measured passes; a larger pass that was measured cheaper costs what the smaller one does."""
         sizes = tuple(sorted(measured))
-        costs, most = [], 0.0
+        costs = []
+        highest_cost = 0.0
         for size in sizes:
-            most = max(most, measured[size])
-            costs.append(most)
+            highest_cost = max(highest_cost, measured[size])
+            costs.append(highest_cost)
         return cls(sizes, tuple(costs))
 
     def up_to(self, most: int) -> list[float]:
@@ -57,10 +58,10 @@ class Costs:
 
     def at(self, size: int) -> float:
         """The cost of a pass of this size."""
-        place = bisect_left(self.sizes, size)
-        if place < len(self.sizes) and self.sizes[place] == size:
-            return self.costs[place]
-        high = min(max(place, 1), len(self.sizes) - 1)
+        index = bisect_left(self.sizes, size)
+        if index < len(self.sizes) and self.sizes[index] == size:
+            return self.costs[index]
+        high = min(max(index, 1), len(self.sizes) - 1)
         if not high:
             return self.costs[0]
         low = high - 1
@@ -142,8 +143,10 @@ def parse_cost_curve(value: Any) -> CostCurve:
     return CostCurve(
         target=_costs(fields["target"], "'target'"),
         draft=tuple(
-            DraftCosts(_cost(own["first"], "'first'", zero=True), _costs(own["later"], "'later'", zero=True))
-            for own in (_object(draft, "'draft'", ("first", "later")) for draft in drafts)
+            DraftCosts(
+                _cost(draft_fields["first"], "'first'", zero=True), _costs(draft_fields["later"], "'later'", zero=True)
+            )
+            for draft_fields in (_object(draft, "'draft'", ("first", "later")) for draft in drafts)
         ),
         overhead=_cost(fields["overhead"], "'overhead'", zero=True),
         plain_overhead=_cost(fields["plain_overhead"], "'plain_overhead'", zero=True),
@@ -159,15 +162,15 @@ def _costs(value: Any, where: str, *, zero: bool = False) -> Costs:
     sizes = sorted(measured)
     if sizes[0] != 1:
         raise ConfigError(f"a cost curve's {where} begins at {sizes[0]}; measure 1 too")
-    for small, large in pairwise(sizes):
-        if large > LARGEST_STEP * small:
+    for size, next_size in pairwise(sizes):
+        if next_size > LARGEST_STEP * size:
             raise ConfigError(
-                f"a cost curve's {where} has a gap between {small} and {large}; measure {LARGEST_STEP * small} too"
+                f"a cost curve's {where} has a gap between {size} and {next_size}; measure {LARGEST_STEP * size} too"
             )
-        if measured[large] < measured[small]:
+        if measured[next_size] < measured[size]:
             raise ConfigError(
-                f"a cost curve's {where} falls from {measured[small]:g} at {small} to {measured[large]:g} at {large}; "
-                "a larger pass is no cheaper, so measure both again"
+                f"a cost curve's {where} falls from {measured[size]:g} at {size} to {measured[next_size]:g} at "
+                f"{next_size}; a larger pass is no cheaper, so measure both again"
             )
     return Costs.of(measured)
 
@@ -184,8 +187,8 @@ def _cost(value: Any, where: str, *, zero: bool = False) -> float:
 def _object(value: Any, where: str, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where} is not a JSON object with {', '.join(names)}")
-    if lacking := [name for name in names if name not in value]:
-        raise ConfigError(f"{where} lacks {', '.join(lacking)}; it needs {', '.join(names)}")
+    if missing_names := [name for name in names if name not in value]:
+        raise ConfigError(f"{where} lacks {', '.join(missing_names)}; it needs {', '.join(names)}")
     if extra := [name for name in value if name not in names]:
         raise ConfigError(f"{where} has {', '.join(map(str, extra))}, which is none of {', '.join(names)}")
     return value

@@ -52,10 +52,10 @@ class UnfinishedTextError(DraftTreeError, RuntimeError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not among `known`; it suggests the nearest known name."""
     known = sorted(known)
-    folded = {each.lower(): each for each in known}
-    nearest = difflib.get_close_matches(str(name).lower(), folded, n=1)
+    folded_names = {known_name.lower(): known_name for known_name in known}
+    nearest = difflib.get_close_matches(str(name).lower(), folded_names, n=1)
     if nearest:
-        hint = f"did you mean {folded[nearest[0]]!r}?"
+        hint = f"did you mean {folded_names[nearest[0]]!r}?"
     elif len(known) > LISTED:
         hint = f"none of the {len(known)} known ones is like it"
     else:

@@ -30,13 +30,16 @@ class LazyModule:
     def __getattr__(self, attribute: str) -> Any:
         if self._module is None:
             self._module = import_module(self._name)
-        found = vars(self)[attribute] = getattr(self._module, attribute)
-        return found
+        value = vars(self)[attribute] = getattr(self._module, attribute)
+        return value
 
 
 if not TYPE_CHECKING:
-    np, torch, transformers = LazyModule("numpy"), LazyModule("torch"), LazyModule("transformers")
-    Array, Tensor = ForwardRef("numpy.ndarray"), ForwardRef("torch.Tensor")
+    np = LazyModule("numpy")
+    torch = LazyModule("torch")
+    transformers = LazyModule("transformers")
+    Array = ForwardRef("numpy.ndarray")
+    Tensor = ForwardRef("torch.Tensor")
 
 
 def lazy_door(package: str, exports: Sequence[str], homes: Sequence[str]) -> Callable[[str], Any]:
@@ -53,8 +56,8 @@ def lazy_door(package: str, exports: Sequence[str], homes: Sequence[str]) -> Cal
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if find_spec(f"{package}.{name}"):
             return import_module(f"{package}.{name}")
-        found = next(getattr(module, name) for module in map(import_module, homes) if hasattr(module, name))
-        setattr(sys.modules[package], name, found)
-        return found
+        export = next(getattr(module, name) for module in map(import_module, homes) if hasattr(module, name))
+        setattr(sys.modules[package], name, export)
+        return export
 
     return find

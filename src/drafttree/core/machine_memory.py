@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-MEMINFO, CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CONTAINER = Path("/sys/fs/cgroup")
 M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt`, of <malloc.h>."""
 ENDED = ("not enough memory", "out of memory", "can't allocate memory")
@@ -33,11 +34,11 @@ class MachineMemory(NamedTuple):
 def machine_memory() -> MachineMemory | None:
     """The memory now; what is free is known on Linux alone, elsewhere it is taken to be all. None where unknown."""
     try:
-        found = _linux_memory()
+        memory = _linux_memory()
     except (OSError, ValueError, KeyError, IndexError):
-        found = None
-    if found:
-        return found
+        memory = None
+    if memory:
+        return memory
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -75,7 +76,9 @@ class CollectionPause:
     """
 
     def __init__(self) -> None:
-        self._lock, self._pauses, self._resumes = threading.Lock(), 0, False
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._resumes = False
 
     def __enter__(self) -> None:
         with self._lock:
@@ -115,18 +118,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _linux_memory() -> MachineMemory:
     fields = {name: int(value.split()[0]) * 1024 for name, value in _lines(MEMINFO, ":")}
-    whole = MachineMemory(fields["MemTotal"], fields["MemAvailable"])
+    host_memory = MachineMemory(fields["MemTotal"], fields["MemAvailable"])
     limit = _read(CONTAINER / "memory.max")
     if limit in ("", "max"):
-        return whole
-    cached = dict(_lines(CONTAINER / "memory.stat", " "))["inactive_file"]
-    used = int(_read(CONTAINER / "memory.current")) - int(cached)
-    return MachineMemory(min(whole.total, int(limit)), min(whole.free, max(int(limit) - used, 0)))
+        return host_memory
+    cached_bytes = dict(_lines(CONTAINER / "memory.stat", " "))["inactive_file"]
+    used_bytes = int(_read(CONTAINER / "memory.current")) - int(cached_bytes)
+    return MachineMemory(min(host_memory.total, int(limit)), min(host_memory.free, max(int(limit) - used_bytes, 0)))
 
 
 def _lines(path: Path, separator: str) -> list[tuple[str, str]]:
-    pairs = (line.partition(separator) for line in path.read_text().splitlines())
-    return [(name, value) for name, _, value in pairs if value.strip()]
+    partitions = (line.partition(separator) for line in path.read_text().splitlines())
+    return [(name, value) for name, _, value in partitions if value.strip()]
 
 
 def _read(path: Path) -> str:

@@ -18,11 +18,11 @@ HARD = 2
 def openmp_libraries() -> list[str]:
     """The paths of the OpenMP libraries that are loaded, torch's first; none where the system does not tell."""
     try:
-        mapped = {line.split(maxsplit=5)[-1].strip() for line in MAPS.read_text().splitlines()}
+        mapped_paths = {line.split(maxsplit=5)[-1].strip() for line in MAPS.read_text().splitlines()}
     except OSError:
         return []
-    found = [path for path in mapped if re.search(r"/lib(g|i)?omp\d*[-.\w]*\.so", path)]
-    return sorted(found, key=lambda path: ("torch" not in path, path))
+    paths = [path for path in mapped_paths if re.search(r"/lib(g|i)?omp\d*[-.\w]*\.so", path)]
+    return sorted(paths, key=lambda path: ("torch" not in path, path))
 
 
 def release_idle_workers() -> None:

@@ -133,7 +133,10 @@ class SeededRandomness(Randomness):
     """
 
     def __init__(self, seed: int, vocab: int, device: "torch.device") -> None:
-        self._seed, self._vocab, self._device, self._position = seed, vocab, device, 0
+        self._seed = seed
+        self._vocab = vocab
+        self._device = device
+        self._position = 0
         self._span = max(1, min(SPAN, (BLOCK if device.type == "cpu" else DEVICE_BLOCK) // vocab))
         # Shared by all rounds of the text.
         self._gumbel: dict[int, Tensor] = {}
@@ -142,19 +145,22 @@ class SeededRandomness(Randomness):
 
     def at(self, position: int) -> "SeededRandomness":
         if self._gumbel and min(self._gumbel) <= position - self._span:
-            for passed in [each for each in self._gumbel if each <= position]:
+            for passed in [passed for passed in self._gumbel if passed <= position]:
                 del self._gumbel[passed]
-        made = object.__new__(type(self))  # what `copy` does, which takes four times as long
-        vars(made).update(vars(self))
-        made._position, made._asked = position, {}
-        return made
+        randomness = object.__new__(type(self))  # what `copy` does, which takes four times as long
+        vars(randomness).update(vars(self))
+        randomness._position = position
+        randomness._asked = {}
+        return randomness
 
     def gumbel(self, depth: int) -> Tensor:
         position = self._position + depth
         if position not in self._gumbel:
-            first = position - position % self._span
-            made = gumbel(self._seed, torch.arange(first, first + self._span, device=self._device), self._vocab)
-            self._gumbel |= dict(enumerate(made, first))
+            first_position = position - position % self._span
+            noise = gumbel(
+                self._seed, torch.arange(first_position, first_position + self._span, device=self._device), self._vocab
+            )
+            self._gumbel |= dict(enumerate(noise, first_position))
         return self._gumbel[position].clone()  # later rounds use the row, too
 
     def accept(self, probability: Tensor | float) -> bool:
@@ -168,30 +174,30 @@ class SeededRandomness(Randomness):
     ) -> tuple[Tensor, Tensor]:
         row = self._stream(f"draft/{depth}", self._position, len(counts) * most, self._device)
         # A child's number depends on the counts alone, not on `most`: trees are the same wherever padding is trimmed.
-        first = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
-        shares = row[first + torch.arange(most, device=row.device)]
+        offsets = torch.arange(len(counts), device=row.device)[:, None] * counts.amax().clamp_min(1)
+        shares = row[offsets + torch.arange(most, device=row.device)]
         return draw_children(probs, counts, shares, proposal)
 
     def _next(self, name: str) -> float:
         """The next number of a stream at the round's position, on the host."""
-        runs, left = self._asked.get(name, (0, []))
-        if not left:
-            left = self._stream(f"{name}/{runs}", self._position, RUN, "cpu").tolist()[::-1]
-            self._asked[name] = runs + 1, left
-        return left.pop()
+        runs, numbers = self._asked.get(name, (0, []))
+        if not numbers:
+            numbers = self._stream(f"{name}/{runs}", self._position, RUN, "cpu").tolist()[::-1]
+            self._asked[name] = runs + 1, numbers
+        return numbers.pop()
 
     def _stream(self, name: str, position: int, size: int, device: "torch.device | str") -> Tensor:
         """Float64 `[size]`: the first numbers of a stream at a position."""
         width = max(RUN, 1 << (size - 1).bit_length())
         span = max(1, min(SPAN, BLOCK // width))
-        place = position % span
-        first, rows = self._streams.get((name, width), (-1, None))
-        if rows is None or first != position - place:
-            first = position - place
-            positions = torch.arange(first, first + span, device=device)
+        offset = position % span
+        first_position, rows = self._streams.get((name, width), (-1, None))
+        if rows is None or first_position != position - offset:
+            first_position = position - offset
+            positions = torch.arange(first_position, first_position + span, device=device)
             rows = uniform(derived_seed(self._seed, name), positions, width)
-            self._streams[name, width] = first, rows
-        return rows[place, :size]
+            self._streams[name, width] = first_position, rows
+        return rows[offset, :size]
 
 
 def draw_children(probs: Tensor, counts: Tensor, shares: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
@@ -199,15 +205,17 @@ def draw_children(probs: Tensor, counts: Tensor, shares: Tensor, proposal: Propo
     if proposal is Proposal.WITH_REPLACEMENT:
         return torch.stack([draw(probs, share) for share in shares.unbind(-1)], -1), probs
     if proposal is Proposal.WITHOUT_REPLACEMENT:
-        tokens, taken = torch.zeros_like(shares, dtype=torch.long), torch.zeros_like(shares, dtype=probs.dtype)
-        for place, share in enumerate(shares.unbind(-1)):
+        tokens = torch.zeros_like(shares, dtype=torch.long)
+        drawn_probs = torch.zeros_like(shares, dtype=probs.dtype)
+        for column, share in enumerate(shares.unbind(-1)):
             token = draw(probs, share)[..., None]
-            tokens[..., place : place + 1], taken[..., place : place + 1] = token, probs.gather(-1, token)
+            tokens[..., column : column + 1] = token
+            drawn_probs[..., column : column + 1] = probs.gather(-1, token)
             probs.scatter_(-1, token, 0.0)
-        return tokens, probs.scatter_add_(-1, tokens, taken)
-    best = probs.topk(shares.shape[-1]).indices
-    certain = torch.arange(shares.shape[-1], device=best.device) < counts[..., None] - 1
-    others = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best, certain), 0.0)
-    last = draw(others, shares[..., 0])[..., None]
-    others /= others.sum(-1, keepdim=True)
-    return best.scatter(-1, (counts[..., None] - 1).clamp_min(0), last), others
+        return tokens, probs.scatter_add_(-1, tokens, drawn_probs)
+    best_tokens = probs.topk(shares.shape[-1]).indices
+    certain = torch.arange(shares.shape[-1], device=best_tokens.device) < counts[..., None] - 1
+    other_probs = probs.masked_fill(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, best_tokens, certain), 0.0)
+    last_token = draw(other_probs, shares[..., 0])[..., None]
+    other_probs /= other_probs.sum(-1, keepdim=True)
+    return best_tokens.scatter(-1, (counts[..., None] - 1).clamp_min(0), last_token), other_probs

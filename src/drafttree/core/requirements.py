@@ -28,18 +28,20 @@ def check_requirements(purpose: str, extra: str = "", only: Collection[str] = ()
     """
     if not find_spec("packaging"):  # what reads versions
         raise ConfigError(f'{purpose} needs packaging, which is not installed: pip install "packaging"')
-    for needed in _requirements(extra):
-        if only and needed.name not in only:
+    for requirement in _requirements(extra):
+        if only and requirement.name not in only:
             continue
-        command = f'"drafttree[{extra}]"' if extra else f'"{needed.name}{needed.specifier}"'
+        command = f'"drafttree[{extra}]"' if extra else f'"{requirement.name}{requirement.specifier}"'
         try:
-            installed = version(needed.name)
+            installed_version = version(requirement.name)
         except PackageNotFoundError:
-            raise ConfigError(f"{purpose} needs {needed.name}, which is not installed: pip install {command}") from None
-        if not needed.specifier.contains(installed, prereleases=True):
             raise ConfigError(
-                f"{purpose} needs {needed.name}{needed.specifier}, but {installed} is installed: "
-                f'pip install "{needed.name}{needed.specifier}"'
+                f"{purpose} needs {requirement.name}, which is not installed: pip install {command}"
+            ) from None
+        if not requirement.specifier.contains(installed_version, prereleases=True):
+            raise ConfigError(
+                f"{purpose} needs {requirement.name}{requirement.specifier}, but {installed_version} is installed: "
+                f'pip install "{requirement.name}{requirement.specifier}"'
             )
 
 

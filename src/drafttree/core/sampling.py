@@ -52,13 +52,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            kind, name = FIELD_TYPES[field.type]
+            number_type, name = FIELD_TYPES[field.type]
             value = getattr(self, field.name)
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, number_type) or isinstance(value, bool):
                 raise ConfigError(f"{field.name} is {value!r}; it must be {name}")
-        drawn = MIN_TEMPERATURE <= self.temperature <= sys.float_info.max
+        in_range = MIN_TEMPERATURE <= self.temperature <= sys.float_info.max
         allowed = {
-            "temperature": (self.temperature == 0 or drawn, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),
+            "temperature": (self.temperature == 0 or in_range, f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
@@ -72,8 +72,8 @@ class Sampling:
             legal, range_ = allowed[field.name]
             if not legal:
                 raise ConfigError(f"{field.name} is {getattr(self, field.name)}; it must be {range_}")
-            kind: Any = field.type  # torch takes no Fraction, and no whole number of more than 64 bits
-            object.__setattr__(self, field.name, kind(getattr(self, field.name)))
+            field_type: Any = field.type  # torch takes no Fraction, and no whole number of more than 64 bits
+            object.__setattr__(self, field.name, field_type(getattr(self, field.name)))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> "Sampling":
@@ -147,11 +147,11 @@ def _top_p(logits: Tensor, top_p: float) -> Tensor:
     mass = (top - top[:, :1]).exp_().cumsum(-1, dtype=torch.float64) / total
     dropped = mass.roll(1, -1) >= top_p
     dropped[:, 0] = False
-    kept = torch.full_like(rows, -math.inf).scatter_(-1, order, top.masked_fill_(dropped, -math.inf))
+    kept_logits = torch.full_like(rows, -math.inf).scatter_(-1, order, top.masked_fill_(dropped, -math.inf))
     too_flat = mass[:, -1] < top_p
     if too_flat.any():
-        kept[too_flat] = _full_sort_top_p(rows[too_flat], top_p)
-    return kept.view_as(logits)
+        kept_logits[too_flat] = _full_sort_top_p(rows[too_flat], top_p)
+    return kept_logits.view_as(logits)
 
 
 def _full_sort_top_p(logits: Tensor, top_p: float) -> Tensor:

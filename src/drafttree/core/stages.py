@@ -39,10 +39,10 @@ class Stages:
         self._running.pop()
 
     def _count(self) -> None:
-        now = time.perf_counter()
+        moment = time.perf_counter()
         name = self._running[-1]
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
-        self._since = now
+        self.seconds[name] = self.seconds.get(name, 0.0) + moment - self._since
+        self._since = moment
 
 
 _current: ContextVar[Stages | None] = ContextVar("stages", default=None)
@@ -51,8 +51,8 @@ _current: ContextVar[Stages | None] = ContextVar("stages", default=None)
 @contextmanager
 def counted_stages() -> Iterator[Stages]:
     """Count the seconds of all stages meanwhile; where they are counted already, by those who do."""
-    if outer := _current.get():
-        yield outer
+    if outer_stages := _current.get():
+        yield outer_stages
         return
     stages = Stages()
     token = _current.set(stages)
@@ -84,8 +84,8 @@ def tells_stages(load: Callable[P, R]) -> Callable[P, R]:
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
         with counted_stages() as stages:
             loaded = load(*args, **kwargs)
-        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.seconds.items() if seconds >= 0.05)
-        logger.info("loaded in %.1f s: %s", sum(stages.seconds.values()), parts)
+        summary = ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages.seconds.items() if seconds >= 0.05)
+        logger.info("loaded in %.1f s: %s", sum(stages.seconds.values()), summary)
         return loaded
 
     return told

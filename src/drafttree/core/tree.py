@@ -181,14 +181,14 @@ class DraftTree:
             return self
         scores = self.scores if scores is None else scores
         order = sorted(sorted(range(self.size), key=lambda node: -scores[node])[:size])
-        place = {node: index for index, node in enumerate(order)}
+        new_index = {node: index for index, node in enumerate(order)}
         return replace(
             self,
             tokens=tuple(self.tokens[node] for node in order),
-            parents=tuple(place.get(self.parents[node], -1) for node in order),
+            parents=tuple(new_index.get(self.parents[node], -1) for node in order),
             path_logprobs=tuple(self.path_logprobs[node] for node in order),
             scores=tuple(self.scores[node] for node in order),
-            draft_probs={place[node]: row for node, row in self.draft_probs.items() if node in place},
+            draft_probs={new_index[node]: row for node, row in self.draft_probs.items() if node in new_index},
         )
 
 
@@ -253,11 +253,22 @@ class GrowingTree:
         source: int = 0,
         observer: GrowthObserver | None = None,
     ) -> None:
-        self.limit, self.state, self.source, self.observer = limit, state, source, observer
-        self.tokens, self.parents, self.path_logprobs, self.scores = [root], [-1], [0.0], [math.inf]
+        self.limit = limit
+        self.state = state
+        self.source = source
+        self.observer = observer
+        self.tokens = [root]
+        self.parents = [-1]
+        self.path_logprobs = [0.0]
+        self.scores = [math.inf]
         self.draft_probs = dict[int, Tensor]()
-        self.frontier, self.first, self.above, self.row = [0], 0, list[int](), 0
-        self._levels, self._widths, self._proposal = 0, list[int](), proposal
+        self.frontier = [0]
+        self.first = 0
+        self.above = list[int]()
+        self.row = 0
+        self._levels = 0
+        self._widths = list[int]()
+        self._proposal = proposal
 
     def add(self, tokens: list[int], parents: list[int], path_logprobs: list[float], scores: list[float]) -> None:
         """Add the children of the frontier."""
@@ -271,8 +282,8 @@ class GrowingTree:
     def tree(self) -> DraftTree:
         """The tree so far, which nobody can change."""
         columns = tuple(self.tokens), tuple(self.parents), tuple(self.path_logprobs), tuple(self.scores)
-        rest = self._proposal, {**self.draft_probs}, tuple(self._widths), self.source
-        return DraftTree(*columns, self._levels, *rest)
+        details = self._proposal, {**self.draft_probs}, tuple(self._widths), self.source
+        return DraftTree(*columns, self._levels, *details)
 
 
 @dataclass(eq=False)

@@ -39,12 +39,12 @@ def best_tokens(rows: Tensor, changed: Callable[[int, Array], Array] | None = No
         changed: on a CPU, makes of a row's index and numbers, float32 or float64, those that are searched.
     """
     if not rows.is_cpu:
-        values, chosen = rows.max(-1)
-        return torch.where(values.isnan(), NOT_A_NUMBER, chosen).tolist().__getitem__
-    known = rows.numpy() if rows.dtype.itemsize >= 4 else None  # numpy has no bfloat16
+        values, columns = rows.max(-1)
+        return torch.where(values.isnan(), NOT_A_NUMBER, columns).tolist().__getitem__
+    host_rows = rows.numpy() if rows.dtype.itemsize >= 4 else None  # numpy has no bfloat16
 
     def best(row: int) -> int:
-        numbers = rows[row].float().numpy() if known is None else known[row]
+        numbers = rows[row].float().numpy() if host_rows is None else host_rows[row]
         numbers = changed(row, numbers) if changed else numbers
         column = int(numbers.argmax())  # of NaN, where there is any
         return NOT_A_NUMBER if math.isnan(numbers.item(column)) else column
@@ -67,19 +67,19 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     fractions = (1 - uniforms)[..., None]
     if weights.shape[-1] <= UNBLOCKED:
         return _reach(weights.cumsum(-1, dtype=torch.float64), fractions)[0][..., 0]
-    missing = -weights.shape[-1] % BLOCK
-    padded = torch.nn.functional.pad(weights, (0, missing)) if missing else weights
-    blocks = padded.unflatten(-1, (-1, BLOCK))
+    padding = -weights.shape[-1] % BLOCK
+    padded_weights = torch.nn.functional.pad(weights, (0, padding)) if padding else weights
+    blocks = padded_weights.unflatten(-1, (-1, BLOCK))
     masses = blocks.sum(-1)
     ends = masses.cumsum(-1, dtype=torch.float64)
-    block, wanted = _reach(ends, fractions)
-    within = (wanted - torch.nn.functional.pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
-    inside = blocks.gather(-2, block[..., None].expand(*block.shape, BLOCK))[..., 0, :]
-    column, _ = _reach(inside.cumsum(-1, dtype=torch.float64), within.clamp_max(1))
+    block, targets = _reach(ends, fractions)
+    block_fraction = (targets - torch.nn.functional.pad(ends, (1, 0)).gather(-1, block)) / masses.gather(-1, block)
+    block_weights = blocks.gather(-2, block[..., None].expand(*block.shape, BLOCK))[..., 0, :]
+    column, _ = _reach(block_weights.cumsum(-1, dtype=torch.float64), block_fraction.clamp_max(1))
     return (block * BLOCK + column)[..., 0].clamp_max(weights.shape[-1] - 1)
 
 
 def _reach(ends: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
     """First column where cumulative sums `[..., columns]` reach a fraction `[..., 1]` of the total, and that value."""
-    wanted = fractions * ends[..., -1:]
-    return torch.searchsorted(ends, wanted).clamp_max_(ends.shape[-1] - 1), wanted
+    targets = fractions * ends[..., -1:]
+    return torch.searchsorted(ends, targets).clamp_max_(ends.shape[-1] - 1), targets

@@ -48,13 +48,17 @@ class CommittedRows:
     blocks = None
 
     def __init__(self, rows: Mapping[str, Sequence[Rows]], widths: Sequence[int]) -> None:
-        self._rows, self._widths = rows, widths
+        self._rows = rows
+        self._widths = widths
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
         """What a layer attends from and to, by request; the key that it was given tells its type."""
-        rows = next(own for own in self._rows.values() if own[0][0] is key)
+        rows = next(layer_rows for layer_rows in self._rows.values() if layer_rows[0][0] is key)
         queries = split(query, self._widths, 2)
-        return [AttentionPart(own, *pair, self) for own, pair in zip(queries, rows, strict=True)]
+        return [
+            AttentionPart(request_queries, *request_rows, self)
+            for request_queries, request_rows in zip(queries, rows, strict=True)
+        ]
 
     def mask(self, groups: int, span: Span = EVERYTHING) -> None:
         """No mask: rows outside a window are not among the rows."""
@@ -80,7 +84,8 @@ class AssistantDrafter(ShownBySize):
     def __init__(self, assistant: PreTrainedModel, target: PreTrainedModel) -> None:
         _check(assistant, target)
         config = assistant.config.get_text_config()
-        self.module, self._attending = assistant, configured_parts(assistant)
+        self.module = assistant
+        self._attending = configured_parts(assistant)
         self.vocab_size: int = config.vocab_size
         self.hidden_layers = (last_layer(target),)
         self.nbytes = own_bytes(assistant, target)
@@ -102,7 +107,9 @@ class AssistantDrafter(ShownBySize):
     def expand(self, sessions: "Sequence[AssistantSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         tokens = [token for frontier in frontiers for token in frontier.tokens]
-        states = [rows_of(session.drafted, own.origins) for session, own in zip(sessions, frontiers, strict=True)]
+        states = [
+            rows_of(session.drafted, frontier.origins) for session, frontier in zip(sessions, frontiers, strict=True)
+        ]
         return self._draft(sessions, tokens, states)
 
     @in_inference_mode
@@ -116,18 +123,22 @@ class AssistantDrafter(ShownBySize):
         """
         widths = [state.shape[1] for state in states]
         with count_pass(sessions), attending_to_trees(self._attending):
-            places = [session.position for session, width in zip(sessions, widths, strict=True) for _ in range(width)]
-            ids, positions = torch.tensor([[tokens], [places]], device=self.zero_hidden.device)
-            rows = {kind: [self._rows(session, kind) for session in sessions] for kind in self._layers}
+            node_positions = [
+                session.position for session, width in zip(sessions, widths, strict=True) for _ in range(width)
+            ]
+            ids, positions = torch.tensor([[tokens], [node_positions]], device=self.zero_hidden.device)
+            rows = {
+                layer_type: [self._rows(session, layer_type) for session in sessions] for layer_type in self._layers
+            }
             output = self.module(
                 inputs_embeds=torch.cat((self._embed(ids), join(states)), -1),
                 position_ids=positions,
-                shared_kv_states={kind: own[0] for kind, own in rows.items()},
+                shared_kv_states={layer_type: layer_rows[0] for layer_type, layer_rows in rows.items()},
                 tree_plan=CommittedRows(rows, widths),
                 logits_to_keep=slice(None),  # for a number, layers that share keys drop inputs that assistants have not
             )
-        for session, own in zip(sessions, split(output.last_hidden_state, widths), strict=True):
-            session.drafted = own
+        for session, session_states in zip(sessions, split(output.last_hidden_state, widths), strict=True):
+            session.drafted = session_states
         return output.logits[0]
 
     def _rows(self, session: "AssistantSession", kind: str) -> Rows:
@@ -205,34 +216,43 @@ def _stored_layers(config: PreTrainedConfig) -> dict[str, int]:
 
 def _row_shapes(config: Any, layers: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Heads and width of the keys of one layer of every type."""
-    own = {kind: config.per_layer_config[layer] for kind, layer in layers.items()}
-    return {kind: (layer.num_key_value_heads, layer.head_dim) for kind, layer in own.items()}
+    layer_configs = {layer_type: config.per_layer_config[layer] for layer_type, layer in layers.items()}
+    return {layer_type: (layer.num_key_value_heads, layer.head_dim) for layer_type, layer in layer_configs.items()}
 
 
 def _check(assistant: PreTrainedModel, target: PreTrainedModel) -> None:
     """Compare an assistant with the target it is to draft for."""
     advice = "use it with the Gemma 4 model it was trained for"
-    ours, theirs = assistant.config.get_text_config(), target.config.get_text_config()
-    stored = _stored_layers(theirs)
-    if not stored:
+    assistant_config = assistant.config.get_text_config()
+    target_config = target.config.get_text_config()
+    stored_layers = _stored_layers(target_config)
+    if not stored_layers:
         raise ModelError(
             f"this assistant ({assistant.config.model_type}) reads keys and values that {type(target).__name__} "
-            f"({theirs.model_type}) does not share; {advice}"
+            f"({target_config.model_type}) does not share; {advice}"
         )
     if tensor_parallel_size(target) > 1:
         raise ModelError("an assistant reads whole keys and values, and its target's are sharded; load that whole")
     sizes = {
-        "hidden size": (assistant.config.backbone_hidden_size, theirs.hidden_size),
-        "vocabulary": (ours.vocab_size, logits_width(target)),
+        "hidden size": (assistant.config.backbone_hidden_size, target_config.hidden_size),
+        "vocabulary": (assistant_config.vocab_size, logits_width(target)),
     }
-    own = {kind: ours.layer_types.index(kind) for kind in dict.fromkeys(ours.layer_types)}
-    read, shared = _row_shapes(ours, own), _row_shapes(theirs, stored)
-    shapes = {f"layer of {kind} with keys of (heads, width)": (shape, shared.get(kind)) for kind, shape in read.items()}
-    for name, (needed, found) in {**sizes, **shapes}.items():
-        if needed != found:
+    layers = {
+        layer_type: assistant_config.layer_types.index(layer_type)
+        for layer_type in dict.fromkeys(assistant_config.layer_types)
+    }
+    assistant_shapes = _row_shapes(assistant_config, layers)
+    target_shapes = _row_shapes(target_config, stored_layers)
+    shapes = {
+        f"layer of {layer_type} with keys of (heads, width)": (shape, target_shapes.get(layer_type))
+        for layer_type, shape in assistant_shapes.items()
+    }
+    for name, (assistant_size, target_size) in {**sizes, **shapes}.items():
+        if assistant_size != target_size:
             raise ModelError(
-                f"this assistant was made for a target with a {name} of {needed}, this target's is {found}; {advice}"
+                f"this assistant was made for a target with a {name} of {assistant_size}, this target's is "
+                f"{target_size}; {advice}"
             )
-    places = [f"{str(model.dtype).removeprefix('torch.')} on {model.device}" for model in (assistant, target)]
-    if places[0] != places[1]:
-        raise ModelError(f"the assistant is {places[0]} and its target {places[1]}; load both alike")
+    placements = [f"{str(model.dtype).removeprefix('torch.')} on {model.device}" for model in (assistant, target)]
+    if placements[0] != placements[1]:
+        raise ModelError(f"the assistant is {placements[0]} and its target {placements[1]}; load both alike")

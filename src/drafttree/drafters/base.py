@@ -106,7 +106,8 @@ class Session:
     resting: bool = False
 
     def __init__(self, drafter: Any, device: torch.device, shared: object = None) -> None:
-        self.drafter, self.device = drafter, device
+        self.drafter = drafter
+        self.device = device
         self.shared: Any = drafter if shared is None else shared
         self.passes = 0
         self.timer = PassTimer(device)

@@ -38,7 +38,9 @@ class BlockDrafter(ShownBySize):
     context: int | None = None
 
     def __init__(self, block: BlockLayers, hidden_layers: tuple[int, ...], nbytes: int) -> None:
-        self.block, self.config, self.nbytes = block, block.config, nbytes
+        self.block = block
+        self.config = block.config
+        self.nbytes = nbytes
         self.hidden_layers = hidden_layers
         self.vocab_size = block.config.vocab
         self.levels: int | None = block.config.levels
@@ -57,8 +59,8 @@ class BlockDrafter(ShownBySize):
             states = self.block([session.segment() for session in sessions])
             rows = states.unflatten(1, (len(sessions), self.config.block))[0, :, self.config.rows]
             logits = self.block.logits(rows)
-            for session, own, given in zip(sessions, rows, logits, strict=True):
-                session.begin_tree(own, given)
+            for session, session_rows, session_logits in zip(sessions, rows, logits, strict=True):
+                session.begin_tree(session_rows, session_logits)
             return self._level(sessions, [Frontier([session.token], [0]) for session in sessions])
 
     @in_inference_mode
@@ -70,19 +72,23 @@ class BlockDrafter(ShownBySize):
 
     def _level(self, sessions: "Sequence[BlockSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """The logits of the next level after each node of the frontiers."""
-        widths = [len(own.tokens) for own in frontiers]
+        widths = [len(frontier.tokens) for frontier in frontiers]
         level = sessions[0].level
         logits = join(
             [session.logits[level].expand(width, -1) for session, width in zip(sessions, widths, strict=True)], 0
         )
         if (transition := self.block.markov_head) is not None:
-            tokens = torch.tensor([token for own in frontiers for token in own.tokens], device=logits.device)
-            given = [(each, own) for each, own in zip(sessions, frontiers, strict=True)]
-            rows = join([each.rows[level].expand(len(own.tokens), -1) for each, own in given], 0)
-            above = join([rows_of(each.memory[None], own.origins)[0] for each, own in given], 0)
-            logits, memory = transition(logits, tokens, rows, above)
-            for session, own in zip(sessions, memory.split(widths), strict=True):
-                session.memory = own
+            tokens = torch.tensor([token for frontier in frontiers for token in frontier.tokens], device=logits.device)
+            session_frontiers = [(session, frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
+            rows = join(
+                [session.rows[level].expand(len(frontier.tokens), -1) for session, frontier in session_frontiers], 0
+            )
+            parent_memory = join(
+                [rows_of(session.memory[None], frontier.origins)[0] for session, frontier in session_frontiers], 0
+            )
+            logits, memory = transition(logits, tokens, rows, parent_memory)
+            for session, session_memory in zip(sessions, memory.split(widths), strict=True):
+                session.memory = session_memory
         return self.block.in_target_vocab(logits)
 
 
@@ -107,7 +113,8 @@ class BlockSession(Session):
         device = drafter.block.fc.weight.device
         super().__init__(drafter, device)
         self.cache = TreeCache(drafter.block.layout, capacity)
-        self.token, self.level = prompt[-1], 0
+        self.token = prompt[-1]
+        self.level = 0
         self._device = device
         self._unread: list[HiddenStates] = []
 
@@ -139,13 +146,13 @@ class BlockSession(Session):
         unread, self._unread = self._unread, []
         for states in unread:
             for start in range(0, states[0].shape[1], PREFILL_CHUNK):
-                part = self.drafter.block.context(tuple(state[:, start : start + PREFILL_CHUNK] for state in states))
-                positions = self.cache.next_position + np.arange(part.shape[1])
-                (own,) = send([positions[None]], self._device)
-                for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(part, own)):
+                context = self.drafter.block.context(tuple(state[:, start : start + PREFILL_CHUNK] for state in states))
+                positions = self.cache.next_position + np.arange(context.shape[1])
+                (position_ids,) = send([positions[None]], self._device)
+                for index, (keys, values) in enumerate(self.drafter.block.keys_and_values(context, position_ids)):
                     self.cache.update(keys, values, index)
                 self.cache.grow(positions)
-                self.cache.commit(range(part.shape[1]))
+                self.cache.commit(range(context.shape[1]))
 
     def segment(self) -> Segment:
         """The root and the mask tokens behind it."""
@@ -158,5 +165,7 @@ class BlockSession(Session):
     def begin_tree(self, rows: Tensor, logits: Tensor) -> None:
         """Note what the pass has given, and drop the block's own keys and values."""
         self.cache.commit([])
-        self.level, self.rows, self.logits = 0, rows, logits
+        self.level = 0
+        self.rows = rows
+        self.logits = logits
         self.memory = rows.new_zeros(1, self.drafter.config.rank)

@@ -78,13 +78,16 @@ class BlockConfig:
     @property
     def rows(self) -> slice:
         """The rows of a block that predict a level each."""
-        first = 0 if self.from_root else 1
-        return slice(first, first + self.levels)
+        first_row = 0 if self.from_root else 1
+        return slice(first_row, first_row + self.levels)
 
     @property
     def ahead(self) -> tuple[int, ...]:
         """For each layer, how many rows behind its own in the block a row attends to; a window reaches both ways."""
-        windows = (kind == "sliding_attention" and self.layer.sliding_window for kind in self.layer.layer_types or ())
+        windows = (
+            layer_type == "sliding_attention" and self.layer.sliding_window
+            for layer_type in self.layer.layer_types or ()
+        )
         return tuple(
             0 if causal else min(window or self.block, self.block) - 1
             for causal, window in zip(self.causal, windows, strict=True)
@@ -104,7 +107,9 @@ class BlockLayers(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        layer, width, eps = config.layer, config.layer.hidden_size, config.layer.rms_norm_eps
+        layer = config.layer
+        width = layer.hidden_size
+        eps = layer.rms_norm_eps
         layer._attn_implementation = NAME
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, width)
@@ -126,14 +131,14 @@ class BlockLayers(nn.Module):
     def keys_and_values(self, context: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The keys and values of every layer `[batch, heads, rows, head_dim]`, of a context at its positions."""
         cos, sin = self.rotary(context, positions)
-        found = []
+        kv_pairs = []
         for layer in self.layers:
             attention: Any = layer.self_attn
             heads = *context.shape[:-1], -1, attention.head_dim
             keys = attention.k_norm(attention.k_proj(context).view(heads)).transpose(1, 2)
             values = attention.v_proj(context).view(heads).transpose(1, 2)
-            found.append((apply_rotary_pos_emb(keys, keys, cos, sin)[1], values))
-        return found
+            kv_pairs.append((apply_rotary_pos_emb(keys, keys, cos, sin)[1], values))
+        return kv_pairs
 
     def forward(self, segments: Sequence[Segment]) -> Tensor:
         """Compute the states after the final norm `[1, rows, width]` of the blocks of one request or several.
@@ -142,31 +147,32 @@ class BlockLayers(nn.Module):
             segments: the root and its mask tokens, behind each KV cache's context; their rows join its drafted ones.
         """
         device, dtype = self.embed_tokens.weight.device, self.embed_tokens.weight.dtype
-        seen = {
+        inputs = {
             ahead: ModuleInputs.of(
                 [segment._replace(visible=np.tril(segment.visible, ahead)) for segment in segments], dtype, device
             )
             for ahead in {*self.config.ahead}
         }
-        tokens, positions, *_ = next(iter(seen.values()))
+        tokens, positions, *_ = next(iter(inputs.values()))
         states = self.embed_tokens(tokens)
         if self.mask_embedding is not None:
             states = torch.where((tokens == self.config.mask_token)[..., None], self.mask_embedding, states)
         states = states * self.config.input_scale
         rotary = self.rotary(states, positions)
         for layer, ahead in zip(self.layers, self.config.ahead, strict=True):
-            given: Any = {"tree_plan": seen[ahead].plan, **as_cache(layer, seen[ahead].cache)}
+            layer_kwargs: Any = {"tree_plan": inputs[ahead].plan, **as_cache(layer, inputs[ahead].cache)}
             if self.config.sinks:
                 attention: Any = layer.self_attn
-                given["s_aux"] = attention.attention_sink_bias
-            states = layer(states, position_embeddings=rotary, **given)
+                layer_kwargs["s_aux"] = attention.attention_sink_bias
+            states = layer(states, position_embeddings=rotary, **layer_kwargs)
         for segment in segments:
             segment.cache.grow(segment.positions)
         return self.norm(states)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits `[..., draft_vocab]` of rows `[..., width]` after the final norm."""
-        logits, config = self.lm_head(rows), self.config
+        logits = self.lm_head(rows)
+        config = self.config
         logits = logits if config.output_scale == 1 else logits * config.output_scale
         return logits if config.softcap is None else torch.tanh(logits / config.softcap) * config.softcap
 
@@ -192,7 +198,8 @@ class GroupedConvolution(nn.Module):
 
     def __init__(self, width: int, reach: int, group: int) -> None:
         super().__init__()
-        self.reach, self.group = reach, group
+        self.reach = reach
+        self.group = group
         self.base_kernel = nn.Parameter(torch.zeros(2, reach, width))
         self.kernel_projection = nn.Linear(width, 2 * reach * (width // group), bias=False)
 
@@ -207,8 +214,8 @@ class GroupedConvolution(nn.Module):
 
     def _convolve(self, rows: Tensor, kernels: Tensor, side: int) -> Tensor:
         kernels = kernels.repeat_interleave(self.group, -1) + self.base_kernel[side]
-        shifted = [pad(rows, (0, 0, back, 0))[:, : rows.shape[1]] for back in range(self.reach)]
-        return (kernels * torch.stack(shifted, 2)).sum(2)
+        shifted_rows = [pad(rows, (0, 0, offset, 0))[:, : rows.shape[1]] for offset in range(self.reach)]
+        return (kernels * torch.stack(shifted_rows, 2)).sum(2)
 
 
 class ConvolvedLayer(Qwen3DecoderLayer):
@@ -218,7 +225,8 @@ class ConvolvedLayer(Qwen3DecoderLayer):
         super().__init__(config.layer, index)
         sizes = config.layer.hidden_size, config.convolution, config.group
         self.block = config.block
-        self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
+        self.attention_conv = GroupedConvolution(*sizes)
+        self.mlp_conv = GroupedConvolution(*sizes)
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As of the base; rows of several blocks lie behind each other."""

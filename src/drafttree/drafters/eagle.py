@@ -98,8 +98,8 @@ class EagleHead(nn.Module):
         super().__init__()
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=config.biased)
         self.layers = decoder_layers(config.layer)
-        first: Any = self.layers[0]
-        first.input_layernorm = nn.Identity()
+        first_layer: Any = self.layers[0]
+        first_layer.input_layernorm = nn.Identity()
         self._add_ends(config, config.vocab)
 
     def _add_ends(self, config: Any, draft_vocab: int) -> None:
@@ -117,26 +117,26 @@ class EagleHead(nn.Module):
         return hidden_states[0]
 
     def forward(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
-        output = self._run(ModuleInputs.of(segments, states.dtype, states.device), states)
+        output = self.run_layers(ModuleInputs.of(segments, states.dtype, states.device), states)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        parts = split(output, [segment.nodes for segment in segments])
-        wanted = join([segment.wanted_of(part) for segment, part in zip(segments, parts, strict=True)])
-        return over_vocabulary(self, self.draft_logits(wanted)[0]), self.next_hidden(output)
+        segment_outputs = split(output, [segment.nodes for segment in segments])
+        wanted_rows = join([segment.wanted_of(rows) for segment, rows in zip(segments, segment_outputs, strict=True)])
+        return over_vocabulary(self, self.draft_logits(wanted_rows)[0]), self.next_hidden(output)
 
-    def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
+    def run_layers(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
         """Run the layers over rows whose plan says what they attend to."""
-        shared = self._shared(inputs, hidden)
+        layer_kwargs = self._shared(inputs, hidden)
         output = self.fc(torch.cat((self.embed_tokens(inputs.tokens), hidden), -1))
         for layer in self.layers:
-            output = layer(output, **shared)
+            output = layer(output, **layer_kwargs)
         return output
 
     def _shared(self, inputs: ModuleInputs, hidden: Tensor) -> dict[str, Any]:
         """What all decoder layers are given."""
         rotary = self.rotary(hidden, inputs.positions)
-        shared = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
-        return shared | as_cache(self.layers[0], inputs.cache)
+        layer_kwargs = {"position_embeddings": rotary, "tree_plan": inputs.plan, "attention_mask": None}
+        return layer_kwargs | as_cache(self.layers[0], inputs.cache)
 
     @property
     def device(self) -> torch.device:
@@ -186,21 +186,22 @@ class Eagle3Head(EagleHead):
 
     def __init__(self, config: Eagle3Config) -> None:
         nn.Module.__init__(self)
-        hidden, eps = config.hidden, config.layer.rms_norm_eps
-        fused = config.states * config.target_hidden
+        hidden_size = config.hidden
+        eps = config.layer.rms_norm_eps
+        fused_size = config.states * config.target_hidden
         self.fc_norm = nn.ModuleList(
             LlamaRMSNorm(config.target_hidden, eps) for _ in range(config.states * config.normed_states)
         )
-        self.input_norm = LlamaRMSNorm(fused, eps) if config.normed_input else nn.Identity()
-        self.fc = nn.Linear(fused, hidden, bias=False)
+        self.input_norm = LlamaRMSNorm(fused_size, eps) if config.normed_input else nn.Identity()
+        self.fc = nn.Linear(fused_size, hidden_size, bias=False)
         self.layers = decoder_layers(config.layer)
-        first: Any = self.layers[0]
-        first.hidden_norm = LlamaRMSNorm(hidden, eps)
+        first_layer: Any = self.layers[0]
+        first_layer.hidden_norm = LlamaRMSNorm(hidden_size, eps)
         for name in ("q_proj", "k_proj", "v_proj"):
-            narrow = getattr(first.self_attn, name)
-            wide = nn.Linear(2 * hidden, narrow.out_features, bias=narrow.bias is not None)
-            setattr(first.self_attn, name, wide)
-        self.norm = LlamaRMSNorm(hidden, eps)
+            projection = getattr(first_layer.self_attn, name)
+            wide_projection = nn.Linear(2 * hidden_size, projection.out_features, bias=projection.bias is not None)
+            setattr(first_layer.self_attn, name, wide_projection)
+        self.norm = LlamaRMSNorm(hidden_size, eps)
         self._add_ends(config, config.draft_vocab)
 
     def fuse(self, hidden_states: HiddenStates) -> Tensor:
@@ -208,15 +209,17 @@ class Eagle3Head(EagleHead):
             hidden_states = tuple(norm(state) for norm, state in zip(self.fc_norm, hidden_states, strict=True))
         return self.fc(self.input_norm(torch.cat(hidden_states, -1)))
 
-    def _run(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
-        first: Any = self.layers[0]
-        shared = self._shared(inputs, hidden)
-        normed = first.hidden_norm(hidden)
-        pair = torch.cat((first.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
-        hidden = (normed if self.config.normed_residual else hidden) + first.self_attn(pair, **shared)[0]
-        hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
+    def run_layers(self, inputs: ModuleInputs, hidden: Tensor) -> Tensor:
+        first_layer: Any = self.layers[0]
+        layer_kwargs = self._shared(inputs, hidden)
+        normed = first_layer.hidden_norm(hidden)
+        attention_input = torch.cat((first_layer.input_layernorm(self.embed_tokens(inputs.tokens)), normed), -1)
+        hidden = (normed if self.config.normed_residual else hidden) + first_layer.self_attn(
+            attention_input, **layer_kwargs
+        )[0]
+        hidden = hidden + first_layer.mlp(first_layer.post_attention_layernorm(hidden))
         for layer in self.layers[1:]:
-            hidden = layer(hidden, **shared)
+            hidden = layer(hidden, **layer_kwargs)
         return hidden
 
     @property
@@ -227,12 +230,14 @@ class Eagle3Head(EagleHead):
         config = self.config
         if config.normed_output and not config.normed_logits:
             raise AttributeError("a norm of states that is none of logits is not known")
-        first: Any = self.layers[0]
-        norms = {"token_norm": first.input_layernorm, "state_norm": first.hidden_norm}
+        first_layer: Any = self.layers[0]
+        norms = {"token_norm": first_layer.input_layernorm, "state_norm": first_layer.hidden_norm}
         entry = Entry(**norms, projection=None, normed_residual=config.normed_residual)
-        own = self._architecture(entry, self.norm if config.normed_logits else None)
+        architecture = self._architecture(entry, self.norm if config.normed_logits else None)
         # attention reads the pair in place of what that norm gives
-        return replace(own, blocks=[replace(own.blocks[0], before_attention=None), *own.blocks[1:]])
+        return replace(
+            architecture, blocks=[replace(architecture.blocks[0], before_attention=None), *architecture.blocks[1:]]
+        )
 
     def next_hidden(self, output: Tensor) -> Tensor:
         return self.norm(output) if self.config.normed_output else output

@@ -83,20 +83,24 @@ class HeadDrafter(ShownBySize):
         nbytes: int,
         select: Callable[[Any], Head] | None = None,
     ) -> None:
-        self.kind, self.modules, self.hidden_layers, self.zeros = kind, modules, hidden_layers, zeros
-        self.vocab_size, self.nbytes = vocab_size, nbytes
+        self.kind = kind
+        self.modules = modules
+        self.hidden_layers = hidden_layers
+        self.zeros = zeros
+        self.vocab_size = vocab_size
+        self.nbytes = nbytes
         self.levels: int | None = None
         self._selected = [SelectedBackend(module, select) for module in modules] if select else []
-        self.heads: tuple[Head, ...] = tuple(each.backend for each in self._selected) or tuple(modules)
+        self.heads: tuple[Head, ...] = tuple(selection.backend for selection in self._selected) or tuple(modules)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"({self.kind}, ", 1)
 
     def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request; its first row pairs the second token with the hidden state of the first."""
-        changed = [each.refresh() for each in self._selected]
-        if any(changed):
-            self.heads = tuple(each.backend for each in self._selected)
+        changes = [selection.refresh() for selection in self._selected]
+        if any(changes):
+            self.heads = tuple(selection.backend for selection in self._selected)
         return HeadSession(self, prompt, capacity)
 
     @in_inference_mode
@@ -115,15 +119,16 @@ class HeadDrafter(ShownBySize):
         level = sessions[0].level + 1
         with count_pass(sessions):
             if level < len(heads):
-                trees = [each.whole_tree(own) for each, own in zip(sessions, frontiers, strict=True)]
-                segments, states = [segment for segment, _ in trees], [read for _, read in trees]
+                trees = [session.whole_tree(frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
+                segments = [segment for segment, _ in trees]
+                states = [tree_states for _, tree_states in trees]
             else:
-                states = [each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)]
+                states = [session.inherited(frontier) for session, frontier in zip(sessions, frontiers, strict=True)]
                 segments = level_segments(sessions, frontiers)
             logits, outputs = heads[min(level, len(heads) - 1)](segments, join(states))
             sizes = [segment.nodes for segment in segments]
-            for session, own, output in zip(sessions, frontiers, outputs.split(sizes, 1), strict=True):
-                session.take(output, own)
+            for session, frontier, output in zip(sessions, frontiers, outputs.split(sizes, 1), strict=True):
+                session.take(output, frontier)
         return logits
 
     @in_inference_mode
@@ -136,7 +141,7 @@ class HeadDrafter(ShownBySize):
             return None
         with count_pass(sessions, count):
             frontiers = [Frontier([token], [0]) for token in tokens]
-            states = join([each.inherited(own) for each, own in zip(sessions, frontiers, strict=True)])
+            states = join([session.inherited(frontier) for session, frontier in zip(sessions, frontiers, strict=True)])
             return draft(level_segments(sessions, frontiers), count, allowed, states)
 
     def read(self, sessions: "Sequence[HeadSession]", rows: "Sequence[Rows]", wanted: slice) -> Tensor:
@@ -150,23 +155,24 @@ class HeadDrafter(ShownBySize):
         Returns:
             The wanted logits `[rows, vocab]` of the first head.
         """
-        logits, heads = torch.empty(0), sessions[0].shared
-        states = heads[0].fuse(_joined([own.states for own in rows]))
-        reading = [*zip(sessions, [own.tokens for own in rows], strict=True)]
+        logits = torch.empty(0)
+        heads = sessions[0].shared
+        states = heads[0].fuse(_joined([text_rows.states for text_rows in rows]))
+        session_tokens = [*zip(sessions, [text_rows.tokens for text_rows in rows], strict=True)]
         for index, head in enumerate(heads):
-            own = NOTHING if index else wanted
-            segments = [session.segment(index, tokens, own) for session, tokens in reading]
-            found, outputs = head(segments, states)
-            logits = logits if index else found
-            parts = split(outputs, [len(tokens) for _, tokens in reading])
-            later = [
-                (session, *session.commit_rows(index, tokens, part))
-                for (session, tokens), part in zip(reading, parts, strict=True)
+            wanted_rows = NOTHING if index else wanted
+            segments = [session.segment(index, tokens, wanted_rows) for session, tokens in session_tokens]
+            head_logits, outputs = head(segments, states)
+            logits = logits if index else head_logits
+            outputs_by_text = split(outputs, [len(tokens) for _, tokens in session_tokens])
+            next_rows = [
+                (session, *session.commit_rows(index, tokens, text_outputs))
+                for (session, tokens), text_outputs in zip(session_tokens, outputs_by_text, strict=True)
             ]
-            reading = [(session, tokens) for session, tokens, _ in later if tokens]
-            if not reading:
+            session_tokens = [(session, tokens) for session, tokens, _ in next_rows if tokens]
+            if not session_tokens:
                 break
-            states = join([read for _, tokens, read in later if tokens])
+            states = join([next_states for _, tokens, next_states in next_rows if tokens])
         return logits
 
 
@@ -212,9 +218,9 @@ class HeadSession(TreeSession):
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         rows = max(min(tokens, len(self.unread) - 1), 0)
         for start in range(0, rows, PREFILL_CHUNK):
-            part = slice(start, min(start + PREFILL_CHUNK, rows))
-            read = Rows(self.unread[part], tuple(state[:, part] for state in hidden_states))
-            self.drafter.read([self], [read], NOTHING)
+            chunk = slice(start, min(start + PREFILL_CHUNK, rows))
+            chunk_rows = Rows(self.unread[chunk], tuple(state[:, chunk] for state in hidden_states))
+            self.drafter.read([self], [chunk_rows], NOTHING)
         if tokens >= len(self.unread) > 0:  # the last state goes with the last token, the first round's root
             self._states = [tuple(state[:, rows:] for state in hidden_states)]
         self.unread = self.unread[rows:]
@@ -267,14 +273,15 @@ class HeadSession(TreeSession):
         cache.commit(range(len(tokens)))
         if head == len(self.caches) - 1:
             return [], outputs
-        before, self._newest[head] = self._newest[head], outputs[:, -1:]
+        previous_output, self._newest[head] = self._newest[head], outputs[:, -1:]
         if begins:
             return tokens[1:], outputs[:, :-1]
-        return tokens, torch.cat((before, outputs[:, :-1]), 1)
+        return tokens, torch.cat((previous_output, outputs[:, :-1]), 1)
 
     def begin_tree(self) -> None:
         """Begin a tree at the last token, whose rows are committed."""
-        self.unread, self._states = [], []
+        self.unread = []
+        self._states = []
         self.level = 0
         self._tree = list[Frontier]()
         self._seen = list[np.ndarray]()
@@ -292,20 +299,26 @@ class HeadSession(TreeSession):
 
         The states are the outputs of the head before at their parents.
         """
-        head, cache = self.level + 1, self.caches[self.level + 1]
+        head = self.level + 1
+        cache = self.caches[head]
         self._tree.append(frontier)
         self._seen.append(self.next_level(frontier)[1])
-        sizes = [len(own.tokens) for own in self._tree]
+        sizes = [len(level_frontier.tokens) for level_frontier in self._tree]
         nodes = sum(sizes)
-        visible = np.concatenate([np.pad(seen, ((0, 0), (0, nodes - seen.shape[1]))) for seen in self._seen])
+        visible = np.concatenate([np.pad(mask, ((0, 0), (0, nodes - mask.shape[1]))) for mask in self._seen])
         starts = [0, 1, *(1 + end for end in accumulate(sizes[:-2]))]
-        parents = [start + origin for start, own in zip(starts, self._tree, strict=False) for origin in own.origins]
-        tokens = np.array([token for own in self._tree for token in own.tokens])
+        parents = [
+            start + origin
+            for start, level_frontier in zip(starts, self._tree, strict=False)
+            for origin in level_frontier.origins
+        ]
+        tokens = np.array([token for level_frontier in self._tree for token in level_frontier.tokens])
         positions = cache.next_position + np.repeat(np.arange(len(sizes)), sizes)
         states = rows_of(torch.cat((self._newest[head - 1], self._outputs), 1), parents)
         return Segment(cache, tokens, positions, visible, slice(nodes - sizes[-1], None)), states
 
     def take(self, outputs: Tensor, frontier: Frontier) -> None:
         """Note the outputs `[1, rows, hidden]` of the rows of a new frontier, and of those before it if there are."""
-        self._outputs, self._hidden = outputs, outputs[:, -len(frontier.tokens) :]
+        self._outputs = outputs
+        self._hidden = outputs[:, -len(frontier.tokens) :]
         self.level += 1

@@ -85,16 +85,16 @@ def choose_head_backend(head: EagleHead) -> Head:
     rope = (head.config.layer.rope_parameters or {}).get("rope_type")
     if rope not in STATIC_ROPES or not is_plain_module(head):
         return head
-    own = _probe(head, head)
-    if native := _trusted(NativeBackend, head, own):
+    own_logits = _probe(head, head)
+    if native := _trusted(NativeBackend, head, own_logits):
         return native
-    fused = _trusted(FusedBackend, head, own)
-    if fused is None or own.device.type != "cuda" or fused.backend.spans != (EVERYTHING,):
+    fused = _trusted(FusedBackend, head, own_logits)
+    if fused is None or own_logits.device.type != "cuda" or fused.backend.spans != (EVERYTHING,):
         return fused or head
     heads, width, _ = head.layout.buffers[0]
     varlen = find_varlen_attention(fused.backend.empty, heads, width)
-    recorded = HeadBackend(head, RecordedBackend(fused.backend, CudaGraphs(own.device), varlen))
-    return recorded if _repeats(recorded, head, own) else fused
+    recorded = HeadBackend(head, RecordedBackend(fused.backend, CudaGraphs(own_logits.device), varlen))
+    return recorded if _repeats(recorded, head, own_logits) else fused
 
 
 def _trusted(kind: Any, head: EagleHead, own: Tensor) -> Any:
@@ -124,9 +124,10 @@ def _probe(backend: Head, head: EagleHead, shift: int = 0) -> Tensor:
     """The draft logits of rows behind as many committed ones; with a shift, of other tokens and states."""
     weight = head.fc.weight
     states = torch.linspace(-1, 1, ROWS * weight.shape[1], device=weight.device).to(weight.dtype)
-    hidden = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))
-    cache, tokens = backend.new_cache(2 * ROWS), [(row + shift) % head.config.vocab for row in range(ROWS)]
-    _, hidden = backend([Segment.of_text(cache, tokens)], hidden)
+    input_states = backend.fuse(states.view(1, ROWS, -1).roll(shift, 1).split(head.config.target_hidden, -1))
+    cache = backend.new_cache(2 * ROWS)
+    tokens = [(row + shift) % head.config.vocab for row in range(ROWS)]
+    _, input_states = backend([Segment.of_text(cache, tokens)], input_states)
     cache.commit(range(ROWS))
-    logits, _ = backend([Segment.of_text(cache, tokens)._replace(wanted=slice(None))], hidden)
+    logits, _ = backend([Segment.of_text(cache, tokens)._replace(wanted=slice(None))], input_states)
     return logits if head.target_ids is None else logits[:, head.target_ids]

@@ -69,7 +69,9 @@ class MedusaHeads(nn.ModuleList):
             )
             for _ in range(heads)
         )
-        self.count, self.layers, self.shared = heads, layers, shared
+        self.count = heads
+        self.layers = layers
+        self.shared = shared
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map `[..., hidden]` to logits `[..., heads, vocab]`; with a shared projection to `[..., heads, hidden]`."""
@@ -103,9 +105,12 @@ class HydraHeads(nn.Module):
         embeds: bool = False,
     ) -> None:
         super().__init__()
-        self.count, self.hidden, self.shared, self.grounded = heads, hidden, shared, grounded
-        parts = [level + 2 if grounded else 1 for level in range(heads)]
-        blocks = [[ResBlock(hidden, width), *(ResBlock(hidden) for _ in range(layers - 1))] for width in parts]
+        self.count = heads
+        self.hidden = hidden
+        self.shared = shared
+        self.grounded = grounded
+        widths = [level + 2 if grounded else 1 for level in range(heads)]
+        blocks = [[ResBlock(hidden, width), *(ResBlock(hidden) for _ in range(layers - 1))] for width in widths]
         outputs = [] if shared else [nn.Linear(hidden, vocab) for _ in range(heads)]
         self.hydra_mlp = nn.ModuleList(nn.Sequential(*(_with_dropout_slots(row) if prefix else row)) for row in blocks)
         self.hydra_lm_head = nn.ModuleList(
@@ -138,7 +143,7 @@ class HydraHeads(nn.Module):
 
 def _with_dropout_slots(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Put an identity before each module: Hydra++ checkpoints number the dropout layers that stood there."""
-    return [part for module in modules for part in (nn.Identity(), module)]
+    return [layer for module in modules for layer in (nn.Identity(), module)]
 
 
 def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
@@ -148,8 +153,8 @@ def prefix_config(config: PreTrainedConfig) -> LlamaConfig:
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in rope:
         fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return layer_config({"intermediate_size": 4 * config.hidden_size, **given})
+    known_fields = {name: value for name, value in fields.items() if value is not None}
+    return layer_config({"intermediate_size": 4 * config.hidden_size, **known_fields})
 
 
 def layer_config(fields: dict[str, Any]) -> LlamaConfig:
@@ -207,9 +212,9 @@ class HeadsSession(Session):
         self._unread = unread if self.drafter.reads_text else unread[:, -1:]
 
     def _extend_context(self, hidden: Tensor) -> None:
-        for part in hidden.split(PREFILL_CHUNK, 1):
-            if part.shape[1]:
-                self._context = self.drafter.extend_context(self._cache, part)[:, -1:]
+        for chunk in hidden.split(PREFILL_CHUNK, 1):
+            if chunk.shape[1]:
+                self._context = self.drafter.extend_context(self._cache, chunk)[:, -1:]
 
 
 class HeadsDrafter(ShownBySize):
@@ -261,8 +266,9 @@ class MedusaDrafter(HeadsDrafter):
         with count_pass(sessions):
             contexts = torch.cat([session.context() for session in sessions])
             logits = self.project(self.heads(contexts))[:, 0]
-        for session, own in zip(sessions, logits, strict=True):
-            session.drafted, session.level = own, 0
+        for session, session_logits in zip(sessions, logits, strict=True):
+            session.drafted = session_logits
+            session.level = 0
         return logits[:, 0]
 
     @in_inference_mode
@@ -270,8 +276,10 @@ class MedusaDrafter(HeadsDrafter):
         """Logits `[nodes, vocab]` after each node, which are its head's; see `SharedDrafter`."""
         for session in sessions:
             session.level += 1
-        own = zip(sessions, frontiers, strict=True)
-        return torch.cat([session.drafted[session.level].expand(len(frontier.tokens), -1) for session, frontier in own])
+        session_frontiers = zip(sessions, frontiers, strict=True)
+        return torch.cat(
+            [session.drafted[session.level].expand(len(frontier.tokens), -1) for session, frontier in session_frontiers]
+        )
 
 
 class HydraDrafter(HeadsDrafter):
@@ -283,7 +291,8 @@ class HydraDrafter(HeadsDrafter):
         self.embed = heads.input_embed_fn or embedding(target)
         if heads.prefix_embeding_layer is not None:
             heads.prefix_embeding_layer.set_attn_implementation(NAME)
-            self.reads_text, self.layout = True, CacheLayout.of_config(heads.prefix_embeding_layer.config)
+            self.reads_text = True
+            self.layout = CacheLayout.of_config(heads.prefix_embeding_layer.config)
 
     @in_inference_mode
     def root(self, sessions: Sequence[HeadsSession]) -> Tensor:
@@ -300,9 +309,10 @@ class HydraDrafter(HeadsDrafter):
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             inherited = [
-                rows_of(session.drafted, own.origins) for session, own in zip(sessions, frontiers, strict=True)
+                rows_of(session.drafted, frontier.origins)
+                for session, frontier in zip(sessions, frontiers, strict=True)
             ]
-            tokens = [token for own in frontiers for token in own.tokens]
+            tokens = [token for frontier in frontiers for token in frontier.tokens]
             return self._draft(sessions[0].level + 1, sessions, inherited, tokens)
 
     def _draft(
@@ -311,8 +321,11 @@ class HydraDrafter(HeadsDrafter):
         """Logits `[nodes, vocab]` of a level, given the parents' inputs `[1, width, inputs]` of each session."""
         ids = torch.tensor([tokens], device=self.zero_hidden.device)
         inputs = torch.cat((torch.cat([*inherited], 1), self.embed(ids)), 2)
-        for session, own in zip(sessions, inputs.split([each.shape[1] for each in inherited], 1), strict=True):
-            session.drafted, session.level = own, level
+        for session, session_inputs in zip(
+            sessions, inputs.split([parent_inputs.shape[1] for parent_inputs in inherited], 1), strict=True
+        ):
+            session.drafted = session_inputs
+            session.level = level
         return self.project(self.heads(level, inputs))[0]
 
     @in_inference_mode
@@ -327,8 +340,8 @@ class HydraDrafter(HeadsDrafter):
         count = hidden.shape[1]
         segment = Segment.of_text(cache, [0] * count)  # it reads their states
         inputs = ModuleInputs.of([segment], hidden.dtype, hidden.device)
-        given = {"use_cache": True, "tree_plan": inputs.plan, **as_cache(prefix, cache)}
-        out = prefix(inputs_embeds=hidden, position_ids=inputs.positions, **given)
+        layer_kwargs = {"use_cache": True, "tree_plan": inputs.plan, **as_cache(prefix, cache)}
+        out = prefix(inputs_embeds=hidden, position_ids=inputs.positions, **layer_kwargs)
         cache.grow(segment.positions)
         cache.commit(range(count))
         return out.last_hidden_state
@@ -387,11 +400,11 @@ def last_layer(target: PreTrainedModel) -> int:
 
 def own_bytes(heads: Any, target: PreTrainedModel) -> int:
     """Return the bytes of the heads' parameters that are not shared with the target."""
-    shared = {place(each) for each in target.parameters()}
-    return sum(each.nbytes for each in heads.parameters() if place(each) not in shared)
+    target_storage = {place(parameter) for parameter in target.parameters()}
+    return sum(parameter.nbytes for parameter in heads.parameters() if place(parameter) not in target_storage)
 
 
 def zero_hidden(target: PreTrainedModel) -> Tensor:
     """Return zeros `[1, 1, hidden]`, which a head reads while the target has no hidden state before the root."""
-    hidden = target.config.get_text_config().hidden_size
-    return torch.zeros(1, 1, hidden, dtype=target.dtype, device=target.device)
+    hidden_size = target.config.get_text_config().hidden_size
+    return torch.zeros(1, 1, hidden_size, dtype=target.dtype, device=target.device)

@@ -47,13 +47,13 @@ class LanguageModelDrafter(ShownBySize):
                 outputs = self.model.forward([session.unread_text() for session in unread])
                 for session, output in zip(unread, outputs, strict=True):
                     session.read(output.logits[0, -1])
-        return sessions[0].logits[None] if len(sessions) == 1 else torch.stack([each.logits for each in sessions])
+        return sessions[0].logits[None] if len(sessions) == 1 else torch.stack([session.logits for session in sessions])
 
     def expand(self, sessions: "Sequence[LanguageModelSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
         with count_pass(sessions):
             outputs = self.model.forward(level_segments(sessions, frontiers))
-            return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([each.logits[0] for each in outputs])
+            return outputs[0].logits[0] if len(outputs) == 1 else torch.cat([output.logits[0] for output in outputs])
 
     def chain(
         self, sessions: "Sequence[LanguageModelSession]", tokens: Sequence[int], count: int, allowed: int
@@ -67,11 +67,11 @@ class LanguageModelDrafter(ShownBySize):
             return None
         with count_pass(sessions, count):
             frontiers = [Frontier([token], [0]) for token in tokens]
-            found = draft(level_segments(sessions, frontiers), count, allowed)
-        for session, drafted in zip(sessions, found[0].T.tolist(), strict=True):
+            chains = draft(level_segments(sessions, frontiers), count, allowed)
+        for session, drafted in zip(sessions, chains[0].T.tolist(), strict=True):
             for token in drafted[:-1]:
                 session.next_level(Frontier([token], [0]))
-        return found
+        return chains
 
 
 class LanguageModelSession(TreeSession):
@@ -108,7 +108,8 @@ class LanguageModelSession(TreeSession):
     def read(self, logits: Tensor) -> None:
         """Commit the unread tokens' rows, given the last one's logits `[vocab]`."""
         self.cache.commit(range(len(self.unread)))
-        self.logits, self.unread = logits, []
+        self.logits = logits
+        self.unread = []
 
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
         self._expanded.append(frontier)
@@ -128,16 +129,17 @@ class LanguageModelSession(TreeSession):
         A level whose pass failed has no rows.
         """
         path: list[int] = []
-        first, parent = 0, 0
+        first_row = 0
+        parent = 0
         for token, frontier in zip(tokens, self._expanded, strict=False):
             nodes = [*zip(frontier.tokens, frontier.origins, strict=True)]
             if (token, parent) not in nodes:
                 break
             parent = nodes.index((token, parent))
-            if first + parent >= self.cache.drafted:
+            if first_row + parent >= self.cache.drafted:
                 break
-            path.append(first + parent)
-            first += len(nodes)
+            path.append(first_row + parent)
+            first_row += len(nodes)
         return path
 
     def _clamp_to_vocab(self, tokens: list[int]) -> list[int]:

@@ -44,24 +44,25 @@ class Confidence:
     def hit_probability(self, match: Match) -> float:
         """Probability that the next token is among the followers of a match."""
         bucket = _bucket(match)
-        hits, seen = self._tallies.get(bucket, (0.0, 0.0))
-        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[bucket[0]]) / (seen + PRIOR_WEIGHT)
+        hits, observations = self._tallies.get(bucket, (0.0, 0.0))
+        return (hits + PRIOR_WEIGHT * PRIOR_HIT_RATES[bucket[0]]) / (observations + PRIOR_WEIGHT)
 
     def learn(self, match: Match, token: int) -> None:
         """Record the token that came after a match."""
         bucket = _bucket(match)
-        hits, seen = self._tallies.get(bucket, (0.0, 0.0))
+        hits, observations = self._tallies.get(bucket, (0.0, 0.0))
         # A text changes from prose to code to a quotation, so recent observations must be able to outweigh old ones.
-        fade = 0.5 if seen >= FADE_AFTER else 1.0
-        self._tallies[bucket] = fade * hits + (token in match.followers), fade * seen + 1
+        fade = 0.5 if observations >= FADE_AFTER else 1.0
+        self._tallies[bucket] = fade * hits + (token in match.followers), fade * observations + 1
 
     def next_token_probs(self, match: Match | None) -> tuple[dict[int, float], float]:
         """Probability of each proposed follower, in proportion to its count, and of all other tokens together."""
         if match is None:
             return {}, 1.0
-        recent = dict(islice(reversed(match.followers.items()), MAX_FOLLOWERS))
-        hit, total = self.hit_probability(match), sum(recent.values())
-        return {token: hit * count / total for token, count in recent.items()}, 1 - hit
+        recent_followers = dict(islice(reversed(match.followers.items()), MAX_FOLLOWERS))
+        hit = self.hit_probability(match)
+        total = sum(recent_followers.values())
+        return {token: hit * count / total for token, count in recent_followers.items()}, 1 - hit
 
 
 def _bucket(match: Match) -> tuple[int, int]:
@@ -102,14 +103,14 @@ class LookupDrafter(ShownBySize):
 
     def expand(self, sessions: Sequence["LookupSession"], frontiers: Sequence[Frontier]) -> Candidates:
         """What may follow each node of the frontiers; see `SharedDrafter`."""
-        pairs = zip(sessions, frontiers, strict=True)
-        return self._propose(sessions, [session.step(frontier) for session, frontier in pairs])
+        session_frontiers = zip(sessions, frontiers, strict=True)
+        return self._propose(sessions, [session.step(frontier) for session, frontier in session_frontiers])
 
     def _propose(self, sessions: Sequence["LookupSession"], cursors: Sequence[list[Cursor]]) -> Candidates:
         rows = list[tuple[list[int], list[float], float]]()
-        for session, own in zip(sessions, cursors, strict=True):
+        for session, session_cursors in zip(sessions, cursors, strict=True):
             with count_pass([session]):
-                rows += session.look_up(own)
+                rows += session.look_up(session_cursors)
         return Candidates.of_rows(rows, self.vocab_size)
 
 
@@ -152,7 +153,8 @@ class LookupSession(Session):
     def __init__(self, drafter: LookupDrafter, index: SuffixAutomaton, prompt: list[int]) -> None:
         super().__init__(drafter, torch.device("cpu"))  # by whose clock its lookups are timed
         self.device = drafter.device
-        self._index, self._confidence = index, Confidence()
+        self._index = index
+        self._confidence = Confidence()
         self._unread = list(prompt)
         self._cursors: list[Cursor] = []
 
@@ -171,15 +173,16 @@ class LookupSession(Session):
 
     def step(self, frontier: Frontier) -> list[Cursor]:
         """The cursors of a new frontier."""
-        pairs = zip(frontier.tokens, frontier.origins, strict=True)
-        return [self._index.step(self._cursors[origin], token) for token, origin in pairs]
+        nodes = zip(frontier.tokens, frontier.origins, strict=True)
+        return [self._index.step(self._cursors[origin], token) for token, origin in nodes]
 
     def look_up(self, cursors: list[Cursor]) -> list[tuple[list[int], list[float], float]]:
         """Per cursor, which become the frontier's, the tokens to propose, their log-probabilities, and the others'."""
-        self._cursors, rows = cursors, []
+        self._cursors = cursors
+        rows = []
         for cursor in cursors:
-            probs, others = self._confidence.next_token_probs(self._index.match(cursor))
-            rows.append(([*probs], [*map(log, probs.values())], log(others)))
+            probs, other_prob = self._confidence.next_token_probs(self._index.match(cursor))
+            rows.append(([*probs], [*map(log, probs.values())], log(other_prob)))
         return rows
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
@@ -194,7 +197,9 @@ class LookupSession(Session):
         """Expected number of accepted tokens of the likeliest path of at most `levels` tokens."""
         with self.timer:
             self._index_unread()
-            cursor, path_prob, total = self._index.end, 1.0, 0.0
+            cursor = self._index.end
+            path_prob = 1.0
+            total = 0.0
             for _ in range(levels):
                 probs, _ = self._confidence.next_token_probs(self._index.match(cursor))
                 if not probs:

@@ -21,7 +21,8 @@ class MixedDrafter(ShownBySize):
     """
 
     def __init__(self, lookup: LookupDrafter, model: Drafter) -> None:
-        self.lookup, self.model = lookup, model
+        self.lookup = lookup
+        self.model = model
         self.vocab_size = lookup.vocab_size
         self.context = model.context
         self.hidden_layers = model.hidden_layers
@@ -44,7 +45,9 @@ class MixedSession(Session):
     mixes = True
 
     def __init__(self, lookup: LookupSession, model: Session) -> None:
-        self._lookup, self._model, self._model_text = lookup, model, LateReader(model)
+        self._lookup = lookup
+        self._model = model
+        self._model_text = LateReader(model)
 
     @property
     def passes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -44,8 +44,14 @@ class MtpLayer:
 
     def __call__(self, segments: Sequence[Segment], states: Tensor) -> tuple[Tensor, Tensor]:
         if len(segments) > 1 and not self.model.shares_passes:
-            read = split(states, [segment.nodes for segment in segments])
-            logits, outputs = zip(*(self([own], part) for own, part in zip(segments, read, strict=True)), strict=True)
+            split_states = split(states, [segment.nodes for segment in segments])
+            logits, outputs = zip(
+                *(
+                    self([segment], segment_states)
+                    for segment, segment_states in zip(segments, split_states, strict=True)
+                ),
+                strict=True,
+            )
             return join(logits, 0), join(outputs)
         self._embedding.states = states
         try:
@@ -62,6 +68,7 @@ class MtpLayer:
 
 def mtp_drafter(modules: Sequence[PreTrainedModel], target: PreTrainedModel) -> HeadDrafter:
     """The drafter of MTP layers, as `MtpLayer` takes them, for the model they belong to."""
-    layers, nbytes = [MtpLayer(module) for module in modules], own_bytes(nn.ModuleList(modules), target)
+    layers = [MtpLayer(module) for module in modules]
+    nbytes = own_bytes(nn.ModuleList(modules), target)
     vocab = layers[0].model.vocab_size
     return HeadDrafter("mtp", layers, (last_layer(target),), (zero_hidden(target),), vocab, nbytes)

@@ -25,7 +25,8 @@ class OtherTokenizerDrafter(ShownBySize):
     """
 
     def __init__(self, model: Model, vocabulary: VocabularyMap) -> None:
-        self.model, self.vocabulary = model, vocabulary
+        self.model = model
+        self.vocabulary = vocabulary
         self._reader = LanguageModelDrafter(model)
         self.vocab_size = vocabulary.target_vocab
         self.context = self._reader.context
@@ -43,8 +44,10 @@ class OtherTokenizerDrafter(ShownBySize):
 
     def expand(self, sessions: "Sequence[OtherTokenizerSession]", frontiers: Sequence[Frontier]) -> Tensor:
         """Logits `[nodes, vocab + 1]` after each node; see `drafttree.drafters.base.SharedDrafter`."""
-        own = [Frontier([*map(self.vocabulary.twin, each.tokens)], each.origins) for each in frontiers]
-        return self.vocabulary.spread(self._reader.expand(sessions, own))
+        draft_frontiers = [
+            Frontier([*map(self.vocabulary.twin, frontier.tokens)], frontier.origins) for frontier in frontiers
+        ]
+        return self.vocabulary.spread(self._reader.expand(sessions, draft_frontiers))
 
 
 class OtherTokenizerSession(LanguageModelSession):
@@ -56,22 +59,23 @@ class OtherTokenizerSession(LanguageModelSession):
     def __init__(self, drafter: OtherTokenizerDrafter, prompt: list[int], capacity: int) -> None:
         self._vocabulary = drafter.vocabulary
         self._last_position = (drafter.context or 1 << 62) - 1
-        self._own_tokens, self._known = list[int](), [0]
+        self._own_tokens = list[int]()
+        self._known = [0]
         super().__init__(drafter, self._translate(prompt), capacity)  # pyright: ignore[reportArgumentType]
         self._prefilled = 0
 
     def _translate(self, tokens: list[int]) -> list[int]:
         """The draft model's tokens of the text's next part."""
-        before = len(self._own_tokens)
-        own, known = self._vocabulary.translate(tokens)
-        self._own_tokens += own
-        self._known += (before + count for count in known)
-        return own
+        offset = len(self._own_tokens)
+        draft_tokens, known_counts = self._vocabulary.translate(tokens)
+        self._own_tokens += draft_tokens
+        self._known += (offset + count for count in known_counts)
+        return draft_tokens
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         self._prefilled = min(self._prefilled + tokens, len(self._known) - 1)
-        read = len(self._own_tokens) - len(self.unread)
-        super().prefill(hidden_states, max(min(self._known[self._prefilled], self._last_position + 1) - read, 0))
+        rows_read = len(self._own_tokens) - len(self.unread)
+        super().prefill(hidden_states, max(min(self._known[self._prefilled], self._last_position + 1) - rows_read, 0))
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         super().commit(self._translate(tokens), hidden_states)
@@ -82,11 +86,14 @@ class OtherTokenizerSession(LanguageModelSession):
 
     def resume(self, kept: object, tokens: int) -> int:
         """As in `Session`; what texts share counts in the draft model's tokens."""
-        theirs, cache = kept if isinstance(kept, tuple) else ([], None)
-        pairs = enumerate(zip(theirs, self._own_tokens[:-1], strict=False))
-        shared = next((place for place, (their, own) in pairs if their != own), min(len(theirs), len(self.unread) - 1))
-        resumed = super().resume(cache, shared) if isinstance(cache, TreeCache) else 0
-        self._prefilled = min(bisect_right(self._known, resumed) - 1, tokens)
+        kept_tokens, cache = kept if isinstance(kept, tuple) else ([], None)
+        token_pairs = enumerate(zip(kept_tokens, self._own_tokens[:-1], strict=False))
+        shared_length = next(
+            (index for index, (kept_token, own_token) in token_pairs if kept_token != own_token),
+            min(len(kept_tokens), len(self.unread) - 1),
+        )
+        resumed_rows = super().resume(cache, shared_length) if isinstance(cache, TreeCache) else 0
+        self._prefilled = min(bisect_right(self._known, resumed_rows) - 1, tokens)
         return self._prefilled
 
     def unread_text(self) -> Segment:

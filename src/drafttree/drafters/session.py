@@ -48,7 +48,8 @@ class TreeSession(Session):
         shared: object = None,
     ) -> None:
         super().__init__(drafter, device, shared)
-        self.cache, self.unread = cache, [*unread]
+        self.cache = cache
+        self.unread = [*unread]
         self.forget_tree()
 
     @property
@@ -59,21 +60,23 @@ class TreeSession(Session):
         return self.cache.copy_rows(tokens)
 
     def resume(self, kept: object, tokens: int) -> int:
-        resumed = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
-        self.unread = self.unread[resumed:]
-        return resumed
+        resumed_rows = self.cache.resume(kept, tokens) if isinstance(kept, TreeCache) else 0
+        self.unread = self.unread[resumed_rows:]
+        return resumed_rows
 
     def forget_tree(self) -> None:
         """Begin a tree at the root, whose row is committed."""
-        self._levels, self._visible = 0, np.zeros((1, 0), dtype=bool)
+        self._levels = 0
+        self._visible = np.zeros((1, 0), dtype=bool)
 
     def next_level(self, frontier: Frontier) -> tuple[int, np.ndarray]:
         """The position of a new frontier's nodes, and which drafted rows each of them attends to, itself included."""
         position = self.cache.next_position + self._levels
-        count, seen = len(frontier.tokens), self._visible.shape[1]
-        visible = np.zeros((count, seen + count), dtype=bool)
-        visible[:, :seen] = self._visible[frontier.origins]
-        visible.reshape(-1)[seen :: seen + count + 1] = True
+        count = len(frontier.tokens)
+        past_rows = self._visible.shape[1]
+        visible = np.zeros((count, past_rows + count), dtype=bool)
+        visible[:, :past_rows] = self._visible[frontier.origins]
+        visible.reshape(-1)[past_rows :: past_rows + count + 1] = True
         self._visible = visible
         self._levels += 1
         return position, self._visible
@@ -112,16 +115,19 @@ def draft_expand(
         device: the device of the sessions' tensors.
     """
     if len(sessions) > 1:
-        drafting = [(session, own) for session, own in zip(sessions, frontiers, strict=True) if own.tokens]
-        sessions, frontiers = [session for session, _ in drafting], [own for _, own in drafting]
-    counts = [len(own.tokens) for own in frontiers]
+        session_frontiers = [
+            (session, frontier) for session, frontier in zip(sessions, frontiers, strict=True) if frontier.tokens
+        ]
+        sessions = [session for session, _ in session_frontiers]
+        frontiers = [frontier for _, frontier in session_frontiers]
+    counts = [len(frontier.tokens) for frontier in frontiers]
     if drafter := _shared_drafter(sessions):
         return _checked(drafter, "expand", drafter.expand(sessions, frontiers), (sum(counts),))
-    found = list[Tensor]()
-    for session, own, count in zip(sessions, frontiers, counts, strict=True):
-        ids, above = torch.tensor([own], device=device)[0, :, None]
-        found.append(_checked(session, "expand", session.expand(ids, above), (1, count))[0])
-    return _joined(found)
+    logits = list[Tensor]()
+    for session, frontier, count in zip(sessions, frontiers, counts, strict=True):
+        ids, origins = torch.tensor([frontier], device=device)[0, :, None]
+        logits.append(_checked(session, "expand", session.expand(ids, origins), (1, count))[0])
+    return _joined(logits)
 
 
 def draft_chain(
@@ -133,8 +139,8 @@ def draft_chain(
     """
     drafter: Any = _shared_drafter(sessions)
     spaces = getattr(drafter, "__dict__", {}), *map(vars, type(drafter).__mro__)
-    own = next((space for space in spaces if {"chain", "expand"} & {*space}), {})
-    return drafter.chain(sessions, tokens, count, allowed) if {"chain", "expand"} <= {*own} else None
+    namespace = next((space for space in spaces if {"chain", "expand"} & {*space}), {})
+    return drafter.chain(sessions, tokens, count, allowed) if {"chain", "expand"} <= {*namespace} else None
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
@@ -147,23 +153,26 @@ def _checked(part: object, name: str, logits: Any, shape: tuple[int, ...]) -> An
     Raises:
         ConfigError: they are no logits of so many nodes.
     """
-    wanted, what = f"[{', '.join(map(str, shape))}, vocab]", f"{type(part).__name__}.{name} returns"
+    wanted_shape = f"[{', '.join(map(str, shape))}, vocab]"
+    subject = f"{type(part).__name__}.{name} returns"
     if isinstance(logits, Candidates) and shape == (logits.nodes,):
         return logits
     if not isinstance(logits, Tensor):
-        raise ConfigError(f"{what} {type(logits).__name__}; it must return a tensor of logits {wanted}")
+        raise ConfigError(f"{subject} {type(logits).__name__}; it must return a tensor of logits {wanted_shape}")
     if logits.shape[:-1] != shape or not logits.shape[-1] or not logits.is_floating_point():
-        raise ConfigError(f"{what} {logits.dtype} {list(logits.shape)}; it must return floating-point logits {wanted}")
+        raise ConfigError(
+            f"{subject} {logits.dtype} {list(logits.shape)}; it must return floating-point logits {wanted_shape}"
+        )
     return logits
 
 
 def _shared_drafter(sessions: Sequence[Session]) -> SharedDrafter | None:
     """The drafter of sessions that can share a pass: those of a subclass may draft in another way than its base."""
-    first = sessions[0]
-    if type(first).root is not Session.root:
+    first_session = sessions[0]
+    if type(first_session).root is not Session.root:
         return None
-    alike = (type(each) is type(first) and each.shared is first.shared for each in sessions)
-    return first.drafter if all(alike) else None
+    alike = (type(session) is type(first_session) and session.shared is first_session.shared for session in sessions)
+    return first_session.drafter if all(alike) else None
 
 
 class LateReader:
@@ -205,18 +214,20 @@ class LateReader:
         if not self.resting or self._tokens > MOST_MISSED:
             self.catch_up()
         elif len(self._missed) % MOST_PASSES == 0:
-            self._missed[-MOST_PASSES:] = [each.kept() for each in self._missed[-MOST_PASSES:]]
+            self._missed[-MOST_PASSES:] = [record.kept() for record in self._missed[-MOST_PASSES:]]
 
     def catch_up(self) -> None:
         """Tell the session all that it has missed."""
         if not self._missed:
             return
-        missed, self._missed, self._tokens = self._missed, [], 0
-        for each in missed:
-            if each.tokens is None:
-                self._session.prefill(each.hidden_states, each.size)
+        records = self._missed
+        self._missed = []
+        self._tokens = 0
+        for record in records:
+            if record.tokens is None:
+                self._session.prefill(record.hidden_states, record.size)
             else:
-                self._session.commit(each.tokens, each.rows)
+                self._session.commit(record.tokens, record.rows)
 
 
 class _Missed(NamedTuple):

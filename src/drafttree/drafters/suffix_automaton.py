@@ -73,8 +73,8 @@ class SuffixAutomaton:
     @property
     def nbytes(self) -> int:
         """Bytes of its tables, without the Python integers in them."""
-        parts = [part for state in self._states for part in (state, state.next, state.followers)]
-        return sum(map(sys.getsizeof, [self._states, *parts]))
+        tables = [table for state in self._states for table in (state, state.next, state.followers)]
+        return sum(map(sys.getsizeof, [self._states, *tables]))
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
@@ -84,15 +84,15 @@ class SuffixAutomaton:
                 break
             state.followers[token] = state.followers.pop(token, 0) + 1  # the most recent one is the last
             state = state.link
-        new = State(self._last.length + 1)
+        text_state = State(self._last.length + 1)
         number = len(self._states)
-        self._states.append(new)
+        self._states.append(text_state)
         source: State | None = self._last
         while source and token not in source.next:
             source.next[token] = number
             source = source.link
-        new.link = self._split(source, token) if source else self._root
-        self._last = new
+        text_state.link = self._split(source, token) if source else self._root
+        self._last = text_state
         self.end = self.step(self.end, token)
 
     def _split(self, state: State, token: int) -> State:
@@ -116,12 +116,13 @@ class SuffixAutomaton:
         state, length = cursor
         for _ in range(self._links):
             if token in state.next:
-                reached, length = self._states[state.next[token]], min(length, state.length) + 1
+                next_state = self._states[state.next[token]]
+                length = min(length, state.length) + 1
                 if length > self._longest:
                     length -= 1
-                    if reached.link and reached.link.length == length:
-                        reached = reached.link
-                return reached, length
+                    if next_state.link and next_state.link.length == length:
+                        next_state = next_state.link
+                return next_state, length
             if not state.link:
                 break
             state = state.link

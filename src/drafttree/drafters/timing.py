@@ -18,7 +18,8 @@ class PassTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
+        self._device = device
+        self._cuda = device.type == "cuda"
         self._seconds = self._began = self._latest = 0.0
         self._events: list[torch.cuda.Event] = []
 
@@ -26,9 +27,9 @@ class PassTimer:
     def seconds(self) -> float:
         """Seconds spent in all blocks so far."""
         while self._events:
-            began, ended, *self._events = self._events
-            ended.synchronize()
-            self._seconds += began.elapsed_time(ended) / 1e3
+            start_event, end_event, *self._events = self._events
+            end_event.synchronize()
+            self._seconds += start_event.elapsed_time(end_event) / 1e3
         return self._seconds
 
     def __enter__(self) -> "PassTimer":
@@ -61,10 +62,10 @@ class PassTimer:
 @contextmanager
 def time_together(timers: Sequence[PassTimer]) -> Iterator[None]:
     """Time a block once for several timers, each of which counts all of it."""
-    first, *others = timers
+    first_timer, *other_timers = timers
     try:
-        with first:
+        with first_timer:
             yield
     finally:
-        for other in others:
-            other.add_latest(first)
+        for timer in other_timers:
+            timer.add_latest(first_timer)

@@ -80,16 +80,17 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, vocab: int, rank: int, width: int, candidates: int) -> None:
         super().__init__()
-        self.predecessor_codebook, self.successor_codebook = nn.Embedding(vocab, rank), nn.Embedding(vocab, rank)
+        self.predecessor_codebook = nn.Embedding(vocab, rank)
+        self.successor_codebook = nn.Embedding(vocab, rank)
         self.hidden_projection = nn.Linear(width, rank, bias=False)
         self.candidates = candidates
 
     def forward(self, logits: Tensor, tokens: Tensor, rows: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """As of `Transition.forward`; nothing is kept of the path."""
-        best = logits.topk(self.candidates, -1)
+        top = logits.topk(self.candidates, -1)
         query = self.predecessor_codebook(tokens) * self.hidden_projection(rows)
-        pairs = (self.successor_codebook(best.indices) @ query[..., None]).squeeze(-1)
-        return torch.full_like(logits, -torch.inf).scatter_(-1, best.indices, best.values + pairs), memory
+        pair_scores = (self.successor_codebook(top.indices) @ query[..., None]).squeeze(-1)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, top.indices, top.values + pair_scores), memory
 
 
 TRANSITIONS: dict[str, type[Transition]] = {

@@ -43,19 +43,19 @@ def spell(tokenizer: PreTrainedTokenizerBase) -> dict[int, Spelling]:
     vocabulary = tokenizer.get_vocab()
     byte_level = _count(vocabulary, BYTE_SPACE) > _count(vocabulary, PIECE_SPACE)
     of_character = {character: byte for byte, character in bytes_to_unicode().items()}
-    special = {*tokenizer.all_special_ids}
-    added: Any = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
-    spelled = dict[int, Spelling]()
+    special_ids = {*tokenizer.all_special_ids}
+    added_vocab: Any = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
+    spellings = dict[int, Spelling]()
     for token, index in sorted(vocabulary.items(), key=lambda each: (_fallback_byte(each[0]) is not None, each[1])):
-        if token in added or index in special:
-            spelled[index] = Spelling(token.encode(), index in special)
+        if token in added_vocab or index in special_ids:
+            spellings[index] = Spelling(token.encode(), index in special_ids)
         elif byte_level and all(character in of_character for character in token):
-            spelled[index] = Spelling(bytes(of_character[character] for character in token))
+            spellings[index] = Spelling(bytes(of_character[character] for character in token))
         elif (byte := _fallback_byte(token)) is not None:
-            spelled[index] = Spelling(byte)
+            spellings[index] = Spelling(byte)
         else:
-            spelled[index] = Spelling(token.replace(PIECE_SPACE, " ").encode())
-    return spelled
+            spellings[index] = Spelling(token.replace(PIECE_SPACE, " ").encode())
+    return spellings
 
 
 class VocabularyMap:
@@ -91,18 +91,22 @@ class VocabularyMap:
         self._spelled = _below(target_vocab, spell(target))
         self._draft_spelled = _below(draft_vocab, spell(draft))
         self.tokens = len(self._spelled)
-        ours = _by_spelling(self._spelled, _marks(target).unknown)
-        theirs = _by_spelling(self._draft_spelled, _marks(draft).unknown)
-        self._draft_ids = {spelling: alike[0] for spelling, alike in theirs.items()}
+        target_ids = _by_spelling(self._spelled, _marks(target).unknown)
+        draft_ids = _by_spelling(self._draft_spelled, _marks(draft).unknown)
+        self._draft_ids = {spelling: alike[0] for spelling, alike in draft_ids.items()}
         self.twins = dict(
-            pair for spelling, alike in ours.items() for pair in zip(alike, theirs.get(spelling, ()), strict=False)
+            twin
+            for spelling, alike in target_ids.items()
+            for twin in zip(alike, draft_ids.get(spelling, ()), strict=False)
         )
-        for own, other in zip(_marks(target)[1:], _marks(draft)[1:], strict=True):
-            known = own in self._spelled and other in self._draft_spelled
-            if known and own not in self.twins and other not in self.twins.values():
-                self.twins[own] = other
-        self._stand_in = next((each for each in _marks(draft) if each in self._draft_spelled), 0)
-        self._longest_token = max((len(each.text) for each in self._draft_ids if not each.special), default=0)
+        for target_mark, draft_mark in zip(_marks(target)[1:], _marks(draft)[1:], strict=True):
+            in_vocabularies = target_mark in self._spelled and draft_mark in self._draft_spelled
+            if in_vocabularies and target_mark not in self.twins and draft_mark not in self.twins.values():
+                self.twins[target_mark] = draft_mark
+        self._stand_in = next((mark for mark in _marks(draft) if mark in self._draft_spelled), 0)
+        self._longest_token = max(
+            (len(spelling.text) for spelling in self._draft_ids if not spelling.special), default=0
+        )
         self._columns = torch.tensor([*self.twins.items()], device=device).reshape(-1, 2).T.contiguous()
 
     @property
@@ -120,10 +124,10 @@ class VocabularyMap:
             `[rows, target_vocab + 1]`, -inf for the target's tokens without a twin; the last column has the draft
             model's other tokens together.
         """
-        ours, theirs = self._columns
+        target_columns, draft_columns = self._columns
         spread = logits.new_full((len(logits), self.target_vocab + 1), -torch.inf)
-        spread.index_copy_(1, ours, logits.index_select(1, theirs))
-        spread[:, -1] = logits.index_fill(1, theirs, -torch.inf).logsumexp(1)
+        spread.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
+        spread[:, -1] = logits.index_fill(1, draft_columns, -torch.inf).logsumexp(1)
         return spread
 
     def twin(self, token: int) -> int:
@@ -140,56 +144,58 @@ class VocabularyMap:
             The ids, at least one for any text, and for every token of the target how many of them are known by it;
             the tokens between two twins are known together.
         """
-        ids, known = list[int](), list[int]()
+        ids = list[int]()
+        known_counts = list[int]()
         for twins, run in groupby(tokens, self.twins.__contains__):
-            own = [*run]
+            run_tokens = [*run]
             if twins:
-                known += range(len(ids) + 1, len(ids) + 1 + len(own))
-                ids += (self.twins[token] for token in own)
+                known_counts += range(len(ids) + 1, len(ids) + 1 + len(run_tokens))
+                ids += (self.twins[token] for token in run_tokens)
             else:
-                known += [len(ids)] * (len(own) - 1)
-                ids += self._spell(b"".join(self._spelled.get(token, Spelling(b"")).text for token in own))
-                known.append(len(ids))
-        return ids, known
+                known_counts += [len(ids)] * (len(run_tokens) - 1)
+                ids += self._spell(b"".join(self._spelled.get(token, Spelling(b"")).text for token in run_tokens))
+                known_counts.append(len(ids))
+        return ids, known_counts
 
     def _spell(self, text: bytes) -> list[int]:
         """The draft tokenizer's ids of a text, at least one."""
         ids = list[int]()
         with suppress(UnicodeDecodeError):
             ids = self._draft.encode(text.decode(), add_special_tokens=False)
-        if b"".join(self._draft_spelled[each].text for each in ids if each in self._draft_spelled) != text:
+        if b"".join(self._draft_spelled[index].text for index in ids if index in self._draft_spelled) != text:
             ids = self._longest(text)  # SentencePiece would put a space before it, for one
         return ids or [self._stand_in]
 
     def _longest(self, text: bytes) -> list[int]:
         """The ids of the longest tokens that spell a text; the stand-in's for what none begins with."""
-        ids, start = list[int](), 0
+        ids = list[int]()
+        start = 0
         while start < len(text):
-            longest = min(self._longest_token, len(text) - start)
-            parts = (Spelling(text[start : start + size]) for size in range(longest, 0, -1))
-            part = next((part for part in parts if part in self._draft_ids), None)
-            if part or ids[-1:] != [self._stand_in]:
-                ids.append(self._draft_ids[part] if part else self._stand_in)
-            start += len(part.text) if part else 1
+            max_size = min(self._longest_token, len(text) - start)
+            spellings = (Spelling(text[start : start + size]) for size in range(max_size, 0, -1))
+            spelling = next((spelling for spelling in spellings if spelling in self._draft_ids), None)
+            if spelling or ids[-1:] != [self._stand_in]:
+                ids.append(self._draft_ids[spelling] if spelling else self._stand_in)
+            start += len(spelling.text) if spelling else 1
         return ids
 
 
 def _marks(tokenizer: Any) -> Marks:
     ids = (tokenizer.unk_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id)
-    return Marks(*(-1 if each is None else each for each in ids))
+    return Marks(*(-1 if index is None else index for index in ids))
 
 
 def _below(size: int, spelled: dict[int, Spelling]) -> dict[int, Spelling]:
-    return {index: each for index, each in spelled.items() if index < size}
+    return {index: spelling for index, spelling in spelled.items() if index < size}
 
 
 def _by_spelling(spelled: Mapping[int, Spelling], unknown: int) -> dict[Spelling, list[int]]:
     """The ids of every spelling, in order; the unknown token and empty ones have none."""
-    found = dict[Spelling, list[int]]()
-    for index, each in spelled.items():
-        if each.text and index != unknown:
-            found.setdefault(each, []).append(index)
-    return found
+    ids = dict[Spelling, list[int]]()
+    for index, spelling in spelled.items():
+        if spelling.text and index != unknown:
+            ids.setdefault(spelling, []).append(index)
+    return ids
 
 
 def _count(vocabulary: Iterable[str], sign: str) -> int:
@@ -198,5 +204,5 @@ def _count(vocabulary: Iterable[str], sign: str) -> int:
 
 def _fallback_byte(token: str) -> bytes | None:
     """The byte of a token such as <0x0A>, which SentencePiece has for what no other token spells."""
-    found = re.fullmatch("<0x([0-9A-F]{2})>", token)
-    return bytes.fromhex(found[1]) if found else None
+    match = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(match[1]) if match else None

@@ -49,18 +49,19 @@ class _Watch:
     """
 
     def __init__(self) -> None:
-        self._evidence, self._seen = 0.0, set[int]()
+        self._evidence = 0.0
+        self._seen = set[int]()
 
     def _is_new(self, tokens: Sequence[int]) -> bool:
         context = hash(tuple(tokens[-CONTEXT:]))
-        known = context in self._seen
+        is_known = context in self._seen
         self._seen.add(context)
-        return not known
+        return not is_known
 
     def _weigh(self, success: bool, share: float) -> None:
         """Take a round into account whose chance of success should be this."""
-        less = share / (2 * FAR_LESS)
-        self._evidence += log(less / share) if success else log((1 - less) / (1 - share))
+        reduced_share = share / (2 * FAR_LESS)
+        self._evidence += log(reduced_share / share) if success else log((1 - reduced_share) / (1 - share))
 
 
 class AcceptanceWatch(_Watch):
@@ -74,7 +75,9 @@ class AcceptanceWatch(_Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.since, self.begin = Share(), Share(), 0
+        self.before = Share()
+        self.since = Share()
+        self.begin = 0
 
     def observe(self, tokens: Sequence[int], accepted: bool) -> bool:
         """Count a round that drafted something; whether drafts have become far worse.
@@ -93,7 +96,8 @@ class AcceptanceWatch(_Watch):
             self._weigh(accepted, share)
         if self._evidence <= 0:
             self.before.add(self.since.accepted, self.since.rounds)
-            self.since, self._evidence = Share(), 0.0
+            self.since = Share()
+            self._evidence = 0.0
         is_less = self.since.accepted * FAR_LESS <= share * self.since.rounds
         return self._evidence > EVIDENCE and self.since.rounds >= FEWEST and is_less
 
@@ -114,8 +118,10 @@ class HeadWatch(_Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found, self.claimed = Share(), 0.0
-        self.is_open, self.is_misread = True, False
+        self.found = Share()
+        self.claimed = 0.0
+        self.is_open = True
+        self.is_misread = False
 
     def observe(self, tokens: Sequence[int], logprobs: Tensor, token: int) -> None:
         """Count a round, unless the head cannot draft the target's token, which says nothing of how it is read.
@@ -127,11 +133,12 @@ class HeadWatch(_Watch):
         """
         if token >= len(logprobs) or not self._is_new(tokens):
             return
-        best = logprobs.topk(min(BEST, len(logprobs))).values
-        *claims, own = torch.cat((best, logprobs[token, None])).tolist()
-        if not own > -inf:
+        top_logprobs = logprobs.topk(min(BEST, len(logprobs))).values
+        *claims, token_logprob = torch.cat((top_logprobs, logprobs[token, None])).tolist()
+        if not token_logprob > -inf:
             return
-        claim, is_found = sum(map(exp, claims)), own >= claims[-1]
+        claim = sum(map(exp, claims))
+        is_found = token_logprob >= claims[-1]
         self._weigh(is_found, min(claim, HIGHEST_CLAIM))
         self.found.add(is_found, 1)
         self.claimed += claim

@@ -23,8 +23,8 @@ CALL = "call"
 
 def is_conversation(prompt: object) -> bool:
     """True for a list of messages; what a tokenizer returns is a mapping as well and no message."""
-    first = prompt[0] if isinstance(prompt, list | tuple) and prompt else None
-    return isinstance(first, Mapping) and "input_ids" not in first
+    first_message = prompt[0] if isinstance(prompt, list | tuple) and prompt else None
+    return isinstance(first_message, Mapping) and "input_ids" not in first_message
 
 
 def render_chat(
@@ -75,13 +75,13 @@ def _rendered(
     """What the chat template makes of messages."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the target's tokenizer has no chat template; give text or token ids instead of messages")
-    said = [_texts(number, message) for number, message in enumerate(messages, first)]
+    message_texts = [_texts(number, message) for number, message in enumerate(messages, first)]
     if variables.get("tools") is None and any(map(_is_about_calls, messages)):
         variables["tools"] = _no_tools(tokenizer)
     begins = begins and not goes_on
     if begins and messages[-1]["role"] == "assistant":
         raise InputError("the last message is the assistant's own; end with the message that it is to answer")
-    if goes_on and not any(said[-1]):
+    if goes_on and not any(message_texts[-1]):
         raise InputError("the last message has no content that continue_final_message could go on with")
 
     def render(shaped: Sequence[Message]) -> str:
@@ -89,16 +89,18 @@ def _rendered(
         ends = ends if len(shaped) == len(messages) else {}
         return tokenizer.apply_chat_template(list(shaped), tokenize=False, **{**variables, **ends})
 
-    shaped: list[Message] = list(messages)
+    shaped_messages: list[Message] = list(messages)
     try:
         template = tokenizer.get_chat_template(tools=variables.get("tools"))
-        shaped = [_shaped(*each, tokenizer, template) for each in zip(itertools.count(first), messages, said)]
-        text = render(shaped)
-        _check_shown(shaped, tokenizer, template, render, first)
+        shaped_messages = [
+            _shaped(*entry, tokenizer, template) for entry in zip(itertools.count(first), messages, message_texts)
+        ]
+        text = render(shaped_messages)
+        _check_shown(shaped_messages, tokenizer, template, render, first)
     except InputError:
         raise
     except Exception as error:  # a template is a program: it raises what it likes
-        raise _failure(error, shaped, render, first) from error
+        raise _failure(error, shaped_messages, render, first) from error
     return text
 
 
@@ -168,20 +170,20 @@ def _sample(
     def say(role: str) -> dict[str, Any]:
         return {"role": role, "content": (_form(tokenizer, template, role) or as_text)(["hello"])}
 
-    own = {"role": role, "content": content}
+    message = {"role": role, "content": content}
     if role == "user":
-        return [own]
+        return [message]
     if role == "assistant":
-        return [say("user"), own, say("user")]
+        return [say("user"), message, say("user")]
     if role not in ("tool", CALL):
-        return [own, say("user")]
+        return [message, say("user")]
     function = {"name": content if role == CALL else "f", "arguments": arguments}
     call = {
         **say("assistant"),
         "content": (_form(tokenizer, template, "assistant") or as_text)([beside]) if beside else "",
         "tool_calls": [{"id": 9 * "a", "type": "function", "function": function}],
     }
-    result = own if role == "tool" else say("tool")
+    result = message if role == "tool" else say("tool")
     return [say("user"), call, {**result, "tool_call_id": 9 * "a", "name": "f"}]
 
 
@@ -200,9 +202,9 @@ def turn_end(tokenizer: Any) -> str | None:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # as above; what is wrong is told where an answer is wanted
         return None
-    between = text.partition(answer)[2].partition(question)[0].rstrip()
-    special = any(token in between for token in special_tokens(tokenizer).values())
-    return None if special else between or None
+    separator = text.partition(answer)[2].partition(question)[0].rstrip()
+    is_special = any(token in separator for token in special_tokens(tokenizer).values())
+    return None if is_special else separator or None
 
 
 def _texts(number: int, message: object) -> list[str]:
@@ -215,12 +217,18 @@ def _texts(number: int, message: object) -> list[str]:
     if isinstance(content, str) or (content is None and role == "assistant"):
         return [content or ""]
     if not isinstance(content, list | tuple):
-        kind = type(content).__name__ if "content" in message else "missing"
-        raise InputError(f"the content of message {number} is {kind}; give text")
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InputError(f"the content of message {number} has {part!r} as a part; give parts of type 'text'")
-    return [part["text"] for part in content]
+        type_name = type(content).__name__ if "content" in message else "missing"
+        raise InputError(f"the content of message {number} is {type_name}; give text")
+    for content_part in content:
+        if (
+            not isinstance(content_part, Mapping)
+            or content_part.get("type") != "text"
+            or not isinstance(content_part.get("text"), str)
+        ):
+            raise InputError(
+                f"the content of message {number} has {content_part!r} as a part; give parts of type 'text'"
+            )
+    return [content_part["text"] for content_part in content]
 
 
 def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any, template: str) -> Message:
@@ -232,8 +240,8 @@ def _shaped(number: int, message: Message, texts: Sequence[str], tokenizer: Any,
             f"the chat template leaves out what message {number} says, as all content of the role {role!r}; use "
             "another chat template or role"
         )
-    beside = "hello" if any(texts) else ""
-    if message.get("tool_calls") and _form(tokenizer, template, CALL, beside) is None:
+    call_text = "hello" if any(texts) else ""
+    if message.get("tool_calls") and _form(tokenizer, template, CALL, call_text) is None:
         raise InputError(f"the chat template leaves out the tool calls of message {number}; give them as its content")
     return {**message, "content": (form or as_text)(texts or [""])}
 
@@ -242,29 +250,31 @@ def _check_shown(
     messages: Sequence[Message], tokenizer: Any, template: str, render: Callable[[Sequence[Message]], str], first: int
 ) -> None:
     """Refuse what a template leaves out since it shows but one of several: messages of the system, and calls."""
-    systems = [place for place, message in enumerate(messages) if message["role"] in ("system", "developer")]
-    systems = [place for place in systems if systems != [0] and any(_texts(place, messages[place]))]
-    several = [place for place, message in enumerate(messages) if len(message.get("tool_calls") or ()) > 1]
-    asked = [*messages]
-    for place in systems:
-        form = _form(tokenizer, template, messages[place]["role"]) or as_text
-        asked[place] = {**messages[place], "content": form([_word(place)])}
-    for place in several:
-        calls = [_renamed(call, _word(place, number)) for number, call in enumerate(messages[place]["tool_calls"])]
-        asked[place] = {**messages[place], "tool_calls": calls}
-    if asked == [*messages]:
+    system_indices = [index for index, message in enumerate(messages) if message["role"] in ("system", "developer")]
+    system_indices = [
+        index for index in system_indices if system_indices != [0] and any(_texts(index, messages[index]))
+    ]
+    call_indices = [index for index, message in enumerate(messages) if len(message.get("tool_calls") or ()) > 1]
+    probe_messages = [*messages]
+    for index in system_indices:
+        form = _form(tokenizer, template, messages[index]["role"]) or as_text
+        probe_messages[index] = {**messages[index], "content": form([_word(index)])}
+    for index in call_indices:
+        calls = [_renamed(call, _word(index, number)) for number, call in enumerate(messages[index]["tool_calls"])]
+        probe_messages[index] = {**messages[index], "tool_calls": calls}
+    if probe_messages == [*messages]:
         return
-    text = render(asked)
-    if (left := next((place for place in systems if _word(place) not in text), None)) is not None:
+    text = render(probe_messages)
+    if (omitted_index := next((index for index in system_indices if _word(index) not in text), None)) is not None:
         raise InputError(
-            f"the chat template leaves out what message {left + first} says, since it shows the role "
-            f"{messages[left]['role']!r} at one place alone; say all of that in the first message"
+            f"the chat template leaves out what message {omitted_index + first} says, since it shows the role "
+            f"{messages[omitted_index]['role']!r} at one place alone; say all of that in the first message"
         )
-    for place in several:
-        for number in range(len(messages[place]["tool_calls"])):
-            if _word(place, number) not in text:
+    for index in call_indices:
+        for number in range(len(messages[index]["tool_calls"])):
+            if _word(index, number) not in text:
                 raise InputError(
-                    f"the chat template leaves out tool call {number + 1} of message {place + first}; give each call, "
+                    f"the chat template leaves out tool call {number + 1} of message {index + first}; give each call, "
                     "with its result behind it, in a message of its own"
                 )
 
@@ -291,15 +301,15 @@ def _failure(
             return str(found) == str(error)
         return False
 
-    where = "these messages"
+    subject = "these messages"
     if not fails([{"role": "user", "content": "hello"}]):
         passes, number = 0, len(messages)
         while number - passes > 1:
             middle = (passes + number) // 2
             passes, number = (passes, middle) if fails(messages[:middle]) else (middle, number)
-        named = f"message {number - 1 + first}" if number - 1 + first else "the message that tells of the tools"
-        where = f"{named} (role {messages[number - 1]['role']!r})"
+        message_name = f"message {number - 1 + first}" if number - 1 + first else "the message that tells of the tools"
+        subject = f"{message_name} (role {messages[number - 1]['role']!r})"
     reason = " ".join(str(error).split())
     if type(error).__name__ == "TemplateError":  # jinja2's own kinds are subclasses
-        return InputError(f"the chat template refuses {where} with an error of its own: {reason}")
-    return InputError(f"the chat template fails on {where}: {type(error).__name__}: {reason}")
+        return InputError(f"the chat template refuses {subject} with an error of its own: {reason}")
+    return InputError(f"the chat template fails on {subject}: {type(error).__name__}: {reason}")

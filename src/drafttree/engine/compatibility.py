@@ -160,11 +160,11 @@ def incompatibility(policy: TreePolicy, verifier: type[Verifier]) -> str | None:
     """The rule a pair breaks, with the nearest pair that keeps it; None for a lossless pair."""
     if policy.form_for(verifier.proposal, chain=verifier.chains_only):
         return None
-    other = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"
+    choices = "'point-mass' or 'coupled'" if policy.reranks else "'traversal'"
     if verifier.chains_only and policy.branches:
-        return f"{verifier.__name__} judges chains only; use it with 'chain', or {other} with {type(policy).__name__}"
+        return f"{verifier.__name__} judges chains only; use it with 'chain', or {choices} with {type(policy).__name__}"
     name = type(policy).__name__
     return (
         f"{name} exists in selected form only, as it drops nodes in the end, and a drawn node must stay in the "
-        f"tree; use {other} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
+        f"tree; use {choices} with {name}, or {verifier.__name__} with 'talon' or 'dynatree'"
     )

@@ -58,22 +58,29 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any, tokens: frozenset[str], looked_for: frozenset[str]) -> None:
         backend = tokenizer.backend_tokenizer
-        added = backend.get_added_tokens_decoder()
-        spellings = {index: str(token.content) for index, token in added.items()}
+        added_tokens = backend.get_added_tokens_decoder()
+        spellings = {index: str(token.content) for index, token in added_tokens.items()}
         self._added = re.compile(_longest(spellings.values()))
-        control = _longest(tokens)
-        self._marked = re.compile(f"{START}({control}){END}|{START}|{END}", re.IGNORECASE)
+        control_pattern = _longest(tokens)
+        self._marked = re.compile(f"{START}({control_pattern}){END}|{START}|{END}", re.IGNORECASE)
         # Most texts have letters and white space that a token may begin with, so these are looked at in the end alone.
-        firsts = "".join({re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())})
-        whole = _longest(literal for literal in looked_for if not any(token.startswith(literal) for token in tokens))
-        first = f"[{firsts}]" if firsts else NOTHING
-        self._suspects = re.compile(f"(?P<token>{control})|(?P<literal>{whole})|{first}", re.IGNORECASE)
+        first_characters = "".join(
+            {re.escape(token[0]) for token in tokens if not (token[0].isalnum() or token[0].isspace())}
+        )
+        literal_pattern = _longest(
+            literal for literal in looked_for if not any(token.startswith(literal) for token in tokens)
+        )
+        first_pattern = f"[{first_characters}]" if first_characters else NOTHING
+        self._suspects = re.compile(
+            f"(?P<token>{control_pattern})|(?P<literal>{literal_pattern})|{first_pattern}", re.IGNORECASE
+        )
         names = [token.lower() for token in tokens]
-        self._names, self._longest = "\0".join(names), max(map(len, names), default=0)
+        self._names = "\0".join(names)
+        self._longest = max(map(len, names), default=0)
         self._beginnings = {token[:end] for token in names for end in range(1, len(token))}
         self._endings = {token[begin:] for token in names for begin in range(1, len(token))}
         self._stand_ins = {token: f"<{STAND_IN}{number}>" for number, token in enumerate(sorted(tokens))}
-        self._tokenizer = _renamed(backend, added.values(), self._stand_ins)
+        self._tokenizer = _renamed(backend, added_tokens.values(), self._stand_ins)
         self._ids = {
             self._tokenizer.token_to_id(self._stand_ins.get(name, name)): index for index, name in spellings.items()
         }
@@ -103,8 +110,8 @@ class ControlTokens:
         pieces = self._marked.split(rendered)  # what the template says and a token of a message take turns
         pieces[::2] = [self._added.sub(self._stand_in, piece) for piece in pieces[::2]]
         ids = self._tokenizer.encode("".join(filter(None, pieces)), add_special_tokens=False).ids
-        if made := [self._spelled[index] for index in ids if index in self._spelled]:
-            raise InputError(f"the tokenizer has no other tokens for the text {made[0]!r}; leave it out")
+        if spellings := [self._spelled[index] for index in ids if index in self._spelled]:
+            raise InputError(f"the tokenizer has no other tokens for the text {spellings[0]!r}; leave it out")
         return [self._ids.get(index, index) for index in ids]
 
     def _kept(self, value: Any) -> Any:
@@ -127,11 +134,12 @@ class ControlTokens:
         """A text with marks; those at its ends stand inside of white space there, which a template may take away."""
         core = text.strip()
         begin = text.index(core)
-        before, behind = text[:begin], text[begin + len(core) :]
-        first = END if self._may_end_a_token(core.lower()) else ""
-        last = END if self._may_begin_a_token(core.lower()) else ""
-        before, core, behind = (self._suspects.sub(_mark, part) for part in (before, core, behind))
-        return f"{before}{first}{core}{last}{behind}"
+        leading_mark = END if self._may_end_a_token(core.lower()) else ""
+        trailing_mark = END if self._may_begin_a_token(core.lower()) else ""
+        leading_space = self._suspects.sub(_mark, text[:begin])
+        trailing_space = self._suspects.sub(_mark, text[begin + len(core) :])
+        core = self._suspects.sub(_mark, core)
+        return f"{leading_space}{leading_mark}{core}{trailing_mark}{trailing_space}"
 
     def _may_begin_a_token(self, text: str) -> bool:
         """Whether a token may begin at the end of a text, and end in the next one."""
@@ -175,10 +183,14 @@ _cached = lru_cache(maxsize=4)(ControlTokens)
 
 def _control_tokens(tokenizer: Any, template: str) -> frozenset[str]:
     """Those of transformers: `chat_control_tokens`, where a tokenizer has them, say which are not special."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    named = getattr(tokenizer, "chat_control_tokens", None)
-    others = [token for token in added if token in template and not token.isspace()] if named is None else named
-    return frozenset({*special_tokens(tokenizer).values(), *others} - {""})
+    added_tokens = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    chat_tokens = getattr(tokenizer, "chat_control_tokens", None)
+    other_tokens = (
+        [token for token in added_tokens if token in template and not token.isspace()]
+        if chat_tokens is None
+        else chat_tokens
+    )
+    return frozenset({*special_tokens(tokenizer).values(), *other_tokens} - {""})
 
 
 def _mark(match: re.Match[str]) -> str:
@@ -197,10 +209,10 @@ def _longest(words: Iterable[str]) -> str:
         node[""] = {}
 
     def written(node: dict[str, Any]) -> str:
-        further = [re.escape(character) + written(node[character]) for character in node if character]
+        branches = [re.escape(character) + written(node[character]) for character in node if character]
         if "" in node:
-            return f"(?:{'|'.join(further)})?" if further else ""
-        return f"(?:{'|'.join(further)})" if len(further) > 1 else further[0]
+            return f"(?:{'|'.join(branches)})?" if branches else ""
+        return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
 
     return written(trie) if trie else NOTHING
 
@@ -209,11 +221,11 @@ def _renamed(backend: Tokenizer, added: Iterable[AddedToken], names: Mapping[str
     """A copy in which some added tokens have other names, and perhaps all of them other ids."""
     state = json.loads(backend.to_str())
     state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    copied = Tokenizer.from_str(json.dumps(state))
-    copied.add_tokens(
+    renamed_tokenizer = Tokenizer.from_str(json.dumps(state))
+    renamed_tokenizer.add_tokens(
         [
             AddedToken(names.get(token.content, token.content), **{flag: getattr(token, flag) for flag in FLAGS})
             for token in added
         ]
     )
-    return copied
+    return renamed_tokenizer

@@ -188,11 +188,11 @@ class Decoder:
             ModelError: a model or head cannot be loaded or does not fit the target.
             TokenizerMismatch: a language model has less than a third of the target's tokens.
         """
-        found: Any = self.parts.drafter(drafter, self.target, self.tokenizer) if self.parts else drafter
-        if found is self.drafter:
+        new_drafter: Any = self.parts.drafter(drafter, self.target, self.tokenizer) if self.parts else drafter
+        if new_drafter is self.drafter:
             return self
-        defaults = {name: value for name, value in self.defaults.items() if found is None or name != "speculate"}
-        return self._with(drafter=found, learned=None, defaults=defaults)
+        defaults = {name: value for name, value in self.defaults.items() if new_drafter is None or name != "speculate"}
+        return self._with(drafter=new_drafter, learned=None, defaults=defaults)
 
     def with_target(self, target: Model) -> "Decoder":
         """Return the same decoder with another target, which must have the same vocabulary."""
@@ -248,8 +248,8 @@ class Decoder:
             yield request.metrics.rounds[-1]
 
     def _with(self, **changes: Any) -> "Decoder":
-        parts = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "loop"}
-        return Decoder(**{**parts, **changes})
+        arguments = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "loop"}
+        return Decoder(**{**arguments, **changes})
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]
@@ -309,9 +309,9 @@ class Decoder:
         if not is_batch(prompt):
             return self._finish(self._observed(prompt, observer, options))
         requests = []
-        for number, single in enumerate(prompt, start=1):
+        for number, single_prompt in enumerate(prompt, start=1):
             try:
-                requests.append(self.prepare(single, **options))
+                requests.append(self.prepare(single_prompt, **options))
             except InputError as error:
                 raise type(error)(f"prompt {number} of {len(prompt)}: {error}") from None
             requests[-1].observer = observer
@@ -371,8 +371,8 @@ class Decoder:
         self.open(request)
         if costs := request.drafting.costs:
             controller = self._new_controller(Prices(costs, frozen=True), None, self.learned.head_watch_of(request))
-            if earlier := self.learned.controller_of(request):
-                controller.begin_with(earlier)
+            if last_controller := self.learned.controller_of(request):
+                controller.begin_with(last_controller)
             request.drafting.controller = controller
         return request
 
@@ -400,7 +400,7 @@ class Decoder:
         if request.finish_reason:
             return 0
         with lock_of(self.target):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             if not request.metrics.rounds:
                 self.loop.read_prompt(request)
             (turn,) = self.loop.step([request]).turns
@@ -409,10 +409,10 @@ class Decoder:
                 raise turn
             finally:
                 del turn  # the frames of an error that they refer to would be kept until the garbage collector comes
-        request.metrics.record(turn, time.perf_counter() - begun)
+        request.metrics.record(turn, time.perf_counter() - start)
         if request.drafting.session:
-            drafted = [(turn.source, turn.widths)] if turn.widths else []
-            request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, drafted)
+            groups = [(turn.source, turn.widths)] if turn.widths else []
+            request.drafting.controller.learn(1, turn.nodes, turn.accepted + 1, groups)
         return turn.committed
 
     def batch_loop(
@@ -441,13 +441,13 @@ class Decoder:
 
     def _of_batches(self, budget: int | None) -> Controller:
         """The controller of batches, whose prices follow the clock unless costs are given."""
-        given = self.learned.given
-        prices = Prices(self.costs() if self.drafter else given, frozen=given is not None)
+        fixed_costs = self.learned.given
+        prices = Prices(self.costs() if self.drafter else fixed_costs, frozen=fixed_costs is not None)
         return self._new_controller(prices, budget, self.learned.head_watch)
 
     def _new_controller(self, prices: Prices, budget: float | None, head_watch: HeadWatch | None) -> Controller:
         models = sources_of(self.drafter) if self.drafter else ()
-        heads = [place for place, model in enumerate(models) if model.hidden_layers]
+        heads = [source for source, model in enumerate(models) if model.hidden_layers]
         return Controller(prices, budget=budget, heads=heads, head_watch=head_watch)
 
     def _prepare(self, prompt: Prompt | None, given: GenerationOptions, *, alone: bool) -> Request:
@@ -462,15 +462,19 @@ class Decoder:
             compatibility.refuse_sharded(self.target, "max_time ends a text")
         if options.stop and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer; give the decoder one")
-        vocab, device = self.target.vocab_size, self.target.device
-        limit, eos, grammar = len(tokens) + new_tokens, options.eos(self.eos, vocab), options.get("grammar")
+        vocab = self.target.vocab_size
+        device = self.target.device
+        limit = len(tokens) + new_tokens
+        eos = options.eos(self.eos, vocab)
+        grammar = options.get("grammar")
         processors, sampling = options.processors(ProcessorContext(len(tokens), limit, eos, vocab, device))
         if not sampling.greedy and options.get("seed") is None:
             seed = random_seed()
             seed = of_first_process(seed) if compatibility.is_sharded(self.target) else seed
             sampling = replace(sampling, seed=seed)
         verifier = (self.verifier or compatibility.default_verifier(sampling))(sampling)
-        repeats, seed = compatibility.is_text_of_seed(type(verifier)), verifier.sampling.seed
+        repeats = compatibility.is_text_of_seed(type(verifier))
+        seed = verifier.sampling.seed
         if options.get("reuse_prefix"):
             if alone:
                 compatibility.check_reuse(type(verifier))
@@ -513,7 +517,8 @@ class Decoder:
 
     def _context(self, request: Request) -> TextContext:
         """What a request's policy may know when its text begins."""
-        policy, verifier = request.policy, request.verifier
+        policy = request.policy
+        verifier = request.verifier
         weighs = request.drafting.session is not None and policy.uses_costs
         costs = self.learned.costs_of(verifier, self.costs(greedy=verifier.sampling.greedy)) if weighs else None
         return TextContext(costs, self.learned.policy_state(policy, verifier))
@@ -534,11 +539,11 @@ class Decoder:
     def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
         with self.prefixes.keeping(request), self.learned.learning(request):
             while not request.finish_reason:
-                known = len(request.tokens)
+                token_count = len(request.tokens)
                 try:
                     self.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
-                yield request.chunk(known)
+                yield request.chunk(token_count)
                 if request.finish_reason == "interrupted":
                     raise KeyboardInterrupt

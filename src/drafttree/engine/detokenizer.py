@@ -33,7 +33,7 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
         ConfigError: one is no string or empty.
     """
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(strings, list | tuple) or not all(isinstance(each, str) and each for each in strings):
+    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) and string for string in strings):
         raise ConfigError(f"stop is {stop!r}; stop strings are text, none of them empty")
     return tuple(strings)
 
@@ -41,8 +41,10 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def special_tokens(tokenizer: object) -> dict[int, str]:
     """The special tokens of a tokenizer of transformers, and how they are spelled."""
     names = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "all_special_tokens"))
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return dict(zip(*names, strict=False)) | {token: each.content for token, each in added.items() if each.special}
+    added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
+    return dict(zip(*names, strict=False)) | {
+        token: added_token.content for token, added_token in added_tokens.items() if added_token.special
+    }
 
 
 class Detokenizer:
@@ -78,15 +80,17 @@ class Detokenizer:
         unstopped: Sequence[Stretch] = (),
     ) -> None:
         check_stop(stop, tokenizer, spelled)
-        special = special_tokens(tokenizer) if stop or spelled else {}
+        special_texts = special_tokens(tokenizer) if stop or spelled else {}
         self._tokenizer = cast(Any, tokenizer)
-        self._stop, self._scope = tuple(stop), StopScope(unstopped)
+        self._stop = tuple(stop)
+        self._scope = StopScope(unstopped)
         self._longest_stop = max(map(len, stop), default=0)
         self._searched = self._cut_from = 0
         marks = "\n".join(mark for stretch in unstopped for mark in (stretch.begin, stretch.end))
-        self._stop_tokens = {token: text for token, text in special.items() if text in stop and text not in marks}
-        self._unspelled = special.keys() - set(spelled) if spelled else None
-        self._cleans, self._falls_back = _cleans_up(tokenizer), _falls_back(tokenizer)
+        self._stop_tokens = {token: text for token, text in special_texts.items() if text in stop and text not in marks}
+        self._unspelled = special_texts.keys() - set(spelled) if spelled else None
+        self._cleans = _cleans_up(tokenizer)
+        self._falls_back = _falls_back(tokenizer)
         self._characters: list[str] = []
         self._origins: list[int] = []
         self._settled = 0  # characters that no later token can change
@@ -94,7 +98,8 @@ class Detokenizer:
         self._pushed: list[int] = []
         self._before = self._context(list(prompt))
         # A window of tokens is decoded: a context with known text, and tokens whose text stands from `_begin` on.
-        self._window, self._known = [*self._before], self._decode(self._before)
+        self._window = [*self._before]
+        self._known = self._decode(self._before)
         self._begin = 0
         self._ends: list[int] = []  # per token of the window behind the context, the length of the text with it
         self._run: tuple[int, bytearray] | None = None
@@ -127,10 +132,10 @@ class Detokenizer:
         if self._stop:
             spans, _ = self._read_ahead(len(self._characters), final=True)
             self._cut_in(spans)  # what might have become a mark is none
-        decoded = self._decode(self._before + self._pushed + self._waiting)
-        text = decoded[_shared(self._decode(self._before), decoded) :]
-        cut = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
-        self._whole = text if cut < 0 else text[:cut]
+        decoded_text = self._decode(self._before + self._pushed + self._waiting)
+        text = decoded_text[_shared(self._decode(self._before), decoded_text) :]
+        cut_index = text.find(self.stopped_by, self._cut_from) if self.stopped_by else -1
+        self._whole = text if cut_index < 0 else text[:cut_index]
 
     @property
     def text(self) -> str:
@@ -157,8 +162,8 @@ class Detokenizer:
         if begin is None or not self._stop:
             return self._settled
         end = min(self._settled, self._scope.decided)
-        last = "".join(characters[max(begin, end - self._longest_stop) : end])
-        return end - unfinished(last, self._stop)
+        tail = "".join(characters[max(begin, end - self._longest_stop) : end])
+        return end - unfinished(tail, self._stop)
 
     def _decoded(self) -> list[str]:
         """The characters so far, those of tokens that waited included."""
@@ -186,10 +191,10 @@ class Detokenizer:
 
     def _add_text(self) -> None:
         """Decode the window, whose last token is new."""
-        decoded = self._decode(self._window)
-        self._write(self._begin, decoded[_shared(self._known, decoded) :])
-        unsettled = _unfinished_characters(decoded) + (CLEANED if self._cleans else 0)
-        self._settled = max(self._settled, len(self._characters) - unsettled)
+        decoded_text = self._decode(self._window)
+        self._write(self._begin, decoded_text[_shared(self._known, decoded_text) :])
+        unsettled_count = _unfinished_characters(decoded_text) + (CLEANED if self._cleans else 0)
+        self._settled = max(self._settled, len(self._characters) - unsettled_count)
 
     def _add_byte(self, byte: int) -> None:
         """Decode a token that is a byte.
@@ -210,20 +215,24 @@ class Detokenizer:
 
     def _write(self, begin: int, text: str) -> None:
         """Have the text go on with another one from a character on; what stays the same keeps its origins."""
-        same = begin + _shared("".join(self._characters[begin:]), text)
-        self._characters[same:] = text[same - begin :]
-        self._origins[same:] = [len(self._pushed) - 1] * (len(self._characters) - same)
+        common_end = begin + _shared("".join(self._characters[begin:]), text)
+        self._characters[common_end:] = text[common_end - begin :]
+        self._origins[common_end:] = [len(self._pushed) - 1] * (len(self._characters) - common_end)
 
     def _move_window(self) -> None:
         """Have the window begin later, unless it would decode differently."""
         count = bisect_right(self._ends, self._settled)
         if not count:
             return
-        split = len(self._window) - len(self._ends) + count
-        begin, context = self._ends[count - 1], self._context(self._window[:split])
-        window, known = context + self._window[split:], self._decode(context)
-        if self._decode(window) == known + "".join(self._characters[begin:]):
-            self._window, self._known, self._begin = window, known, begin
+        split_index = len(self._window) - len(self._ends) + count
+        begin = self._ends[count - 1]
+        context = self._context(self._window[:split_index])
+        window = context + self._window[split_index:]
+        context_text = self._decode(context)
+        if self._decode(window) == context_text + "".join(self._characters[begin:]):
+            self._window = window
+            self._known = context_text
+            self._begin = begin
             del self._ends[:count]
 
     def _cut(self) -> bool:
@@ -236,8 +245,8 @@ class Detokenizer:
 
     def _read_ahead(self, end: int, *, final: bool = False) -> tuple[list[Span], StopScope]:
         """The parts of the text in which stop strings apply, with characters that may still change, and where it is."""
-        ahead = copy(self._scope)
-        return ahead.read(self._characters, end, final=final), ahead
+        scope = copy(self._scope)
+        return scope.read(self._characters, end, final=final), scope
 
     def _cut_in(self, spans: Iterable[Span]) -> bool:
         """Cut the text at the first stop string in its parts."""
@@ -245,15 +254,15 @@ class Detokenizer:
 
     def _cut_within(self, begin: int, end: int) -> bool:
         """Cut the text at the first stop string that stands in a part of it."""
-        first = max(begin, self._searched - self._longest_stop + 1)
-        text = "".join(self._characters[first:end])
+        search_begin = max(begin, self._searched - self._longest_stop + 1)
+        text = "".join(self._characters[search_begin:end])
         self._searched = max(self._searched, min(end, self._settled))
-        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
-            place, self.stopped_by = min(found)
+        matches = [(offset, stop) for stop in self._stop if (offset := text.find(stop)) >= 0]
+        if matches:
+            offset, self.stopped_by = min(matches)
             self._cut_from = begin
-            del self._characters[first + place :], self._origins[first + place :]
-        return bool(found)
+            del self._characters[search_begin + offset :], self._origins[search_begin + offset :]
+        return bool(matches)
 
     def _context(self, tokens: list[int]) -> list[int]:
         """The last of some tokens, and the last of them that have a text where those have none."""
@@ -274,8 +283,11 @@ def _shared(first: str, second: str) -> int:
     """Length of the common beginning of two texts."""
     if second.startswith(first):
         return len(first)
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+    character_pairs = enumerate(zip(first, second, strict=False))
+    return next(
+        (index for index, (character, counterpart) in character_pairs if character != counterpart),
+        min(len(first), len(second)),
+    )
 
 
 def _unfinished_characters(text: str) -> int:
@@ -289,21 +301,23 @@ def check_stop(stop: Sequence[str], tokenizer: object, spelled: Sequence[int] = 
     Raises:
         ConfigError: names the first of them, and the token.
     """
-    special = [text for token, text in special_tokens(tokenizer).items() if token not in spelled] if stop else []
+    special_texts = [text for token, text in special_tokens(tokenizer).items() if token not in spelled] if stop else []
     for string in stop:
-        if string not in special and (found := next((text for text in special if text in string), None)):
+        if string not in special_texts and (
+            token_text := next((text for text in special_texts if text in string), None)
+        ):
             raise ConfigError(
-                f"the stop string {string!r} has the special token {found!r} in it, which no text has; "
-                f"give {found!r} alone, or the text beside it"
+                f"the stop string {string!r} has the special token {token_text!r} in it, which no text has; "
+                f"give {token_text!r} alone, or the text beside it"
             )
 
 
 def _cleans_up(tokenizer: Any) -> bool:
     """Whether a tokenizer takes spaces before punctuation away again; those of BPE only if they are forced to."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    bpe_option = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     cleans = getattr(tokenizer, "clean_up_tokenization_spaces", False)
-    return bool(cleans and (type(model).__name__ != "BPE" or getattr(tokenizer, forced, False)))
+    return bool(cleans and (type(model).__name__ != "BPE" or getattr(tokenizer, bpe_option, False)))
 
 
 def _falls_back(tokenizer: Any) -> bool:

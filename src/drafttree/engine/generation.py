@@ -48,17 +48,19 @@ class Fidelity:
 
     def to_json(self) -> dict[str, bool | str]:
         """A dictionary with `lossless`, and with `lossy` and `quantization` where they are set."""
-        said = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"lossless": self.lossless, **said}
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"lossless": self.lossless, **fields}
 
 
 def _reasons(window: LossyWindow | None, verifier: type[Verifier] | None) -> Iterator[str]:
     if verifier and not verifier.lossless:
-        name = next((name for name, known in VERIFIERS.items() if known is verifier), verifier.__name__)
+        name = next(
+            (name for name, verifier_class in VERIFIERS.items() if verifier_class is verifier), verifier.__name__
+        )
         yield f"the verifier {name} does not follow the target's distribution"
     if window:
-        first = f" and the first {window.sinks}" if window.sinks else ""
-        yield f"lossy_window lets the target attend to the last {window.size} tokens{first} only"
+        sink_text = f" and the first {window.sinks}" if window.sinks else ""
+        yield f"lossy_window lets the target attend to the last {window.size} tokens{sink_text} only"
 
 
 class RowRecorder(Protocol):
@@ -106,14 +108,14 @@ class Logprobs:
     def read(self, logits: Tensor, tokens: Sequence[int]) -> None:
         """Keep the log-probabilities of tokens, one for every row of logits `[tokens, vocab]`."""
         rows = logits.float().log_softmax(-1)
-        chosen = rows.gather(1, rows.new_tensor([tokens]).long().T)
-        self.tokens += chosen[:, 0].tolist()
+        token_logprobs = rows.gather(1, rows.new_tensor([tokens]).long().T)
+        self.tokens += token_logprobs[:, 0].tolist()
         if not self._alternatives:
             return
-        best = rows.topk(min(self._alternatives, rows.shape[1]))
+        top_logprobs = rows.topk(min(self._alternatives, rows.shape[1]))
         self.top += [
             dict(zip(ids, values, strict=True))
-            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for ids, values in zip(top_logprobs.indices.tolist(), top_logprobs.values.tolist(), strict=True)
         ]
 
 

@@ -143,15 +143,17 @@ def model_defaults(config: GenerationConfig | None) -> Mapping[str, Any]:
 
     What tree drafting does not support is among them: it is refused when a text begins, unless the caller overrides it.
     """
-    neutral = vars(Sampling()) | NEUTRAL_VALUES | {"temperature": 1.0, "do_sample": False, "renormalize_logits": False}
+    neutral_values = (
+        vars(Sampling()) | NEUTRAL_VALUES | {"temperature": 1.0, "do_sample": False, "renormalize_logits": False}
+    )
 
     def shapes_text(name: str, value: Any) -> bool:
         if name in NOT_ADOPTED or (name in REFUSED and REFUSED[name].accepts(value)):
             return False
-        return name not in neutral or value != neutral[name]
+        return name not in neutral_values or value != neutral_values[name]
 
-    found = _set_fields(config) if config else {}
-    return MappingProxyType({name: value for name, value in found.items() if shapes_text(name, value)})
+    config_values = _set_fields(config) if config else {}
+    return MappingProxyType({name: value for name, value in config_values.items() if shapes_text(name, value)})
 
 
 def show_options(options: Mapping[str, Any]) -> str:
@@ -161,8 +163,10 @@ def show_options(options: Mapping[str, Any]) -> str:
 
 def _set_fields(config: GenerationConfig) -> dict[str, Any]:
     """The fields of a generation config that are set, without those that have no effect and those of its user's own."""
-    own = vars(GenerationConfig())
-    values = {name: value for name, value in vars(config).items() if name in own and not name.startswith("_")}
+    standard_fields = vars(GenerationConfig())
+    values = {
+        name: value for name, value in vars(config).items() if name in standard_fields and not name.startswith("_")
+    }
     return {name: value for name, value in values.items() if value is not None and name not in NO_EFFECT}
 
 
@@ -193,7 +197,8 @@ class RequestOptions:
         """
         if options.get("generation_config") is not None:
             defaults = {**defaults, **_config_fields(options["generation_config"])}
-        defaults, options = _plain(defaults), _plain(options)
+        defaults = _plain(defaults)
+        options = _plain(options)
         values = {**defaults, **options}
         check_options(values, options, SERVED)
         _check_values(values)
@@ -217,7 +222,8 @@ class RequestOptions:
         Raises:
             ConfigError: it is not a whole number of at least 1.
         """
-        length, count = self.get("max_length"), self.get("max_new_tokens")
+        length = self.get("max_length")
+        count = self.get("max_new_tokens")
         for name in ("max_length", "max_new_tokens"):
             check_count(name, self.get(name, 1))
         if count is None and length is not None:
@@ -238,14 +244,16 @@ class RequestOptions:
             return ()
         if "eos_token_id" not in self.values:
             return tuple(token for token in default if 0 <= token < vocab_size)  # a model may name others, in vain
-        found = self.get("eos_token_id", [])
-        ids = [found] if isinstance(found, Integral) else found
+        eos_token_id = self.get("eos_token_id", [])
+        ids = [eos_token_id] if isinstance(eos_token_id, Integral) else eos_token_id
         if not is_token_ids(ids):
-            raise ConfigError(f"eos_token_id is {found!r}; give a token id or a list of them")
+            raise ConfigError(f"eos_token_id is {eos_token_id!r}; give a token id or a list of them")
         tokens = tuple(int(token) for token in ids)
-        if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
-            outside = f"eos_token_id is {found!r}, but {wrong[0]} is outside the vocabulary of {vocab_size}"
-            raise ConfigError(f"{outside}; give ignore_eos to go on past EOS tokens")
+        if wrong_ids := [token for token in tokens if not 0 <= token < vocab_size]:
+            complaint = (
+                f"eos_token_id is {eos_token_id!r}, but {wrong_ids[0]} is outside the vocabulary of {vocab_size}"
+            )
+            raise ConfigError(f"{complaint}; give ignore_eos to go on past EOS tokens")
         return tokens
 
     def spelled_tokens(self, vocab_size: int) -> tuple[int, ...]:
@@ -255,9 +263,9 @@ class RequestOptions:
             ConfigError: one is outside the vocabulary.
         """
         tokens = tuple(int(token) for token in self.get("spelled_tokens", ()))
-        if wrong := next((token for token in tokens if not 0 <= token < vocab_size), None):
+        if wrong_id := next((token for token in tokens if not 0 <= token < vocab_size), None):
             raise ConfigError(
-                f"spelled_tokens has {wrong}, which is outside the vocabulary of {vocab_size}; give ids of tokens"
+                f"spelled_tokens has {wrong_id}, which is outside the vocabulary of {vocab_size}; give ids of tokens"
             )
         return tokens
 
@@ -267,21 +275,22 @@ class RequestOptions:
         Raises:
             ConfigError: an option of theirs is out of range.
         """
-        values, sampling = {**self.values}, self.sampling
+        values = {**self.values}
+        sampling = self.sampling
         if values.get("min_new_tokens") is not None:
             values["min_length"] = None  # as in transformers, where it takes precedence
             if "min_new_tokens" not in self.given:
                 values["min_new_tokens"] = min(values["min_new_tokens"], context.limit - context.prompt_length)
-        made = make_processors(values, [*self._penalties(context), *self.get("logits_processor", ())], context)
+        processors = make_processors(values, [*self._penalties(context), *self.get("logits_processor", ())], context)
         if watermark := _watermark(values.get("watermarking_config"), context):
             # A watermark follows temperature and truncation, which therefore become processors themselves.
             if not sampling.greedy:
-                made.append(SamplingProcessor(sampling))
+                processors.append(SamplingProcessor(sampling))
                 sampling = Sampling(1.0, seed=sampling.seed)
-            made.append(watermark)
+            processors.append(watermark)
         if sampling.greedy and self.get("renormalize_logits", False):
-            made.append(LogitNormalization())
-        return made, sampling
+            processors.append(LogitNormalization())
+        return processors, sampling
 
     def _penalties(self, context: ProcessorContext) -> list[LogitsProcessor]:
         presence, frequency = self.get("presence_penalty", 0.0), self.get("frequency_penalty", 0.0)
@@ -311,17 +320,18 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: stop strings are given by both of their names.
     """
-    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
-    if (stop := plain.pop("stop_strings", None)) is not None:
-        if plain.get("stop") is not None:
+    plain_options = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    if (stop := plain_options.pop("stop_strings", None)) is not None:
+        if plain_options.get("stop") is not None:
             raise ConfigError("stop and stop_strings are two names of one option; give one of them")
-        plain["stop"] = stop
-    return plain
+        plain_options["stop"] = stop
+    return plain_options
 
 
 def _check_values(values: Mapping[str, Any]) -> None:
     """Check the options that no later step checks."""
-    grammar, processors = values.get("grammar"), values.get("logits_processor")
+    grammar = values.get("grammar")
+    processors = values.get("logits_processor")
     if grammar is not None and not hasattr(grammar, "new_state"):
         raise ConfigError(f"grammar is {grammar!r}; make one with drafttree.grammar.json_schema, regex or ebnf")
     if not isinstance(processors, list | tuple | None) or not all(map(callable, processors or ())):
@@ -329,9 +339,11 @@ def _check_values(values: Mapping[str, Any]) -> None:
     for name in FLAGS:
         if not isinstance(value := values.get(name), bool | None):
             raise ConfigError(f"{name} is {value!r}; it must be True or False")
-    trust = values.get("draft_temperature")
-    if trust is not None and not _between(trust, Real, MIN_TEMPERATURE, sys.float_info.max):
-        raise ConfigError(f"draft_temperature is {trust!r}; it must be a number of at least {MIN_TEMPERATURE}")
+    draft_temperature = values.get("draft_temperature")
+    if draft_temperature is not None and not _between(draft_temperature, Real, MIN_TEMPERATURE, sys.float_info.max):
+        raise ConfigError(
+            f"draft_temperature is {draft_temperature!r}; it must be a number of at least {MIN_TEMPERATURE}"
+        )
     for name in ("presence_penalty", "frequency_penalty"):
         penalty = values.get(name)
         if penalty is not None and not _between(penalty, Real, -MAX_PENALTY, MAX_PENALTY):
@@ -341,12 +353,12 @@ def _check_values(values: Mapping[str, Any]) -> None:
         count = values.get(name)
         if count is not None and not _between(count, Integral, 0, MAX_LOGPROBS):
             raise ConfigError(f"{name} is {count!r}; give True, or how many alternatives, at most {MAX_LOGPROBS}")
-    spelled = values.get("spelled_tokens")
-    if spelled is not None and not is_token_ids(spelled):
-        raise ConfigError(f"spelled_tokens is {spelled!r}; give a list of token ids")
-    unstopped = values.get("unstopped")
-    if not isinstance(unstopped, list | tuple | None) or not all(map(_is_stretch, unstopped or ())):
-        raise ConfigError(f"unstopped is {unstopped!r}; give a list of Stretch, each with two marks")
+    spelled_tokens = values.get("spelled_tokens")
+    if spelled_tokens is not None and not is_token_ids(spelled_tokens):
+        raise ConfigError(f"spelled_tokens is {spelled_tokens!r}; give a list of token ids")
+    stretches = values.get("unstopped")
+    if not isinstance(stretches, list | tuple | None) or not all(map(_is_stretch, stretches or ())):
+        raise ConfigError(f"unstopped is {stretches!r}; give a list of Stretch, each with two marks")
     if values.get("prompt_logprobs") and values.get("reuse_prefix"):
         raise ConfigError("prompt_logprobs needs the whole prompt read; leave out reuse_prefix")
 
@@ -365,7 +377,8 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: the two contradict each other.
     """
-    temperature, do_sample = given.get("temperature"), given.get("do_sample")
+    temperature = given.get("temperature")
+    do_sample = given.get("do_sample")
     if temperature is not None:
         if do_sample is not None and do_sample != (temperature != 0):
             raise ConfigError(
@@ -375,23 +388,24 @@ def _temperature(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         return temperature
     if not (defaults.get("do_sample") if do_sample is None else do_sample):
         return 0.0
-    adopted = None if "temperature" in given else defaults.get("temperature")
-    if adopted == 0:
+    config_temperature = None if "temperature" in given else defaults.get("temperature")
+    if config_temperature == 0:
         raise ConfigError(
-            f"the generation config sets temperature={adopted!r}, which contradicts do_sample=True; "
+            f"the generation config sets temperature={config_temperature!r}, which contradicts do_sample=True; "
             "pass a temperature, or do_sample=False"
         )
-    return 1.0 if adopted is None else adopted
+    return 1.0 if config_temperature is None else config_temperature
 
 
 def _stopping_criteria(values: Mapping[str, Any]) -> StoppingCriteriaList:
-    criteria, seconds = values.get("stopping_criteria"), values.get("max_time")
+    criteria = values.get("stopping_criteria")
+    seconds = values.get("max_time")
     if not isinstance(criteria, list | tuple | None) or not all(map(callable, criteria or ())):
         raise ConfigError(f"stopping_criteria is {criteria!r}; give a StoppingCriteriaList")
     if seconds is not None and not _between(seconds, Real, 0, math.inf):
         raise ConfigError(f"max_time is {seconds!r}; it must be a number of seconds")
-    timed = [] if seconds is None else [MaxTimeCriteria(float(min(seconds, sys.float_info.max)))]
-    return StoppingCriteriaList([*timed, *(criteria or ())])
+    time_criteria = [] if seconds is None else [MaxTimeCriteria(float(min(seconds, sys.float_info.max)))]
+    return StoppingCriteriaList([*time_criteria, *(criteria or ())])
 
 
 def _watermark(config: Any, context: ProcessorContext) -> LogitsProcessor | None:

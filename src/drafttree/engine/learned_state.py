@@ -47,9 +47,10 @@ class LearnedState:
 
     def with_costs(self, costs: CostCurve) -> "LearnedState":
         """What is known at other costs: how the head is read, and which numbers texts of batches have used."""
-        other = LearnedState(costs)
-        other.head_watch, other._texts = self.head_watch, self._texts
-        return other
+        state = LearnedState(costs)
+        state.head_watch = self.head_watch
+        state._texts = self._texts
+        return state
 
     def costs(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> CostCurve:
         """The costs of greedy texts or of others, measured if they are not known; arguments as for `MeasuredCosts`."""
@@ -61,8 +62,8 @@ class LearnedState:
 
     def costs_of(self, verifier: Verifier, mended: CostCurve) -> CostCurve:
         """The costs of a text: as earlier ones have mended them, or as measured if these must not decide it."""
-        measured = self.measured.get(verifier.sampling.greedy)
-        return mended if measured is None or is_text_of_seed(type(verifier)) else measured.first
+        measured_costs = self.measured.get(verifier.sampling.greedy)
+        return mended if measured_costs is None or is_text_of_seed(type(verifier)) else measured_costs.first
 
     def policy_state(self, policy: TreePolicy, verifier: Verifier) -> Any:
         """The state of the last text of this policy and kind of verifier, greedy or not; None if there is none.
@@ -73,7 +74,8 @@ class LearnedState:
 
     def controller_of(self, request: Request) -> Controller | None:
         """That of the last text that was written alone like this one; None as for `policy_state`."""
-        policy, verifier = request.policy, request.verifier
+        policy = request.policy
+        verifier = request.verifier
         return self._of_texts.get(_key(policy, verifier)) if is_text_of_seed(type(verifier)) else None
 
     def head_watch_of(self, request: Request) -> HeadWatch | None:
@@ -96,8 +98,8 @@ class LearnedState:
                 self.remember(request)
                 if request.drafting.costs and is_text_of_seed(type(request.verifier)):
                     self._of_texts[_key(request.policy, request.verifier)] = request.drafting.controller
-                    if watched := self.measured.get(request.verifier.sampling.greedy):
-                        watched.watch(request.metrics.rounds)
+                    if measured_costs := self.measured.get(request.verifier.sampling.greedy):
+                        measured_costs.watch(request.metrics.rounds)
 
     def unshared_seed(self, seed: int) -> int:
         """A seed for one text of a batch, whose numbers no other text uses, whatever the texts' own seeds are.

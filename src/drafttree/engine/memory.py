@@ -28,8 +28,8 @@ KEPT_SHARE, KEPT_GPU_SHARE, LEAST_KEPT = 1 / 256, 1 / 16, 8192
 def kept_tokens(target: Model) -> int:
     """How many tokens of a target's texts are kept by default."""
     rows = rows_in_memory(target, KEPT_GPU_SHARE if target.device.type == "cuda" else KEPT_SHARE)
-    found = LEAST_KEPT if math.isinf(rows) else max(int(rows), LEAST_KEPT)
-    return of_first_process(found) if is_sharded(target) else found
+    token_count = LEAST_KEPT if math.isinf(rows) else max(int(rows), LEAST_KEPT)
+    return of_first_process(token_count) if is_sharded(target) else token_count
 
 
 def rows_in_memory(target: Model, share: float) -> float:
@@ -75,7 +75,8 @@ class KVMemory:
         if max_tokens is not None:
             check_count("max_kv_tokens", max_tokens, ", or None for what fits")
         self.rows = rows_in_memory(target, SHARE) if max_tokens is None else float(min(max_tokens, sys.float_info.max))
-        self.reserved, self.prefixes = 0, prefixes
+        self.reserved = 0
+        self.prefixes = prefixes
 
     def check(self, rows: int) -> None:
         """Refuse a request that could never run.

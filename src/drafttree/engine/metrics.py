@@ -121,19 +121,19 @@ class Metrics:
     @classmethod
     def total(cls, parts: Iterable["Metrics"]) -> "Metrics":
         """The metrics of several generations as one."""
-        whole = cls()
-        for part in parts:
-            whole.rounds += part.rounds
-            whole.queue_seconds += part.queue_seconds
-            whole.prefill_passes += part.prefill_passes
-            whole.prefill_seconds += part.prefill_seconds
-            whole.reused_tokens += part.reused_tokens
-            whole.seconds += part.seconds
-            whole.first_token_seconds += part.first_token_seconds
-            whole.draft_weight_bytes = max(whole.draft_weight_bytes, part.draft_weight_bytes)
-            whole.draft_cache_bytes = max(whole.draft_cache_bytes, part.draft_cache_bytes)
-            whole.is_mixed |= part.is_mixed
-        return whole
+        total = cls()
+        for metrics in parts:
+            total.rounds += metrics.rounds
+            total.queue_seconds += metrics.queue_seconds
+            total.prefill_passes += metrics.prefill_passes
+            total.prefill_seconds += metrics.prefill_seconds
+            total.reused_tokens += metrics.reused_tokens
+            total.seconds += metrics.seconds
+            total.first_token_seconds += metrics.first_token_seconds
+            total.draft_weight_bytes = max(total.draft_weight_bytes, metrics.draft_weight_bytes)
+            total.draft_cache_bytes = max(total.draft_cache_bytes, metrics.draft_cache_bytes)
+            total.is_mixed |= metrics.is_mixed
+        return total
 
     def record(self, turn: Round, seconds: float) -> None:
         """Add a round, and the wall time of it and of what came before it."""
@@ -146,7 +146,7 @@ class Metrics:
     @property
     def tokens(self) -> int:
         """Committed tokens."""
-        return sum(r.committed for r in self.rounds)
+        return sum(turn.committed for turn in self.rounds)
 
     @property
     def tokens_per_second(self) -> float:
@@ -171,19 +171,19 @@ class Metrics:
     @property
     def time_per_output_token(self) -> float:
         """Seconds per committed token after the first of each generation, the time to the first one left out."""
-        decoding = self.seconds - sum(self.first_token_seconds)
-        return ratio(decoding, self.tokens - len(self.first_token_seconds))
+        output_seconds = self.seconds - sum(self.first_token_seconds)
+        return ratio(output_seconds, self.tokens - len(self.first_token_seconds))
 
     @property
     def lookup_rounds(self) -> int:
         """Rounds drafted by lookup, for a drafter that mixes it with a model."""
-        return sum(bool(r.widths) and r.source == 0 for r in self.rounds) if self.is_mixed else 0
+        return sum(bool(turn.widths) and turn.source == 0 for turn in self.rounds) if self.is_mixed else 0
 
     @property
     def collapsed_texts(self) -> int:
         """Texts whose drafts were accepted far less often than before from some token on, or ended at the drafter's
         context. A warning said where."""
-        return sum(r.collapsed for r in self.rounds)
+        return sum(turn.collapsed for turn in self.rounds)
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -198,56 +198,58 @@ class Metrics:
     @property
     def mean_path_length(self) -> float:
         """Accepted drafted tokens per round, the bonus token not included."""
-        return ratio(sum(r.accepted for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.accepted for turn in self.rounds), len(self.rounds))
 
     @property
     def draft_efficiency(self) -> float:
         """delta: draft passes per round."""
-        return ratio(sum(r.draft_passes for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.draft_passes for turn in self.rounds), len(self.rounds))
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted drafted tokens per drafted token."""
-        return ratio(sum(r.accepted for r in self.rounds), sum(r.nodes - 1 for r in self.rounds))
+        return ratio(sum(turn.accepted for turn in self.rounds), sum(turn.nodes - 1 for turn in self.rounds))
 
     @property
     def level_acceptance(self) -> float:
         """Accepted drafted tokens per drafted level."""
-        return ratio(sum(r.accepted for r in self.rounds), sum(r.levels for r in self.rounds))
+        return ratio(sum(turn.accepted for turn in self.rounds), sum(turn.levels for turn in self.rounds))
 
     @property
     def mean_nodes(self) -> float:
         """Nodes scored per target pass, the root included."""
-        return ratio(sum(r.nodes for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.nodes for turn in self.rounds), len(self.rounds))
 
     @property
     def mean_levels(self) -> float:
         """Drafted levels per round, the longest path that can be accepted."""
-        return ratio(sum(r.levels for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.levels for turn in self.rounds), len(self.rounds))
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Per level, the share of rounds with an accepted token on it, among rounds that drafted it."""
-        deepest = max((r.levels for r in self.rounds), default=0)
+        max_levels = max((turn.levels for turn in self.rounds), default=0)
         return [
-            ratio(sum(r.accepted >= level for r in self.rounds), sum(r.levels >= level for r in self.rounds))
-            for level in range(1, deepest + 1)
+            ratio(
+                sum(turn.accepted >= level for turn in self.rounds), sum(turn.levels >= level for turn in self.rounds)
+            )
+            for level in range(1, max_levels + 1)
         ]
 
     @property
     def target_pass(self) -> float:
         """Mean seconds per target pass."""
-        return ratio(sum(r.target_seconds for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.target_seconds for turn in self.rounds), len(self.rounds))
 
     @property
     def draft_pass(self) -> float:
         """Mean seconds per draft pass."""
-        return ratio(sum(r.draft_seconds for r in self.rounds), sum(r.draft_passes for r in self.rounds))
+        return ratio(sum(turn.draft_seconds for turn in self.rounds), sum(turn.draft_passes for turn in self.rounds))
 
     @property
     def overhead(self) -> float:
         """Mean seconds per round outside the passes of both models."""
-        return ratio(sum(r.outside_seconds for r in self.rounds), len(self.rounds))
+        return ratio(sum(turn.outside_seconds for turn in self.rounds), len(self.rounds))
 
     def summary(self) -> dict[str, object]:
         """All figures by name, for printing and JSON."""

@@ -28,14 +28,14 @@ def _modules(part: Any, depth: int) -> Iterator[nn.Module]:
     elif isinstance(part, nn.Module):
         yield part
     elif depth < DEPTH:
-        for each in getattr(part, "__dict__", {}).values():
-            yield from _modules(each, depth + 1)
+        for attribute in getattr(part, "__dict__", {}).values():
+            yield from _modules(attribute, depth + 1)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    return ((name, found) for name, found in module.state_dict().items() if isinstance(found, Tensor))
+    return ((name, tensor) for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor))
 
 
 def _weight(name: str, tensor: Tensor) -> str:
-    first = "" if tensor.is_meta or not tensor.numel() else tensor[(0,) * tensor.dim()].item()
-    return f"{name} {list(tensor.shape)} {tensor.dtype} {first}"
+    first_number = "" if tensor.is_meta or not tensor.numel() else tensor[(0,) * tensor.dim()].item()
+    return f"{name} {list(tensor.shape)} {tensor.dtype} {first_number}"

@@ -32,12 +32,13 @@ def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
         rows: rows that all KV caches may have together.
     """
     target = decoder.target
-    recording = [each for each in _backends(decoder) if hasattr(each, "reserve")]
-    if not recording:
+    recording_backends = [backend for backend in _backends(decoder) if hasattr(backend, "reserve")]
+    if not recording_backends:
         return
-    began, before = time.perf_counter(), _reserved(target.device)
+    start = time.perf_counter()
+    initial_bytes = _reserved(target.device)
     try:
-        for backend in recording:
+        for backend in recording_backends:
             backend.reserve(int(min(rows, max_batch * LONGEST_TEXT)))
         trial = decoder.with_verifier(None).with_costs(TRIAL_COSTS)
         for size in sorted({max_batch, *(1 << power for power in range(max_batch.bit_length()))}, reverse=True):
@@ -46,16 +47,16 @@ def record_passes(decoder: Decoder, max_batch: int, rows: float) -> None:
         if not is_out_of_memory(error):
             raise
         logger.warning("memory ran out while passes were recorded; the others are recorded when they are first used")
-    took = (_reserved(target.device) - before) / 2**20
-    logger.info("recorded passes of up to %d requests: %.1f s, %.0f MiB", max_batch, time.perf_counter() - began, took)
+    mib = (_reserved(target.device) - initial_bytes) / 2**20
+    logger.info("recorded passes of up to %d requests: %.1f s, %.0f MiB", max_batch, time.perf_counter() - start, mib)
 
 
 def _backends(decoder: Decoder) -> list[Any]:
     """The backends of the target and of the drafter's models."""
     drafters = sources_of(decoder.drafter) if decoder.drafter else ()
-    models = [decoder.target, *(getattr(each, "model", each) for each in drafters)]
-    heads = [head for each in drafters if isinstance(each, HeadDrafter) for head in each.heads]
-    return [getattr(each, "backend", None) for each in (*models, *heads)]
+    models = [decoder.target, *(getattr(drafter, "model", drafter) for drafter in drafters)]
+    heads = [head for drafter in drafters if isinstance(drafter, HeadDrafter) for head in drafter.heads]
+    return [getattr(model, "backend", None) for model in (*models, *heads)]
 
 
 def _reserved(device: torch.device) -> int:

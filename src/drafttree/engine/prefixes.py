@@ -132,29 +132,31 @@ class PrefixCache:
                 goes on from where the drafter does.
             running: requests that have begun and share what they read.
         """
-        ids, cache = array("i", request.tokens).tobytes(), request.cache
-        salt, block = request.cache_salt, 1 if request.cache_salt is None else BLOCK
-        running = [each for each in running if each.cache_salt == salt and cache.can_resume(each.cache)]
+        ids = array("i", request.tokens).tobytes()
+        cache = request.cache
+        salt = request.cache_salt
+        block = 1 if request.cache_salt is None else BLOCK
+        running = [peer for peer in running if peer.cache_salt == salt and cache.can_resume(peer.cache)]
         with self._lock:
-            for stale in [text for text in self._texts if text.cache.layout is not cache.layout]:
-                self._forget(stale)  # its rows are of other weights
+            for stale_text in [text for text in self._texts if text.cache.layout is not cache.layout]:
+                self._forget(stale_text)  # its rows are of other weights
             texts = [text for text in reversed(self._texts) if text.salt == salt and cache.can_resume(text.cache)]
-            texts += [_running_text(each, reads_hidden=reads_hidden) for each in running]
-            useful = [each for each in running if each.drafting.session or not reads_hidden]
-            if _is_being_read(ids, [each for each in useful if each.unread], texts, block):
+            texts += [_running_text(peer, reads_hidden=reads_hidden) for peer in running]
+            useful_requests = [peer for peer in running if peer.drafting.session or not reads_hidden]
+            if _is_being_read(ids, [peer for peer in useful_requests if peer.unread], texts, block):
                 return
             request.ids = ids
             while texts:
-                text, shared = _longest(texts, ids)
-                rows = min(shared, len(request.tokens) - 1)
+                text, shared_tokens = _longest(texts, ids)
+                rows = min(shared_tokens, len(request.tokens) - 1)
                 if reads_hidden:
                     rows -= 1  # a head pairs a token with the hidden state before it, which has to be computed again
                 rows -= rows % block
                 if rows <= 0:
                     return
-                if taken := _take(request, text, rows, reads_hidden=reads_hidden):
+                if reused_tokens := _take(request, text, rows, reads_hidden=reads_hidden):
                     if not request.metrics.rounds:
-                        request.metrics.reused_tokens = taken
+                        request.metrics.reused_tokens = reused_tokens
                     if text in self._texts:
                         self._texts.remove(text)
                         self._texts.append(text)
@@ -166,9 +168,9 @@ class PrefixCache:
         salt = request.cache_salt
         if not (request.reuse_prefix and request.metrics.rounds) or (salt is not None and salt is request.group):
             return
-        known = len(request.tokens) - 1
+        row_count = len(request.tokens) - 1
         with self._lock:
-            cache = request.cache.copy_rows(known if self.max_tokens is None else min(known, self.max_tokens))
+            cache = request.cache.copy_rows(row_count if self.max_tokens is None else min(row_count, self.max_tokens))
             if not cache.length:
                 return
             session = request.drafting.catch_up() if request.drafting.reads_prompt else None
@@ -177,14 +179,18 @@ class PrefixCache:
             draft = session.keep(cache.length) if session else None
             tokens = request.tokens[: cache.length]
             text = ReadText(salt, array("i", tokens).tobytes(), cache, None if draft is None else lambda _: draft)
-            of_salt = [each for each in self._texts if each.salt == salt]
-            shorter = [each for each in of_salt if text.ids.startswith(each.ids) and (text.draft or not each.draft)]
+            of_salt = [kept_text for kept_text in self._texts if kept_text.salt == salt]
+            shorter_texts = [
+                kept_text
+                for kept_text in of_salt
+                if text.ids.startswith(kept_text.ids) and (text.draft or not kept_text.draft)
+            ]
             self._texts.append(text)
             self.tokens += cache.length
             if self._observer:
                 self._observer.kept(tokens)
-            for each in shorter:
-                self._forget(each)
+            for shorter_text in shorter_texts:
+                self._forget(shorter_text)
             if self.max_tokens is not None:
                 self.shrink(self.max_tokens)
 
@@ -219,36 +225,36 @@ def _running_text(request: Request, *, reads_hidden: bool) -> ReadText:
 
 def _is_being_read(ids: bytes, reading: list[Request], texts: list[ReadText], block: int) -> bool:
     """Whether requests are reading so much more of a prompt than is known of it that waiting pays."""
-    wanted = max((_shared(each.ids, ids) for each in reading), default=0)
-    wanted -= wanted % block
-    enough = ids[: (wanted - LEAST_GAIN + 1) * WIDTH]
-    return wanted >= LEAST_GAIN and not any(text.ids.startswith(enough) for text in texts)
+    shared_tokens = max((_shared(request.ids, ids) for request in reading), default=0)
+    shared_tokens -= shared_tokens % block
+    needed_prefix = ids[: (shared_tokens - LEAST_GAIN + 1) * WIDTH]
+    return shared_tokens >= LEAST_GAIN and not any(text.ids.startswith(needed_prefix) for text in texts)
 
 
 def _longest(texts: list[ReadText], ids: bytes) -> tuple[ReadText, int]:
     """The first of the texts that share most tokens with another one, and how many they share."""
-    found, shared = texts[0], 0
-    longer = ids[:WIDTH]
+    longest_text, shared_tokens = texts[0], 0
+    longer_prefix = ids[:WIDTH]
     for text in texts:
-        if text.ids.startswith(longer):
-            found, shared = text, _shared(text.ids, ids)
-            if shared * WIDTH == len(ids):
+        if text.ids.startswith(longer_prefix):
+            longest_text, shared_tokens = text, _shared(text.ids, ids)
+            if shared_tokens * WIDTH == len(ids):
                 break
-            longer = ids[: (shared + 1) * WIDTH]
-    return found, shared
+            longer_prefix = ids[: (shared_tokens + 1) * WIDTH]
+    return longest_text, shared_tokens
 
 
 def _shared(one: bytes, other: bytes) -> int:
     """How many tokens two texts begin with in common."""
     size = min(len(one), len(other)) // WIDTH
-    differ = np.frombuffer(one, np.intc, size) != np.frombuffer(other, np.intc, size)
-    return int(differ.argmax()) if differ.any() else size
+    mismatches = np.frombuffer(one, np.intc, size) != np.frombuffer(other, np.intc, size)
+    return int(mismatches.argmax()) if mismatches.any() else size
 
 
 def _take(request: Request, text: ReadText, rows: int, *, reads_hidden: bool) -> int:
     """Copy at most so many rows of a text; how many were."""
-    resumed = 0
+    resumed_tokens = 0
     if session := request.drafting.session:
         with request.drafting.failing_softly():
-            resumed = session.resume(text.draft and text.draft(rows), rows)
-    return request.cache.resume(text.cache, resumed if reads_hidden else rows)
+            resumed_tokens = session.resume(text.draft and text.draft(rows), rows)
+    return request.cache.resume(text.cache, resumed_tokens if reads_hidden else rows)

@@ -44,9 +44,9 @@ def encode(
     if sanitize and not is_conversation(prompt):
         raise InputError("sanitize_control_tokens is for conversations; the control tokens of this prompt are its own")
     if is_conversation(prompt):
-        marked = control_tokens(tokenizer) if sanitize else None
-        messages = cast(Sequence[Message], marked.kept(prompt) if marked else prompt)
-        prompt = render_chat(messages, tokenizer, context, 1, marked)
+        sanitizer = control_tokens(tokenizer) if sanitize else None
+        messages = cast(Sequence[Message], sanitizer.kept(prompt) if sanitizer else prompt)
+        prompt = render_chat(messages, tokenizer, context, 1, sanitizer)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InputError("a text prompt needs a tokenizer; pass token ids or give the decoder a tokenizer")
@@ -64,13 +64,13 @@ def encode(
     tokens = list(prompt)
     if not tokens:
         raise InputError("the prompt is empty; give at least one token")
-    strange = [token for token in tokens if not is_whole(token)]
-    if strange:
-        raise InputError(f"a token id is a whole number, not {strange[0]!r}")
+    non_integers = [token for token in tokens if not is_whole(token)]
+    if non_integers:
+        raise InputError(f"a token id is a whole number, not {non_integers[0]!r}")
     tokens = [int(token) for token in tokens]
-    wrong = [token for token in tokens if not 0 <= token < vocab_size]
-    if wrong:
-        raise InputError(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
+    outside_ids = [token for token in tokens if not 0 <= token < vocab_size]
+    if outside_ids:
+        raise InputError(f"token id {outside_ids[0]} is outside the vocabulary of {vocab_size}")
     return tokens
 
 

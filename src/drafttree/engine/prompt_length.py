@@ -35,9 +35,9 @@ def check_characters(text: str, tokenizer: Any, context: int | None) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InputError("the prompt holds half a surrogate pair, which is not text") from None
-    if context is None or len(text) < context or (longest := longest_token(tokenizer)) is None:
+    if context is None or len(text) < context or (token_length := longest_token(tokenizer)) is None:
         return
-    limit = longest * (context - 1)
+    limit = token_length * (context - 1)
     if len(text) > limit and (count := _counted(text, tokenizer)) > limit:
         raise ContextError(
             f"the prompt has {count} characters, and the model's context of {context} tokens has room for {limit} at "
@@ -56,14 +56,15 @@ def longest_token(tokenizer: Any) -> int | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
-    normalizers, splitters = [*_parts(backend.normalizer)], [*_parts(backend.pre_tokenizer)]
-    shrinking = [_shrinking(each) for each in normalizers]
-    keeps = all(each["type"] in SPLITTING and each.get("behavior") != "Removed" for each in splitters)
+    normalizers = [*_parts(backend.normalizer)]
+    splitters = [*_parts(backend.pre_tokenizer)]
+    shrink_factors = [_shrinking(normalizer) for normalizer in normalizers]
+    keeps = all(splitter["type"] in SPLITTING and splitter.get("behavior") != "Removed" for splitter in splitters)
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    by_byte = any(each["type"] == "ByteLevel" for each in (*normalizers, *splitters))
-    if not keeps or None in shrinking or not _knows_all(backend.model, vocabulary, by_byte=by_byte):
+    by_byte = any(step["type"] == "ByteLevel" for step in (*normalizers, *splitters))
+    if not keeps or None in shrink_factors or not _knows_all(backend.model, vocabulary, by_byte=by_byte):
         return None
-    return max(map(len, vocabulary)) * math.prod(filter(None, shrinking))
+    return max(map(len, vocabulary)) * math.prod(filter(None, shrink_factors))
 
 
 def _parts(step: Any) -> Iterator[dict[str, Any]]:
@@ -75,16 +76,16 @@ def _parts(step: Any) -> Iterator[dict[str, Any]]:
 def _flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if part["type"] != "Sequence":
         yield part
-    for each in part.get("normalizers", part.get("pretokenizers", [])):
-        yield from _flat(each)
+    for step in part.get("normalizers", part.get("pretokenizers", [])):
+        yield from _flat(step)
 
 
 def _shrinking(normalizer: dict[str, Any]) -> int | None:
     """The most characters that a normalizer makes one of, None where it may drop some."""
     if normalizer["type"] != "Replace":
         return NORMALIZED.get(normalizer["type"])
-    replaced = normalizer["pattern"].get("String")
-    return 1 if replaced and len(normalizer["content"]) >= len(replaced) else None
+    replaced_text = normalizer["pattern"].get("String")
+    return 1 if replaced_text and len(normalizer["content"]) >= len(replaced_text) else None
 
 
 def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool:
@@ -100,6 +101,6 @@ def _knows_all(model: Any, vocabulary: dict[str, int], *, by_byte: bool) -> bool
 
 def _counted(text: str, tokenizer: Any) -> int:
     """The characters of a text; where a special token takes the whitespace beside it, those that are none."""
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
-    strips = any(token.lstrip or token.rstrip for token in added)
+    added_tokens = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+    strips = any(token.lstrip or token.rstrip for token in added_tokens)
     return sum(map(len, text.split())) if strips else len(text)

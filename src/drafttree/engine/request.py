@@ -47,8 +47,8 @@ class StoppingText:
             return False
         self._ids[0, self._length] = token
         self._length += 1
-        seen = self._ids[:, : self._length].clone()  # a criterion may write to it
-        return bool(self._criteria(seen, None).all())  # pyright: ignore[reportArgumentType]
+        token_ids = self._ids[:, : self._length].clone()  # a criterion may write to it
+        return bool(self._criteria(token_ids, None).all())  # pyright: ignore[reportArgumentType]
 
 
 @runtime_checkable
@@ -192,14 +192,15 @@ class Request:
         """
         if self.prompt_logprobs is None:
             return None
-        kept, position = self.prompt_logprobs, begin
+        logprobs = self.prompt_logprobs
+        position = begin
 
         def read(logits: Tensor) -> None:
             nonlocal position
-            first = len(kept.tokens) + 1
-            tokens = self.tokens[first : min(position + 1 + len(logits), self.prompt_length)]
+            first_position = len(logprobs.tokens) + 1
+            tokens = self.tokens[first_position : min(position + 1 + len(logits), self.prompt_length)]
             if tokens:
-                kept.read(logits[first - position - 1 :][: len(tokens)], tokens)
+                logprobs.read(logits[first_position - position - 1 :][: len(tokens)], tokens)
             position += len(logits)
 
         return read
@@ -218,8 +219,8 @@ class Request:
             self.tokens.append(token)
             self.drafted.append(count <= accepted)
             self.constraints.commit(token)
-            ended = self.text.stops(token) or token in self.eos or self.text.push(token)
-            if self.stopping.push(token) or ended:
+            text_ended = self.text.stops(token) or token in self.eos or self.text.push(token)
+            if self.stopping.push(token) or text_ended:
                 self.end("stop")
             elif self.remaining <= 0:
                 self.end("length")
@@ -236,7 +237,9 @@ class Request:
 
     def generation(self) -> Generation:
         """The text as it stands, which has ended."""
-        kept, prompt, sampling = self._logprobs, self.prompt_logprobs, self.verifier.sampling
+        logprobs = self._logprobs
+        prompt = self.prompt_logprobs
+        sampling = self.verifier.sampling
         return Generation(
             text=self.text.text,
             tokens=self.tokens[self.prompt_length :],
@@ -246,17 +249,20 @@ class Request:
             seed=None if sampling.greedy else sampling.seed,
             fidelity=self.fidelity,
             costs=self.drafting.costs,
-            logprobs=kept and kept.tokens,
-            top_logprobs=(kept and kept.top) or None,
+            logprobs=logprobs and logprobs.tokens,
+            top_logprobs=(logprobs and logprobs.top) or None,
             prompt_logprobs=prompt and prompt.tokens,
             prompt_top_logprobs=(prompt and prompt.top) or None,
         )
 
     def chunk(self, known: int) -> Chunk:
         """What was added since there were so many tokens."""
-        tokens, shown, begin, kept = self.tokens[known:], self.text.shown, known - self.prompt_length, self._logprobs
+        tokens = self.tokens[known:]
+        read_length = self.text.shown
+        begin = known - self.prompt_length
+        logprobs = self._logprobs
         text = self.text.read()
-        origins = self.text.origins[shown : shown + len(text)]
+        origins = self.text.origins[read_length : read_length + len(text)]
         return Chunk(
             text,
             tokens,
@@ -264,8 +270,8 @@ class Request:
             self.finish_reason,
             drafted_text=[self.drafted[token] for token in origins],
             origins=origins,
-            logprobs=kept.tokens[begin:] if kept else [],
-            top_logprobs=[*map(dict, kept.top[begin:])] if kept else [],
+            logprobs=logprobs.tokens[begin:] if logprobs else [],
+            top_logprobs=[*map(dict, logprobs.top[begin:])] if logprobs else [],
             prompt_logprobs=None if begin else deepcopy(self.prompt_logprobs),
             stopped_by=self.text.stopped_by,
         )
@@ -283,9 +289,9 @@ class Request:
 
     def record(self, turn: Round) -> None:
         """Count a round of an engine, with the time since the last one or since the request came."""
-        now = time.perf_counter()
-        self.metrics.record(turn, now - self._latest)
-        self._latest = now
+        timestamp = time.perf_counter()
+        self.metrics.record(turn, timestamp - self._latest)
+        self._latest = timestamp
 
     @property
     def _logprobs(self) -> Logprobs | None:
@@ -324,9 +330,9 @@ class TextStream(Iterator[Chunk]):
             UnfinishedTextError: the text has not ended.
         """
         if not self._request.finish_reason:
-            written = len(self._request.tokens) - self._request.prompt_length
+            token_count = len(self._request.tokens) - self._request.prompt_length
             raise UnfinishedTextError(
-                f"the text has not ended, {written} tokens are written; read the stream to its end, or close it, "
+                f"the text has not ended, {token_count} tokens are written; read the stream to its end, or close it, "
                 "before asking for its result"
             )
         return self._request.generation()

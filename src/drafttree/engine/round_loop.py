@@ -72,8 +72,9 @@ class RoundClock:
 
     def lap(self, part: str) -> None:
         """Note that a part ends here, which began where the one before it ended."""
-        now = time.perf_counter()
-        self.seconds[part], self._last = now - self._last, now
+        end = time.perf_counter()
+        self.seconds[part] = end - self._last
+        self._last = end
 
     def time_pass(self, device: torch.device) -> AbstractContextManager[object]:
         """Time the block as the target pass, where the host goes on before the device has finished it."""
@@ -86,9 +87,9 @@ class RoundClock:
         """Count as the target's what the device still took for its pass, for which a verifier has waited."""
         if timer := self._pass:
             self._pass = None
-            waited = min(max(timer.seconds - self.seconds["target"], 0.0), self.seconds["verify"])
-            self.seconds["target"] += waited
-            self.seconds["verify"] -= waited
+            waited_seconds = min(max(timer.seconds - self.seconds["target"], 0.0), self.seconds["verify"])
+            self.seconds["target"] += waited_seconds
+            self.seconds["verify"] -= waited_seconds
 
     @property
     def total(self) -> float:
@@ -135,7 +136,9 @@ class RoundLoop:
         prefixes: PrefixCache,
         context: Callable[[Request], TextContext],
     ) -> None:
-        self.target, self.drafter, self.prefixes = target, drafter, prefixes
+        self.target = target
+        self.drafter = drafter
+        self.prefixes = prefixes
         self._context = context
         self.trees = TreeDrafter(target, drafter, prefixes)
         self.reads_at_once = target.device.type != "cpu"
@@ -156,7 +159,8 @@ class RoundLoop:
 
     def close(self, request: Request) -> None:
         """Give back the memory of a request that is to be opened again later."""
-        request.cache, request.ids = self.target.new_cache(1), b""
+        request.cache = self.target.new_cache(1)
+        request.ids = b""
         request.drafting.close()
 
     def _start_draft(self, drafter: Drafter, request: Request) -> Session:
@@ -205,11 +209,11 @@ class RoundLoop:
     def _read_whole(self, request: Request) -> None:
         """Read the whole prompt, its last token included, which is the root of the first tree."""
         unread = request.tokens[request.cache.length :]
-        read = request.prompt_reader(request.cache.length)
-        request.metrics.prefill_passes, hidden, request.root_output = prefill_and_score(
-            self.target, request.cache, unread, self._hidden_layers, read=read
+        reader = request.prompt_reader(request.cache.length)
+        request.metrics.prefill_passes, hidden_states, request.root_output = prefill_and_score(
+            self.target, request.cache, unread, self._hidden_layers, read=reader
         )
-        request.drafting.prefill(hidden, len(request.tokens) - 1)
+        request.drafting.prefill(hidden_states, len(request.tokens) - 1)
 
     def read_prompt(self, request: Request) -> None:
         """Read a request's prompt, in passes of its own."""
@@ -230,17 +234,17 @@ class RoundLoop:
         """
         refuse_autocast(self.target.device)
         clock = RoundClock()
-        drafts = self.trees.draft(requests, sum(part.size for part in parts))
-        for request, grown in zip(requests, drafts.grown, strict=True):
+        drafts = self.trees.draft(requests, sum(prompt_part.size for prompt_part in parts))
+        for request, grown_tree in zip(requests, drafts.grown, strict=True):
             if request.observer:
-                request.observer.drafted(request, grown, drafts.reason)
+                request.observer.drafted(request, grown_tree, drafts.reason)
         clock.lap("draft")
         outputs = self.score(requests, drafts.trees, parts, clock)
-        for part, output in zip(parts, outputs[len(requests) :], strict=True):
-            self._read(part, output)
-        settled = zip(requests, drafts.trees, outputs, self._read_best(requests, outputs), strict=False)
+        for prompt_part, output in zip(parts, outputs[len(requests) :], strict=True):
+            self._read(prompt_part, output)
+        scored_texts = zip(requests, drafts.trees, outputs, self._read_best(requests, outputs), strict=False)
         # Without a name for the list: an error's frames lead here, and must not lead back to the error.
-        return Advance([self._settle(*each, clock) for each in settled], drafts, clock)
+        return Advance([self._settle(*scored_text, clock) for scored_text in scored_texts], drafts, clock)
 
     def score(
         self,
@@ -251,24 +255,24 @@ class RoundLoop:
     ) -> list[Output]:
         """The target's output for every tree and every part, whose rows become drafted rows of their KV caches."""
         clock = clock or RoundClock()
-        known = [request.take_root_output() for request in requests]
+        root_outputs = [request.take_root_output() for request in requests]
         segments = list[Segment]()
         for request in requests:
             self._read_again_if_long(request)
         clock.lap("others")
-        for request, tree, output in zip(requests, trees, known, strict=True):
+        for request, tree, output in zip(requests, trees, root_outputs, strict=True):
             if output is None:
                 segments.append(tree_segment(request.cache, tree))
-        for part in parts:
+        for prompt_part in parts:
             # Of a prompt no logits are wanted, unless its log-probabilities are.
-            wanted = slice(None) if part.request.prompt_logprobs else slice(0, 0)
-            text = Segment.of_text(part.request.cache, part.tokens)
-            segments.append(text._replace(wanted=wanted))
+            logit_rows = slice(None) if prompt_part.request.prompt_logprobs else slice(0, 0)
+            text = Segment.of_text(prompt_part.request.cache, prompt_part.tokens)
+            segments.append(text._replace(wanted=logit_rows))
         clock.lap("masks")
         with clock.time_pass(self.target.device):
-            scored = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
+            scored_outputs = iter(self.target.forward(segments, hidden_layers=self._hidden_layers) if segments else [])
         clock.lap("target")
-        return [*(output or next(scored) for output in known), *scored]
+        return [*(output or next(scored_outputs) for output in root_outputs), *scored_outputs]
 
     def _read_again_if_long(self, request: Request) -> None:
         """Compute the KV cache anew, with the frequencies of long texts, where a text has just become one."""
@@ -280,9 +284,10 @@ class RoundLoop:
 
     def _read(self, part: PromptPart, output: Output) -> None:
         """Keep the rows of a part of a prompt, and let the drafter read it."""
-        request, drafting = part.request, part.request.drafting
-        if read := request.prompt_reader(part.begin):
-            read(output.logits[0])
+        request = part.request
+        drafting = part.request.drafting
+        if reader := request.prompt_reader(part.begin):
+            reader(output.logits[0])
         request.cache.commit(range(part.size))
         request.metrics.prefill_passes += 1
         if drafting.reads_prompt:
@@ -290,21 +295,21 @@ class RoundLoop:
 
     def _read_best(self, requests: Sequence[Request], outputs: Sequence[Output]) -> list[BestTokens | None]:
         """The best tokens of all texts that are written greedily, in one read; None where a verifier is to look."""
-        found: list[BestTokens | None] = [None] * len(requests)
+        best_by_request: list[BestTokens | None] = [None] * len(requests)
         if not self.reads_at_once:
-            return found
-        greedy = [
-            place
-            for place, request in enumerate(requests)
+            return best_by_request
+        greedy_indices = [
+            request_index
+            for request_index, request in enumerate(requests)
             if type(request.verifier).verify is Greedy.verify and not request.constraints
         ]
-        if not greedy:
-            return found
-        rows = [outputs[place].logits[0] for place in greedy]
-        known = best_tokens(join(rows, 0))
-        for place, begin in zip(greedy, accumulate(map(len, rows), initial=0), strict=False):
-            found[place] = lambda node, begin=begin: known(begin + node)
-        return found
+        if not greedy_indices:
+            return best_by_request
+        rows = [outputs[request_index].logits[0] for request_index in greedy_indices]
+        best_token = best_tokens(join(rows, 0))
+        for request_index, begin in zip(greedy_indices, accumulate(map(len, rows), initial=0), strict=False):
+            best_by_request[request_index] = lambda node, begin=begin: best_token(begin + node)
+        return best_by_request
 
     def _settle(
         self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None, clock: RoundClock
@@ -312,16 +317,18 @@ class RoundLoop:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
         try:
             clock.lap("others")
-            drafting, logits, missing = request.drafting, output.logits[0], set[int]()
+            drafting = request.drafting
+            logits = output.logits[0]
+            missing_nodes = set[int]()
             if request.constraints:
-                logits, missing = request.constraints.score(request.tokens, tree, logits)
+                logits, missing_nodes = request.constraints.score(request.tokens, tree, logits)
             if best:
                 verdict = walk(tree, best)
             else:
-                judged = logits.clone() if request.recorder or request.observer else logits  # one may write to it
-                verdict = request.verifier.verify(tree, judged, request.randomness.at(len(request.tokens) - 1))
+                node_logits = logits.clone() if request.recorder or request.observer else logits  # one may write to it
+                verdict = request.verifier.verify(tree, node_logits, request.randomness.at(len(request.tokens) - 1))
             verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
-            path, bonus = verdict = _before_missing(verdict, tree, missing)
+            path, bonus = verdict = _before_missing(verdict, tree, missing_nodes)
             tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
             clock.lap("verify")
             clock.count_pass()
@@ -358,7 +365,8 @@ def turn_of(
 ) -> Round:
     """What a round was for one text, which has just taken note of its tokens."""
     draft_seconds, draft_passes = request.drafting.read_costs()
-    accepted, part = min(committed, len(path) - 1), clock.seconds
+    accepted = min(committed, len(path) - 1)
+    seconds = clock.seconds
     return Round(
         committed=committed,
         accepted=accepted,
@@ -366,16 +374,16 @@ def turn_of(
         levels=tree.levels,
         draft_passes=draft_passes,
         draft_seconds=draft_seconds,
-        growth_seconds=part["draft"] - draft_seconds,
-        mask_seconds=part["masks"],
-        target_seconds=part["target"],
-        verify_seconds=part["verify"],
-        commit_seconds=part["commit"],
-        text_seconds=part["text"],
+        growth_seconds=seconds["draft"] - draft_seconds,
+        mask_seconds=seconds["masks"],
+        target_seconds=seconds["target"],
+        verify_seconds=seconds["verify"],
+        commit_seconds=seconds["commit"],
+        text_seconds=seconds["text"],
         seconds=time.perf_counter() - clock.began,
         widths=tree.widths,
         source=tree.source,
-        ranks=tuple(1 + tree.children[node].index(below) for node, below in pairwise(path[: accepted + 1])),
+        ranks=tuple(1 + tree.children[node].index(child) for node, child in pairwise(path[: accepted + 1])),
         collapsed=collapsed,
     )
 
@@ -386,12 +394,12 @@ def _before_missing(verdict: Verdict, tree: DraftTree, missing: Collection[int])
     The tokens before it have the target's law whatever the logits behind it are, so cutting here does not bias a text.
     """
     path, bonus = verdict
-    end = next((place for place, node in enumerate(path) if node in missing), len(path))
+    end = next((path_index for path_index, node in enumerate(path) if node in missing), len(path))
     return Verdict(path[:end], tree.tokens[path[end]] if end < len(path) else bonus)
 
 
 def tree_segment(cache: TreeCache, tree: DraftTree) -> Segment:
     """The nodes of a tree behind what a KV cache holds, for a target pass."""
     positions = cache.next_position + np.array(tree.depths)
-    visible = causal(tree.size) if tree.is_chain else tree.ancestors
-    return Segment(cache, np.array(tree.tokens), positions, visible)
+    visible_mask = causal(tree.size) if tree.is_chain else tree.ancestors
+    return Segment(cache, np.array(tree.tokens), positions, visible_mask)

@@ -26,7 +26,7 @@ class Stretch:
 
 def unfinished(text: str, strings: Iterable[str]) -> int:
     """Length of the longest end of a text that one of these strings begins with, without being the whole string."""
-    return max((n for each in strings for n in range(1, len(each)) if text.endswith(each[:n])), default=0)
+    return max((n for string in strings for n in range(1, len(string)) if text.endswith(string[:n])), default=0)
 
 
 class StopScope:
@@ -77,32 +77,34 @@ class StopScope:
             self.decided += max(0, len(text) - len(stretch.end) + 1)
             return False
         self.decided += index + len(stretch.end)
-        self._inside, self._skips_space = None, True
+        self._inside = None
+        self._skips_space = True
         return True
 
     def _skip_space(self, text: str) -> bool:
         """Look for the first character behind a stretch that is no white space."""
-        said = text.lstrip()
-        self.decided += len(text) - len(said)
-        if said:
-            self._skips_space, self.begin = False, self.decided
-        return bool(said)
+        stripped_text = text.lstrip()
+        self.decided += len(text) - len(stripped_text)
+        if stripped_text:
+            self._skips_space = False
+            self.begin = self.decided
+        return bool(stripped_text)
 
     def _say(self, text: str, spans: list[Span], final: bool) -> bool:
         """Look for the next stretch, up to what may be the beginning of its mark."""
         if self._first and self.decided == 0:
-            begun = text.lstrip()
-            if stretch := next((first for first in self._first if begun.startswith(first.begin)), None):
-                self._enter(stretch, len(text) - len(begun))
+            stripped_text = text.lstrip()
+            if stretch := next((stretch for stretch in self._first if stripped_text.startswith(stretch.begin)), None):
+                self._enter(stretch, len(text) - len(stripped_text))
                 return True
-            if not final and any(first.begin.startswith(begun) for first in self._first):
+            if not final and any(stretch.begin.startswith(stripped_text) for stretch in self._first):
                 return False
         self._first = []
         marks = [stretch.begin for stretch in self._anywhere]
         index = min((begin for mark in marks if (begin := text.find(mark)) >= 0), default=len(text))
-        perhaps = len(text) - (0 if final else unfinished(text, marks))
-        if perhaps <= index:
-            self.decided += perhaps
+        sure_length = len(text) - (0 if final else unfinished(text, marks))
+        if sure_length <= index:
+            self.decided += sure_length
             return False
         spans.append((self.begin or 0, self.decided + index))
         at_index = [stretch for stretch in self._anywhere if text.startswith(stretch.begin, index)]
@@ -111,4 +113,6 @@ class StopScope:
 
     def _enter(self, stretch: Stretch, index: int) -> None:
         self.decided += index + len(stretch.begin)
-        self._inside, self.begin, self._first = stretch, None, []
+        self._inside = stretch
+        self.begin = None
+        self._first = []

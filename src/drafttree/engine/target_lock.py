@@ -16,16 +16,17 @@ class TargetLock:
     """
 
     def __init__(self) -> None:
-        self._next, self._lock = threading.Lock(), threading.Lock()
+        self._next = threading.Lock()
+        self._lock = threading.Lock()
         self._owner: int | None = None
         self._depth = 0
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        if self._owner != me:
+        thread_id = threading.get_ident()
+        if self._owner != thread_id:
             with self._next:  # who waits here goes before the thread that has just had its turn and comes again
                 self._lock.acquire()
-            self._owner = me
+            self._owner = thread_id
         self._depth += 1
 
     def __exit__(

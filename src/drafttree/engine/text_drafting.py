@@ -88,9 +88,9 @@ class TextDrafting:
 
     def prefill(self, hidden_states: HiddenStates, tokens: int) -> None:
         """Let the session read a part of the prompt, now or when it is to draft."""
-        if told := self._late or self.session:
+        if reader := self._late or self.session:
             with self.failing_softly():
-                told.prefill(hidden_states, tokens)
+                reader.prefill(hidden_states, tokens)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates, path: list[int]) -> None:
         """Let the session take note of what a round has committed, now or when it is to draft.
@@ -150,7 +150,8 @@ class TextDrafting:
 
     def check_head(self, tokens: Sequence[int], token: int, drafter: Drafter | None) -> None:
         """Say in the log, once for a target and a drafter, where a head claims far more than its tokens are worth."""
-        watch, claim, self.claim = self.head_watch, self.claim, None
+        watch = self.head_watch
+        claim, self.claim = self.claim, None
         if not (watch and claim and watch.is_open) or claim[0] != len(tokens):
             return
         watch.observe(tokens, claim[1], token)
@@ -176,13 +177,13 @@ class TextDrafting:
         if self.watch is None or self.session is None:
             return False
         if context is not None and len(tokens) >= context:
-            told = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
+            fact = f"a text has reached the drafter's context of {context} tokens, and nothing is drafted for its rest"
             advice = "use a drafter with a longer context, or lookup"
         else:
             drafted = tree.size > 1 and tree.source not in ((FORCED, 0) if self.session.mixes else (FORCED,))
             if not drafted or not self.watch.observe(tokens, accepted):
                 return False
-            told = (
+            fact = (
                 f"from token {self.watch.begin} of a text on, {self.watch.since} rounds accepted a drafted token, and "
                 f"{self.watch.before} before"
             )
@@ -191,7 +192,7 @@ class TextDrafting:
                 "another drafter for such texts, or none (speculate=False)"
             )
         self.watch = None
-        logger.warning("%s: %s", told, advice)
+        logger.warning("%s: %s", fact, advice)
         return True
 
     @contextmanager

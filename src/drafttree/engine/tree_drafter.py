@@ -87,10 +87,10 @@ class LogitsAdjustment:
             logits = self.constrain(paths, logits)
         if self.temperature != 1:
             logits = logits / self.temperature
-        guided = self.verifier.guide(logits, depth, self.randomness)
+        guided_logits = self.verifier.guide(logits, depth, self.randomness)
         if self.observer:
-            self.observer.guided(logits, guided)
-        return guided
+            self.observer.guided(logits, guided_logits)
+        return guided_logits
 
 
 class AdjustedDraft:
@@ -105,19 +105,24 @@ class AdjustedDraft:
     def __init__(
         self, sessions: Sequence[Session], adjustments: Sequence[LogitsAdjustment], device: torch.device
     ) -> None:
-        self._sessions, self._adjustments, self._device = sessions, adjustments, device
-        self._depth, self._paths = 0, list[list[Path]]()
+        self._sessions = sessions
+        self._adjustments = adjustments
+        self._device = device
+        self._depth = 0
+        self._paths = list[list[Path]]()
 
     def root(self) -> Tensor | Candidates:
-        self._depth, self._paths = 1, [list[Path]([()]) for _ in self._adjustments]
+        self._depth = 1
+        self._paths = [list[Path]([()]) for _ in self._adjustments]
         return self._adjust(draft_root(self._sessions), [1] * len(self._adjustments))
 
     def expand(self, frontiers: Sequence[Frontier]) -> Tensor | Candidates:
         self._depth += 1
-        for place, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
+        for request_index, (adjustment, frontier) in enumerate(zip(self._adjustments, frontiers, strict=True)):
             if adjustment.constrain:
-                paths, nodes = self._paths[place], zip(frontier.tokens, frontier.origins, strict=True)
-                self._paths[place] = [(*paths[origin], token) for token, origin in nodes]
+                paths = self._paths[request_index]
+                nodes = zip(frontier.tokens, frontier.origins, strict=True)
+                self._paths[request_index] = [(*paths[origin], token) for token, origin in nodes]
         widths = [len(frontier.tokens) for frontier in frontiers]  # a drafter may write to its frontiers
         return self._adjust(draft_expand(self._sessions, frontiers, self._device), widths)
 
@@ -130,27 +135,28 @@ class AdjustedDraft:
         """The logits with each request's nodes adjusted; requests that need no adjustment cost nothing."""
         if not isinstance(rows, Candidates):
             return self._adjust_logits(rows, widths)
-        ends, adjusted = [*accumulate(widths)], list[Candidates]()
+        ends = [*accumulate(widths)]
+        blocks = list[Candidates]()
         for adjustment, width, end in zip(self._adjustments, widths, ends, strict=True):
             if width:
-                own = adjustment.apply_to_candidates(rows.part(end - width, end), self._depth)
-                if own is None:
+                block = adjustment.apply_to_candidates(rows.part(end - width, end), self._depth)
+                if block is None:
                     return self._adjust_logits(rows.dense(self._device), widths)
-                adjusted.append(own)
-        return adjusted[0] if len(adjusted) == 1 else adjusted[0].joined(adjusted[1:])
+                blocks.append(block)
+        return blocks[0] if len(blocks) == 1 else blocks[0].joined(blocks[1:])
 
     def _adjust_logits(self, logits: Tensor, widths: Sequence[int]) -> Tensor:
         if len(widths) == 1:
             return self._adjustments[0].apply(logits, self._depth, self._paths[0])
-        parts = logits.split(list(widths))
-        adjusted = [
-            adjustment.apply(own, self._depth, paths) if len(own) else own
-            for adjustment, own, paths in zip(self._adjustments, parts, self._paths, strict=True)
+        logit_blocks = logits.split(list(widths))
+        adjusted_blocks = [
+            adjustment.apply(block, self._depth, paths) if len(block) else block
+            for adjustment, block, paths in zip(self._adjustments, logit_blocks, self._paths, strict=True)
         ]
-        if all(after is before for after, before in zip(adjusted, parts, strict=True)):
+        if all(adjusted_block is block for adjusted_block, block in zip(adjusted_blocks, logit_blocks, strict=True)):
             return logits
-        columns = max(own.shape[-1] for own in adjusted)
-        return torch.cat([pad(own, (0, columns - own.shape[-1]), value=-torch.inf) for own in adjusted])
+        columns = max(block.shape[-1] for block in adjusted_blocks)
+        return torch.cat([pad(block, (0, columns - block.shape[-1]), value=-torch.inf) for block in adjusted_blocks])
 
 
 class DraftGroup(NamedTuple):
@@ -210,9 +216,11 @@ class TreeDrafter:
     """
 
     def __init__(self, target: Model, drafter: Drafter | None, prefixes: PrefixCache) -> None:
-        self._target, self._drafter, self._prefixes = target, drafter, prefixes
+        self._target = target
+        self._drafter = drafter
+        self._prefixes = prefixes
         sources = sources_of(drafter) if drafter else ()
-        self._heads = {source for source, each in enumerate(sources) if each.hidden_layers}
+        self._heads = {source for source, model in enumerate(sources) if model.hidden_layers}
         self._failure = ""
 
     def draft(self, requests: Sequence[Request], prefill_rows: int = 0) -> Drafts:
@@ -222,37 +230,43 @@ class TreeDrafter:
             requests: requests that a token is chosen for, and that have one controller.
             prefill_rows: rows of the target pass that are tokens of prompts.
         """
-        batch, rows = len(requests), len(requests) + prefill_rows
+        batch = len(requests)
+        rows = len(requests) + prefill_rows
         drafts = Drafts([self.root_tree(request) for request in requests], expected=float(batch))
         if self._drafter is None or not requests:
             drafts.not_drafted = "prompts are read" if self._drafter else "there is no drafter"
             return drafts
-        controller, known = requests[0].drafting.controller, [None] * batch
+        controller = requests[0].drafting.controller
+        known_chances = [None] * batch
         drafts.not_drafted = controller.reason(batch)
         if drafts.not_drafted:
             return drafts
         for group in self.groups(requests):
-            kinds = [request.kind(group.source) for request in group.requests]
-            policy, proposal = group.requests[0].policy, group.requests[0].verifier.proposal
-            limits = controller.limits(policy, proposal, kinds, batch, rows)
-            grown = self._grow(group, limits, drafts)
-            for place, tree, chances in zip(group.places, grown, limits.chances if limits else known, strict=False):
-                drafts.trees[place], known[place] = tree, chances
-            if widths := tuple(map(sum, zip_longest(*(tree.widths for tree in grown), fillvalue=0))):
+            draft_kinds = [request.kind(group.source) for request in group.requests]
+            policy = group.requests[0].policy
+            proposal = group.requests[0].verifier.proposal
+            limits = controller.limits(policy, proposal, draft_kinds, batch, rows)
+            grown_trees = self._grow(group, limits, drafts)
+            for request_index, tree, chances in zip(
+                group.places, grown_trees, limits.chances if limits else known_chances, strict=False
+            ):
+                drafts.trees[request_index] = tree
+                known_chances[request_index] = chances
+            if widths := tuple(map(sum, zip_longest(*(tree.widths for tree in grown_trees), fillvalue=0))):
                 drafts.groups.append((group.source, widths))
         if not drafts.groups:
             drafts.not_drafted = controller.none_wanted(batch)
             controller.asked_in_vain(batch, sum(request.drafting.expects for request in requests))
         else:
-            kinds = [request.kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
+            draft_kinds = [request.kind(tree.source) for request, tree in zip(requests, drafts.trees, strict=True)]
             budgets = [request.policy.budget for request in requests]
-            drafts.trees, drafts.expected = controller.cut(drafts.trees, kinds, budgets, rows, known)
+            drafts.trees, drafts.expected = controller.cut(drafts.trees, draft_kinds, budgets, rows, known_chances)
         return drafts
 
     def groups(self, requests: Sequence[Request]) -> list[DraftGroup]:
         """The requests that are to be drafted for, by what must be alike to draft together."""
         groups: dict[tuple[Any, ...], DraftGroup] = {}
-        for place, request in enumerate(requests):
+        for request_index, request in enumerate(requests):
             drafting = request.drafting
             if drafting.session is None or self.max_levels(request) <= 0 or (session := drafting.asked()) is None:
                 continue
@@ -268,7 +282,7 @@ class TreeDrafter:
                 continue
             key = source, type(session), request.policy, request.verifier.proposal
             group = groups.setdefault(key, DraftGroup(source, [], [], []))
-            group.places.append(place)
+            group.places.append(request_index)
             group.requests.append(request)
             group.sessions.append(session)
         return [*groups.values()]
@@ -279,39 +293,40 @@ class TreeDrafter:
         Where memory runs out, the trees end at their level, and the next round of these texts drafts nothing. So they
         do where the drafter fails, if somebody is to be told of it.
         """
-        first = group.requests[0]
+        first_request = group.requests[0]
 
         def ends(error: Exception) -> bool:
             if is_out_of_memory(error):
                 self._prefixes.clear()
                 for request in group.requests:
                     request.drafting.pauses = True
-            elif first.drafting.on_failure is None or isinstance(error, ConfigError):
+            elif first_request.drafting.on_failure is None or isinstance(error, ConfigError):
                 return False
             self.log_failure(error)
             drafts.failure = str(error) or type(error).__name__  # its traceback would hold the round's tensors
             return True
 
         randomness = [request.randomness.at(len(request.tokens) - 1) for request in group.requests]
-        is_head, vocab = group.source in self._heads, self._target.vocab_size
+        is_head = group.source in self._heads
+        vocab = self._target.vocab_size
         adjustments = [
             LogitsAdjustment(
                 request.verifier,
-                own,
+                request_randomness,
                 request.drafting.temperature,
                 self._constrain(request),
                 request.drafting.takes_claim(len(request.tokens), vocab) if is_head else None,
                 request.growth_observer,
             )
-            for request, own in zip(group.requests, randomness, strict=True)
+            for request, request_randomness in zip(group.requests, randomness, strict=True)
         ]
         return grow(
-            first.policy,
+            first_request.policy,
             AdjustedDraft(group.sessions, adjustments, self._target.device),
             [request.tokens[-1] for request in group.requests],
             [self.max_levels(request) for request in group.requests],
             states=[request.drafting.state for request in group.requests],
-            proposal=first.verifier.proposal,
+            proposal=first_request.verifier.proposal,
             randomness=randomness,
             vocab=vocab,
             limits=limits,
@@ -328,14 +343,16 @@ class TreeDrafter:
 
     def root_tree(self, request: Request) -> DraftTree:
         """The tree of a round that asks no drafter: the last committed token, and what constraints force behind it."""
-        root, forced, proposal = request.tokens[-1], self._forced(request), request.verifier.proposal
-        if not forced:
+        root = request.tokens[-1]
+        forced_tokens = self._forced(request)
+        proposal = request.verifier.proposal
+        if not forced_tokens:
             return DraftTree.rooted(root, proposal)
         if proposal is Proposal.TOP_K:
-            return DraftTree.forced(root, forced, proposal)
-        rows = torch.zeros(len(forced), self._target.vocab_size, device=self._target.device)
-        rows.scatter_(1, torch.tensor(forced, device=rows.device)[:, None], 1.0)
-        return DraftTree.forced(root, forced, proposal, [*rows])
+            return DraftTree.forced(root, forced_tokens, proposal)
+        rows = torch.zeros(len(forced_tokens), self._target.vocab_size, device=self._target.device)
+        rows.scatter_(1, torch.tensor(forced_tokens, device=rows.device)[:, None], 1.0)
+        return DraftTree.forced(root, forced_tokens, proposal, [*rows])
 
     def _forced(self, request: Request) -> list[int]:
         """The tokens that a round drafts since the constraints of the text leave them alone possible.
@@ -344,40 +361,42 @@ class TreeDrafter:
         """
         if not (request.constraints and request.drafting.wanted) or request.root_output:
             return []
-        most = min(self._room(request), request.policy.budget - 1, request.drafting.most_forced)
-        return request.constraints.forced(most)
+        max_forced = min(self._room(request), request.policy.budget - 1, request.drafting.most_forced)
+        return request.constraints.forced(max_forced)
 
     def _takes_forced(self, request: Request, session: Session, batch: int) -> bool:
         """Whether what constraints force is expected to commit more for its cost than drafts of a model."""
-        if not (forced := self._forced(request)):
+        if not (forced_tokens := self._forced(request)):
             return False
-        recent = request.metrics.rounds[-RECENT_ROUNDS:]
-        drafted = [turn.accepted for turn in recent if turn.widths]
-        chains = [(turn.accepted, turn.nodes - 1) for turn in recent if turn.source == FORCED]
-        usual = (1 + sum(drafted)) / (1 + len(drafted))
+        recent_turns = request.metrics.rounds[-RECENT_ROUNDS:]
+        accepted_counts = [turn.accepted for turn in recent_turns if turn.widths]
+        chains = [(turn.accepted, turn.nodes - 1) for turn in recent_turns if turn.source == FORCED]
+        mean_accepted = (1 + sum(accepted_counts)) / (1 + len(accepted_counts))
         share = (1 + sum(accepted for accepted, _ in chains)) / (1 + sum(nodes for _, nodes in chains))
         pays = request.drafting.controller.pays_without_drafting
-        return pays(len(forced), share * len(forced), usual, int(session.mixes), batch)
+        return pays(len(forced_tokens), share * len(forced_tokens), mean_accepted, int(session.mixes), batch)
 
     def max_levels(self, request: Request) -> int:
         """The levels a tree may have, by the text's limit, the drafter's context and the levels it can draft."""
         if self._drafter is None or request.root_output:
             return 0
-        context, levels = self._drafter.context, self._drafter.levels
-        beyond = sys.maxsize if context is None else context - len(request.tokens)
-        return min(self._room(request), beyond, sys.maxsize if levels is None else levels)
+        context = self._drafter.context
+        levels = self._drafter.levels
+        context_room = sys.maxsize if context is None else context - len(request.tokens)
+        return min(self._room(request), context_room, sys.maxsize if levels is None else levels)
 
     def _room(self, request: Request) -> int:
         """The levels a tree may have by the text's limit, and where the target's positions change."""
         switch = self._target.rope_switch
-        short = sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.tokens)
-        return min(request.remaining - 1, short)
+        switch_room = sys.maxsize if switch is None or is_long(request, self._target) else switch - len(request.tokens)
+        return min(request.remaining - 1, switch_room)
 
     def _constrain(self, request: Request) -> Constrain | None:
         """Constrain drafted tokens to what the request's text may be."""
         if not request.constraints:
             return None
-        tokens, vocab = list(request.tokens), self._target.vocab_size
+        tokens = list(request.tokens)
+        vocab = self._target.vocab_size
         return lambda paths, logits: request.constraints.apply_to_draft(tokens, paths, logits, vocab)
 
 

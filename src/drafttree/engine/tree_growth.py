@@ -144,7 +144,8 @@ def grow(
     growth = Growth(policy, trees, proposal, randomness, vocab, limits)
     limit = max(max_levels)
     levels = min(limit, policy.levels() or limit) if policy.budget > 1 else 0
-    drafting, is_chain = True, policy.is_chain and not limits and proposal is Proposal.TOP_K
+    drafting = True
+    is_chain = policy.is_chain and not limits and proposal is Proposal.TOP_K
     try:
         for depth in range(1, levels + 1):
             drafting = True
@@ -179,14 +180,19 @@ class Growth:
         vocab: int | None,
         limits: Limits | None,
     ) -> None:
-        self._policy, self._trees, self._proposal, self._randomness = policy, trees, proposal, randomness
-        self._vocab, self._limits = vocab, limits
+        self._policy = policy
+        self._trees = trees
+        self._proposal = proposal
+        self._randomness = randomness
+        self._vocab = vocab
+        self._limits = limits
         self._draws = proposal is not Proposal.TOP_K
         self._may_exceed = policy.reranks and not self._draws
         self._is_foreign = not type(policy).__module__.startswith("drafttree.policies.")
         self._hooks = {hook for hook in HOOKS if getattr(type(policy), hook, None) is not getattr(TreePolicy, hook)}
         # Of each row: the node, its path's log-probability and its label.
-        self._nodes, self._paths = np.zeros(len(trees), dtype=int), np.zeros(len(trees), dtype=np.float32)
+        self._nodes = np.zeros(len(trees), dtype=int)
+        self._paths = np.zeros(len(trees), dtype=np.float32)
         self._labels: Array | None = None
 
     def frontiers(self) -> list[Frontier]:
@@ -214,74 +220,85 @@ class Growth:
             assert isinstance(logits, Tensor)
             tokens, logprobs, counts = self._draw(layers, masks, logits)
             paths, layers = self._layers(logprobs, depth)
-            masks = [layer.rank < own for layer, own in zip(layers, counts, strict=True)]
+            masks = [layer.rank < tree_counts for layer, tree_counts in zip(layers, counts, strict=True)]
         # What joins, of all texts at once.
-        keep = _joined(masks)
-        at = keep.reshape(-1).nonzero()[0]
-        paths, rows, labels = paths.reshape(-1)[at], at // keep.shape[1], None
-        above, parents, ids, values = (
-            each.tolist() for each in (rows, self._nodes[rows], tokens.reshape(-1)[at], paths)
-        )
-        scores, expands = values, [True] * len(values)
+        keep_mask = _joined(masks)
+        flat_indices = keep_mask.reshape(-1).nonzero()[0]
+        paths = paths.reshape(-1)[flat_indices]
+        rows = flat_indices // keep_mask.shape[1]
+        labels = None
+        parent_rows = rows.tolist()
+        parents = self._nodes[rows].tolist()
+        ids = tokens.reshape(-1)[flat_indices].tolist()
+        values = paths.tolist()
+        scores = values
+        expand_flags = [True] * len(values)
         if "score" in self._hooks and any(layer.scores is not layer.path_logprobs for layer in layers):
-            scores = _joined([layer.scores for layer in layers]).reshape(-1)[at].tolist()
-        if "label" in self._hooks and (found := [self._ask("label", layer) for layer in layers])[0] is not None:
-            labels = _joined(found).reshape(-1)[at]
+            scores = _joined([layer.scores for layer in layers]).reshape(-1)[flat_indices].tolist()
+        if "label" in self._hooks and (answers := [self._ask("label", layer) for layer in layers])[0] is not None:
+            labels = _joined(answers).reshape(-1)[flat_indices]
         if "expand" in self._hooks:
-            found = [self._ask("expand", layer) for layer in layers]
-            if any(own is not None for own in found):
-                found = [mask if own is None else own & mask for own, mask in zip(found, masks, strict=True)]
-                expands = _joined(found).reshape(-1)[at].tolist()
+            answers = [self._ask("expand", layer) for layer in layers]
+            if any(answer is not None for answer in answers):
+                answers = [
+                    mask if answer is None else answer & mask for answer, mask in zip(answers, masks, strict=True)
+                ]
+                expand_flags = _joined(answers).reshape(-1)[flat_indices].tolist()
         self._level = paths, labels
         row = begin = 0
         for tree, mask in zip(self._growing, masks, strict=True):
-            width, first = len(tree.frontier), len(tree.tokens)
-            end = bisect_left(above, row + width, begin)
-            part = slice(begin, end)
-            tree.add(ids[part], parents[part], values[part], scores[part])
-            tree.first, tree.above, tree.row = first, above[part], row
-            tree.frontier = [node for node, wanted in enumerate(expands[part], first) if wanted]
+            width = len(tree.frontier)
+            first_node = len(tree.tokens)
+            end = bisect_left(parent_rows, row + width, begin)
+            tree_slice = slice(begin, end)
+            tree.add(ids[tree_slice], parents[tree_slice], values[tree_slice], scores[tree_slice])
+            tree.first = first_node
+            tree.above = parent_rows[tree_slice]
+            tree.row = row
+            tree.frontier = [node for node, flag in enumerate(expand_flags[tree_slice], first_node) if flag]
             if tree.observer:
                 tree.observer.joined(tokens[row : row + width], mask)
-                others = [node for node, wanted in enumerate(expands[part], first) if not wanted]
-                tree.observer.ended(others, Rule.EXPAND)
-            row, begin = row + width, end
+                leaves = [node for node, flag in enumerate(expand_flags[tree_slice], first_node) if not flag]
+                tree.observer.ended(leaves, Rule.EXPAND)
+            row += width
+            begin = end
 
     def _layers(self, logprobs: Array, depth: int) -> tuple[Array, list[Layer]]:
         """The log-probabilities of all paths, and what the policy sees of each text."""
         paths = self._paths[:, None] + logprobs
-        possible = paths > -math.inf
-        for values in (logprobs, paths, possible):
+        possible_mask = paths > -math.inf
+        for values in (logprobs, paths, possible_mask):
             values.setflags(write=False)
-        layers, row = list[Layer](), 0
+        layers = list[Layer]()
+        row = 0
         for tree in self._growing:
             rows = slice(row, row := row + len(tree.frontier))
             labels = None if self._labels is None else self._labels[rows]
-            arrays = logprobs[rows], paths[rows], possible[rows]
+            arrays = logprobs[rows], paths[rows], possible_mask[rows]
             layers.append(Layer(*arrays, depth, tree, self._score, labels))
         return paths, layers
 
     def _kept(self, layer: Layer, tree: GrowingTree) -> Array:
         """Which candidates the policy keeps, within the budget."""
-        keep = self._ask("keep", layer)
-        if keep is not layer.possible:
-            keep = keep & layer.possible
+        keep_mask = self._ask("keep", layer)
+        if keep_mask is not layer.possible:
+            keep_mask = keep_mask & layer.possible
         if self._draws:
-            keep = keep & (layer.logprobs >= MIN_LOGPROB)
+            keep_mask = keep_mask & (layer.logprobs >= MIN_LOGPROB)
         if tree.observer:
-            tree.observer.kept(tree.frontier, layer, keep)
+            tree.observer.kept(tree.frontier, layer, keep_mask)
         room = self._policy.budget - len(tree.tokens)
-        if self._may_exceed or self._draws or keep.size <= room or np.count_nonzero(keep) <= room:
-            return keep
-        return best_mask(layer.scores, keep, room)
+        if self._may_exceed or self._draws or keep_mask.size <= room or np.count_nonzero(keep_mask) <= room:
+            return keep_mask
+        return best_mask(layer.scores, keep_mask, room)
 
     def _score(self, layer: Layer) -> Array:
         return self._ask("score", layer)
 
     def _ask(self, hook: str, layer: Layer) -> Any:
         """What the policy answers; it is checked if its class is not one of ours."""
-        found = getattr(self._policy, hook)(layer)
-        return self._checked(hook, found, layer.logprobs.shape) if self._is_foreign else found
+        answer = getattr(self._policy, hook)(layer)
+        return self._checked(hook, answer, layer.logprobs.shape) if self._is_foreign else answer
 
     def _draw(
         self, layers: Sequence[Layer], masks: Sequence[Array], logits: Tensor
@@ -292,43 +309,55 @@ class Growth:
             Token ids and log-probabilities `[nodes, children]` in draw order, and how many each node of a text has
             `[frontier, 1]`; those beyond mean nothing.
         """
-        depth, wanted = layers[0].depth, [mask.sum(1).tolist() for mask in masks]
-        if self._limits and (most := self._limits.children(self._trees, depth)) is not None:
-            wanted = [[*map(min, own, limit)] for own, limit in zip(wanted, filter(None, most), strict=True)]
-        for own, tree in zip(wanted, self._growing, strict=True):
+        depth = layers[0].depth
+        child_counts = [mask.sum(1).tolist() for mask in masks]
+        if self._limits and (max_children := self._limits.children(self._trees, depth)) is not None:
+            child_counts = [
+                [*map(min, tree_counts, limit)]
+                for tree_counts, limit in zip(child_counts, filter(None, max_children), strict=True)
+            ]
+        for tree_counts, tree in zip(child_counts, self._growing, strict=True):
             room = self._policy.budget - len(tree.tokens)
-            for place, count in enumerate(own):
-                own[place] = max(min(count, room), 0)
+            for frontier_index, count in enumerate(tree_counts):
+                tree_counts[frontier_index] = max(min(count, room), 0)
                 room -= count
         rows = logits.log_softmax(-1)[..., : self._vocab]
-        counts = torch.tensor([count for own in wanted for count in own], device=rows.device)
+        counts = torch.tensor([count for tree_counts in child_counts for count in tree_counts], device=rows.device)
         probs = rows.masked_fill(counts[:, None] == 0, 0.0).softmax(-1)
         probs = torch.threshold_(probs, math.exp(MIN_LOGPROB), 0.0)
-        drawn = rows.new_zeros(2, len(rows), max(1, *map(max, wanted)), dtype=torch.float64)
-        drawn[1] = -math.inf
-        randomness = [own for own, tree in zip(self._randomness, self._trees, strict=True) if tree.frontier]
+        draws = rows.new_zeros(2, len(rows), max(1, *map(max, child_counts)), dtype=torch.float64)
+        draws[1] = -math.inf
+        randomness = [
+            text_randomness
+            for text_randomness, tree in zip(self._randomness, self._trees, strict=True)
+            if tree.frontier
+        ]
         row = 0
-        for own, tree, each in zip(wanted, self._growing, randomness, strict=True):
-            part, most = slice(row, row := row + len(own)), max(own)
-            first = probs[part]
-            if most:
-                tokens, first = each.children(first, counts[part], most, self._proposal, depth)
-                drawn[0, part, :most], drawn[1, part, :most] = tokens, rows[part].gather(1, tokens)
-            tree.draft_probs.update(zip(tree.frontier, first, strict=True))
-        tokens, logprobs = drawn.cpu().numpy()
-        found = tokens.astype(np.int64), logprobs.astype(layers[0].logprobs.dtype)
-        return *found, [np.array(own)[:, None] for own in wanted]
+        for tree_counts, tree, text_randomness in zip(child_counts, self._growing, randomness, strict=True):
+            tree_rows = slice(row, row := row + len(tree_counts))
+            max_children = max(tree_counts)
+            node_probs = probs[tree_rows]
+            if max_children:
+                tokens, node_probs = text_randomness.children(
+                    node_probs, counts[tree_rows], max_children, self._proposal, depth
+                )
+                draws[0, tree_rows, :max_children] = tokens
+                draws[1, tree_rows, :max_children] = rows[tree_rows].gather(1, tokens)
+            tree.draft_probs.update(zip(tree.frontier, node_probs, strict=True))
+        tokens, logprobs = draws.cpu().numpy()
+        host_arrays = tokens.astype(np.int64), logprobs.astype(layers[0].logprobs.dtype)
+        return *host_arrays, [np.array(tree_counts)[:, None] for tree_counts in child_counts]
 
     def add_chains(self, draft: DraftRows, count: int) -> bool:
         """Add all further levels of trees that are chains, where the drafter drafts them in one call."""
         if any(len(tree.frontier) != 1 for tree in self._trees):
             return False
-        found = draft.chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
-        if found is None:
+        chains = draft.chain([tree.tokens[-1] for tree in self._trees], count, self._vocab or sys.maxsize)
+        if chains is None:
             return False
-        paths = np.cumsum([self._paths, *found[1]], axis=0, dtype=np.float32)[1:]
-        for tree, tokens, own in zip(self._trees, found[0].T.tolist(), paths.T.tolist(), strict=True):
-            for token, path in zip(tokens[: tree.limit - 1], own, strict=False):
+        paths = np.cumsum([self._paths, *chains[1]], axis=0, dtype=np.float32)[1:]
+        for tree, tokens, chain_paths in zip(self._trees, chains[0].T.tolist(), paths.T.tolist(), strict=True):
+            for token, path in zip(tokens[: tree.limit - 1], chain_paths, strict=False):
                 tree.frontier = [len(tree.tokens) - 1]
                 tree.add([token], tree.frontier, [path], [path])
         return True
@@ -346,18 +375,21 @@ class Growth:
                 if tree.observer:
                     tree.observer.ended([node for node in tree.frontier if node not in frontier], Rule.EXPAND)
                 tree.frontier = [*frontier]
-        nodes, chosen, begin = list[int](), list[int](), 0
+        nodes = list[int]()
+        level_indices = list[int]()
+        begin = 0
         for tree in self._growing:
             offset = begin - tree.first
             nodes += tree.frontier
-            chosen += [node + offset for node in tree.frontier]
+            level_indices += [node + offset for node in tree.frontier]
             begin = offset + len(tree.tokens)
         paths, labels = self._level
-        self._nodes, self._paths = np.array(nodes), paths[chosen]
+        self._nodes = np.array(nodes)
+        self._paths = paths[level_indices]
         if labels is not None:
-            self._labels = labels[chosen]
+            self._labels = labels[level_indices]
             self._labels.setflags(write=False)
-        return bool(chosen)
+        return bool(level_indices)
 
     def _end(self, tree: GrowingTree) -> Rule:
         """What ends a tree that its policy has not stopped."""
@@ -369,8 +401,8 @@ class Growth:
         if "stop" not in self._hooks:
             return False
         frontier = np.array([tree.path_logprobs[node] for node in tree.frontier], dtype=self._level[0].dtype)
-        found = self._policy.stop(tree.tree(), frontier)
-        return bool(self._checked("stop", found, ()) if self._is_foreign else found)
+        answer = self._policy.stop(tree.tree(), frontier)
+        return bool(self._checked("stop", answer, ()) if self._is_foreign else answer)
 
     def _checked(self, hook: str, found: Any, shape: tuple[int, ...]) -> Any:
         """What a policy, which may be a user's own, has answered.
@@ -378,11 +410,12 @@ class Growth:
         Raises:
             ConfigError: it is no array of the kind that is wanted, or does not fit the shape.
         """
-        kind, name = HOOKS[hook], f"{type(self._policy).__name__}.{hook}"
+        dtype_kind = HOOKS[hook]
+        name = f"{type(self._policy).__name__}.{hook}"
         if found is None and hook in ("expand", "label", "stop"):
             return None
         found = np.asarray(found) if isinstance(found, bool | np.bool_) and not shape else found
-        if isinstance(found, np.ndarray) and found.dtype.kind == kind[0]:
+        if isinstance(found, np.ndarray) and found.dtype.kind == dtype_kind[0]:
             if found.shape == shape:
                 return found
             try:
@@ -391,9 +424,9 @@ class Growth:
                 pass
         if isinstance(found, Tensor):
             raise ConfigError(f"{name} returns a torch tensor; policies decide on numpy arrays, see docs/writing.md")
-        shown = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-        wanted = f"{kind} array that fits {list(shape)}" if shape else f"{kind}, or None"
-        raise ConfigError(f"{name} returns {shown}; it must return a {wanted}")
+        description = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
+        requirement = f"{dtype_kind} array that fits {list(shape)}" if shape else f"{dtype_kind}, or None"
+        raise ConfigError(f"{name} returns {description}; it must return a {requirement}")
 
     def trees(self) -> list[DraftTree]:
         """The trees: cut to the best nodes of a policy that re-ranks, unless they were drawn, when every node stays."""
@@ -421,11 +454,11 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     """
     if isinstance(logits, Candidates):
         return logits.best(width, vocab or logits.vocab)
-    allowed = min(logits.shape[-1], vocab or sys.maxsize)
-    width = min(width, allowed)
-    if (found := native_candidates(logits, width, allowed)) is not None:
-        return found
-    rows = logits.log_softmax(-1)[..., :allowed]
+    columns = min(logits.shape[-1], vocab or sys.maxsize)
+    width = min(width, columns)
+    if (candidates := native_candidates(logits, width, columns)) is not None:
+        return candidates
+    rows = logits.log_softmax(-1)[..., :columns]
     if width > 1:
         logprobs, tokens = rows.topk(width)
     else:
@@ -435,5 +468,5 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     if rows.is_cpu:
         return logprobs.numpy(), tokens.numpy()
     # in one copy; float64 holds every token id
-    both = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()
-    return both[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), both[1].astype(np.int64)
+    stack = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()
+    return stack[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), stack[1].astype(np.int64)

@@ -66,50 +66,55 @@ class Audit:
         verifier = request.verifier
         if verifier.sampling.greedy:
             return
-        nodes, tokens = verdict.path[: turn.committed], request.tokens[-turn.committed :]
+        nodes = verdict.path[: turn.committed]
+        tokens = request.tokens[-turn.committed :]
         # As the verifier's own rows, in its precision: another one can move the edge of a truncation.
         rows = verifier.sampling.process(logits[nodes]).double().softmax(-1)
-        first_position, places = len(request.tokens) - turn.committed, self._places_of(request)
+        first_position = len(request.tokens) - turn.committed
+        text_places = self._places_of(request)
         shows_numbers = _shows_numbers(verifier)
         for depth, (node, token, row) in enumerate(zip(nodes, tokens, rows, strict=True)):
-            if not shows_numbers and (favoured := _favoured(tree, node, row)) is not None:
-                chance = min(float(row[favoured].sum()), 1.0)
-                self.evidence.bet(ACCEPTANCE, float(favoured[token]) - chance)
+            if not shows_numbers and (favoured_tokens := _favoured(tree, node, row)) is not None:
+                chance = min(float(row[favoured_tokens].sum()), 1.0)
+                self.evidence.bet(ACCEPTANCE, float(favoured_tokens[token]) - chance)
                 self.evidence.count_acceptance(chance)
                 if depth == 0 and self.evidence.first_tokens % TRIED == 1:
-                    self._try_bias(verifier, tree, logits, favoured)
+                    self._try_bias(verifier, tree, logits, favoured_tokens)
             outcome = 1 - 2 * self._place(row, token)
             self.evidence.count_token(possible=bool(row[token] > 0))
             self.evidence.bet(LATER_PLACE if depth and not shows_numbers else FIRST_PLACE, outcome)
-            beside = places.beside.at(first_position + depth) if places.beside else None
-            for name, other in ((BEFORE, places.at(first_position + depth - 1)), (BESIDE, beside)):
-                if other is not None:
-                    self.evidence.bet(name, outcome * other)
-            places.outcomes.append(outcome)
+            neighbour_outcome = text_places.beside.at(first_position + depth) if text_places.beside else None
+            for name, reference_outcome in (
+                (BEFORE, text_places.at(first_position + depth - 1)),
+                (BESIDE, neighbour_outcome),
+            ):
+                if reference_outcome is not None:
+                    self.evidence.bet(name, outcome * reference_outcome)
+            text_places.outcomes.append(outcome)
 
     def _places_of(self, request: Request) -> TextPlaces:
         if request not in self._places:
-            beside = self._latest._replace(beside=None) if self._latest else None  # no chain of all texts ever
-            self._latest = self._places[request] = TextPlaces(request.prompt_length, [], beside)
+            neighbour = self._latest._replace(beside=None) if self._latest else None  # no chain of all texts ever
+            self._latest = self._places[request] = TextPlaces(request.prompt_length, [], neighbour)
         return self._places[request]
 
     def _place(self, row: Tensor, token: int) -> float:
         """A number in [0, 1], uniform if the token was drawn from the row; equally likely tokens share their part."""
         chance = row[token]
-        likelier = row.masked_fill(row <= chance, 0.0).sum()
-        equal = row.masked_fill(row != chance, 0.0).sum()
-        return min(float(likelier + self._numbers.random() * equal), 1.0)
+        likelier_mass = row.masked_fill(row <= chance, 0.0).sum()
+        equal_mass = row.masked_fill(row != chance, 0.0).sum()
+        return min(float(likelier_mass + self._numbers.random() * equal_mass), 1.0)
 
     def _try_bias(self, verifier: Verifier, tree: DraftTree, logits: Tensor, favoured: Tensor) -> None:
         """Verify the round twice again by new numbers, once with a bias, and note how the bet would have ended."""
         seed = int(self._numbers.integers(2**62))
-        first = list[bool]()
+        hits = list[bool]()
         for bias in (0.0, BIAS):
             numbers = BiasedNumbers(SeededRandomness(seed, logits.shape[-1], logits.device), bias)
-            another = type(verifier)(verifier.sampling)  # one that keeps a state must not see this
-            path, bonus = another.verify(tree, logits.clone(), numbers)
-            first.append(bool(favoured[tree.tokens[path[1]] if len(path) > 1 else bonus]))
-        self.evidence.count_shift(first[1] - first[0])
+            verifier_copy = type(verifier)(verifier.sampling)  # one that keeps a state must not see this
+            path, bonus = verifier_copy.verify(tree, logits.clone(), numbers)
+            hits.append(bool(favoured[tree.tokens[path[1]] if len(path) > 1 else bonus]))
+        self.evidence.count_shift(hits[1] - hits[0])
 
 
 def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
@@ -120,9 +125,9 @@ def _favoured(tree: DraftTree, node: int, row: Tensor) -> Tensor | None:
     """
     if tree.proposal is Proposal.TOP_K:
         children = [tree.tokens[child] for child in tree.children[node]]
-        favoured = torch.zeros_like(row, dtype=torch.bool)
-        favoured[children] = True
-        return favoured if children else None
+        favoured_tokens = torch.zeros_like(row, dtype=torch.bool)
+        favoured_tokens[children] = True
+        return favoured_tokens if children else None
     if node or not tree.children[node] or node not in tree.draft_probs:
         return None
     draft = tree.draft_probs[node].to(row)

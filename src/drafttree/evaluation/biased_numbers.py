@@ -16,7 +16,8 @@ class BiasedNumbers(Randomness):
     """
 
     def __init__(self, numbers: Randomness, bias: float) -> None:
-        self._numbers, self._bias = numbers, bias
+        self._numbers = numbers
+        self._bias = bias
 
     def at(self, position: int) -> "BiasedNumbers":
         return BiasedNumbers(self._numbers.at(position), self._bias)

@@ -19,7 +19,9 @@ class Scope(NamedTuple):
     modules: tuple[str, ...]
 
 
-ENUMERATED, SAMPLED, LEFT_OUT = "enumerated", "sampled", "left out"
+ENUMERATED = "enumerated"
+SAMPLED = "sampled"
+LEFT_OUT = "left out"
 SCOPES = (
     Scope(
         ENUMERATED,

@@ -48,13 +48,13 @@ class PolicyCertificate:
     @property
     def widest_tie(self) -> Difference | None:
         """The tie with the largest gap in units of rounding; None without ties."""
-        ties = (each for each in self.differences.values() if each.is_tie)
+        ties = (difference for difference in self.differences.values() if difference.is_tie)
         return max(ties, key=lambda tie: tie.units, default=None)
 
     @property
     def ties(self) -> int:
         """Texts that differ by a tie."""
-        return sum(each.is_tie for each in self.differences.values())
+        return sum(difference.is_tie for difference in self.differences.values())
 
     @property
     def passed(self) -> bool:
@@ -162,27 +162,28 @@ def certify(
     reference = "transformers generate" if sampling.greedy else "plain decoding"
     ways: dict[str, Way] = {reference: by_transformers if sampling.greedy else partial(write, decoder.plain())}
     ways |= {name: partial(write, runner) for name, runner in runners.items()}
-    fitted = [fit(decoder, prompt, max_new_tokens) for prompt in prompts]
+    fitted_prompts = [fit(decoder, prompt, max_new_tokens) for prompt in prompts]
     store = store or RunStore()
-    cells = race(ways, [("", ids) for ids, _ in fitted], list[int], store=store, progress=progress)
+    cells = race(ways, [("", ids) for ids, _ in fitted_prompts], list[int], store=store, progress=progress)
     texts = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
     expected = texts[reference]
 
     def judge(name: str) -> PolicyCertificate:
-        pairs = [*zip(expected, texts[name], strict=True)]
-        found = {
-            place: find_difference(decoder, fitted[place][0], *pair, **options) for place, pair in enumerate(pairs)
+        text_pairs = [*zip(expected, texts[name], strict=True)]
+        all_differences = {
+            index: find_difference(decoder, fitted_prompts[index][0], *text_pair, **options)
+            for index, text_pair in enumerate(text_pairs)
         }
-        differences = {place: difference for place, difference in found.items() if difference}
-        same = sum(text == plain for text, plain in zip(texts[name], texts.get(PLAIN, expected), strict=True))
-        return PolicyCertificate(name, len(pairs), same, differences)
+        differences = {index: difference for index, difference in all_differences.items() if difference}
+        same_count = sum(text == plain for text, plain in zip(texts[name], texts.get(PLAIN, expected), strict=True))
+        return PolicyCertificate(name, len(text_pairs), same_count, differences)
 
     return Certificate(
         reference,
         precision_of(decoder.target),
         keeps_text(decoder.target),
         [judge(name) for name in runners],
-        truncated=sum(cut for _, cut in fitted[: len(expected)]),
+        truncated=sum(cut for _, cut in fitted_prompts[: len(expected)]),
         tokens=sum(map(len, expected)),
         interrupted=store.interrupted,
     )

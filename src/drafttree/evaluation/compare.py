@@ -16,7 +16,8 @@ from drafttree.measure.method import PLAIN
 from drafttree.measure.reference import Difference, ReferenceRun, find_difference, transformers_generate
 from drafttree.models import TargetModel
 
-SPECULATIVE, TRANSFORMERS = "speculative", "transformers"
+SPECULATIVE = "speculative"
+TRANSFORMERS = "transformers"
 WARM_UP = 16
 
 
@@ -62,12 +63,13 @@ class Comparison:
         """In one sentence, how much faster and why, or why that cannot be told."""
         if self.speedup.doubt:
             return self.speedup.doubt
-        law, nodes = self.speedup.law, self.speculative.metrics.mean_nodes
-        how = f"{law.measured:.2f} times as fast as plain decoding"
+        law = self.speedup.law
+        nodes = self.speculative.metrics.mean_nodes
+        sentence = f"{law.measured:.2f} times as fast as plain decoding"
         if self.transformers:
-            how += f" and {self.speeds[SPECULATIVE] / self.speeds[TRANSFORMERS]:.2f} times transformers"
+            sentence += f" and {self.speeds[SPECULATIVE] / self.speeds[TRANSFORMERS]:.2f} times transformers"
         return (
-            f"{how}: each target pass yields {law.tau:.2f} tokens; scoring {nodes:.1f} nodes at once costs "
+            f"{sentence}: each target pass yields {law.tau:.2f} tokens; scoring {nodes:.1f} nodes at once costs "
             f"{law.v:.2f} plain passes, drafting them {law.c * law.delta:.2f} and everything else {law.h:.2f}."
         )
 
@@ -101,7 +103,8 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     if options.get("seed") is None:
         options["seed"] = random_seed()
     request = decoder.new_request(prompt, **options)
-    ids, length = request.tokens, request.remaining
+    ids = request.tokens
+    length = request.remaining
 
     def by(write: Way, tokens: int) -> Any:
         return write(ids, **{**options, "max_new_tokens": tokens})
@@ -110,8 +113,8 @@ def compare(decoder: Decoder, prompt: Prompt, *, repeats: int = 3, **options) ->
     if _has_reference(decoder):
         writers[TRANSFORMERS] = partial(transformers_generate, decoder)
     ways: dict[str, Way] = {name: partial(by, write) for name, write in writers.items()}
-    short = min(max(WARM_UP, options.get("min_new_tokens") or 0), length)
-    cells = race(ways, [("", length)], Any, repeats=max(repeats, 1), warm_up=short)
+    warm_up_length = min(max(WARM_UP, options.get("min_new_tokens") or 0), length)
+    cells = race(ways, [("", length)], Any, repeats=max(repeats, 1), warm_up=warm_up_length)
     runs = {name: _median([cell.result for cell in cells if cell.way == name]) for name in ways}
     return judge_texts(decoder, prompt, options, **runs)
 
@@ -126,7 +129,8 @@ def judge_texts(
 ) -> Comparison:
     """Compare texts of a prompt that were all written with these options."""
     request = decoder.new_request(prompt, **options)
-    ids, greedy = request.tokens, request.verifier.sampling.greedy
+    ids = request.tokens
+    greedy = request.verifier.sampling.greedy
     seeded = compatibility.is_text_of_seed(type(request.verifier))
 
     def difference(expected: Generation | ReferenceRun) -> Difference | None:

@@ -47,15 +47,15 @@ def coupled_texts(
     """
     options = toy_options(target, draft, policy, verifier, sampling)
     toy = texts.decoder(target, draft, policy, verifier)
-    plain = [
+    plain_texts = [
         plain_text(
             target, prompt, texts.length, Sampling.from_options(options | {"seed": seed}), texts.eos, texts.processor
         )
         for prompt, seed in zip(texts.prompts, texts.seeds, strict=True)
     ]
     return [
-        CoupledText(tuple(each.tokens), own, each.metrics.mean_path_length, toy.reach)
-        for each, own in zip(texts.write(toy, options), plain, strict=True)
+        CoupledText(tuple(generation.tokens), plain_tokens, generation.metrics.mean_path_length, toy.reach)
+        for generation, plain_tokens in zip(texts.write(toy, options), plain_texts, strict=True)
     ]
 
 

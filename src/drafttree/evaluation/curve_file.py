@@ -21,14 +21,16 @@ def read_cost_curves(path: Path, drafters: Sequence[str]) -> dict[str, CostCurve
     Raises:
         InputError: it cannot be read, is not JSON, lacks a drafter, or a curve in it is not one or has gaps.
     """
-    found = read_json_file(path)
-    if isinstance(found, dict) and "target" in (found.get("costs") or ()):
-        found = found["costs"]
-    if not isinstance(found, dict) or "target" in found:
-        found = dict.fromkeys(drafters, found)
-    elif lacking := [name for name in drafters if name not in found]:
-        raise InputError(f"{path}: no cost curve of {', '.join(lacking)}; it has {', '.join(found) or 'none'}")
+    curves = read_json_file(path)
+    if isinstance(curves, dict) and "target" in (curves.get("costs") or ()):
+        curves = curves["costs"]
+    if not isinstance(curves, dict) or "target" in curves:
+        curves = dict.fromkeys(drafters, curves)
+    elif missing_drafters := [name for name in drafters if name not in curves]:
+        raise InputError(
+            f"{path}: no cost curve of {', '.join(missing_drafters)}; it has {', '.join(curves) or 'none'}"
+        )
     try:
-        return {name: parse_cost_curve(found[name]) for name in drafters}
+        return {name: parse_cost_curve(curves[name]) for name in drafters}
     except ConfigError as error:
         raise InputError(f"{path}: {error}") from None

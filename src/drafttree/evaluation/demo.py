@@ -43,7 +43,8 @@ class DemoTarget:
     @property
     def sentence(self) -> str:
         """What it is, and whether its texts can differ."""
-        dtype, count = precision_of(self.decoder.target), torch.get_num_threads()
+        dtype = precision_of(self.decoder.target)
+        count = torch.get_num_threads()
         threads = "1 thread" if count == 1 else f"{count} threads"
         size = self.shape.upper() if self.shape[0].isdigit() else self.shape
         ties = "the same text" if keeps_text(self.decoder.target) else "the same text but for ties that rounding breaks"
@@ -84,18 +85,21 @@ class DemoResult:
     def lines(self) -> list[str]:
         """The result in plain words."""
         speedup = self.compared.speedup
-        own, plain = speedup.drafted, speedup.plain
-        speeds = f"{own.tokens_per_second:.1f} tokens/s against {plain.tokens_per_second:.1f}"
-        found = [f"{own.tokens} tokens in {len(own.rounds)} passes instead of {len(plain.rounds)}", self.agreement]
+        drafted, plain = speedup.drafted, speedup.plain
+        speeds = f"{drafted.tokens_per_second:.1f} tokens/s against {plain.tokens_per_second:.1f}"
+        lines = [
+            f"{drafted.tokens} tokens in {len(drafted.rounds)} passes instead of {len(plain.rounds)}",
+            self.agreement,
+        ]
         if speedup.doubt:
-            return [*found, f"{speeds}. {speedup.doubt}"]
-        found.append(f"{speedup.law.measured:.2f} times as fast as plain decoding: {speeds}")
+            return [*lines, f"{speeds}. {speedup.doubt}"]
+        lines.append(f"{speedup.law.measured:.2f} times as fast as plain decoding: {speeds}")
         if self.float32:
-            ratio = own.tokens_per_second / self.float32
-            found.append(f"{ratio:.2f} times as fast as plain decoding in float32 ({self.float32:.1f} tokens/s)")
+            ratio = drafted.tokens_per_second / self.float32
+            lines.append(f"{ratio:.2f} times as fast as plain decoding in float32 ({self.float32:.1f} tokens/s)")
         if speedup.law.measured < 1:
-            found.append("Drafts do not pay on this machine: a pass over several tokens costs too much more than one.")
-        return [*found, speedup.limit.sentence]
+            lines.append("Drafts do not pay on this machine: a pass over several tokens costs too much more than one.")
+        return [*lines, speedup.limit.sentence]
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON; no ratio where the times tell none."""
@@ -118,14 +122,14 @@ class DemoResult:
 
 def judge(target: DemoTarget, texts: Mapping[str, Generation], prompt: str, options: Mapping[str, Any]) -> DemoResult:
     """The result of two texts of a prompt; beside a quantised target, plain decoding in float32 is timed."""
-    compared = judge_texts(target.decoder, prompt, options, texts[DRAFTED], texts[PLAIN])
+    comparison = judge_texts(target.decoder, prompt, options, texts[DRAFTED], texts[PLAIN])
     float32 = None
     if target.is_quantised:
         device = target.decoder.target.device.type
-        whole = load_inflated("embedded", "none", target.shape, "float32", device)
-        short = dict(options, max_new_tokens=min(FLOAT32_TOKENS, options["max_new_tokens"]))
-        float32 = [whole.generate(prompt, **short) for _ in range(2)][-1].metrics.tokens_per_second
-    return DemoResult(target, compared, float32)
+        float32_decoder = load_inflated("embedded", "none", target.shape, "float32", device)
+        short_options = dict(options, max_new_tokens=min(FLOAT32_TOKENS, options["max_new_tokens"]))
+        float32 = [float32_decoder.generate(prompt, **short_options) for _ in range(2)][-1].metrics.tokens_per_second
+    return DemoResult(target, comparison, float32)
 
 
 def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape: str | None = None) -> DemoTarget:
@@ -141,18 +145,20 @@ def load_demo(drafter: str, dtype: str, device: str, quantize: str | None, shape
     Raises:
         ConfigError: there is no room for the smallest of them, or as `drafttree.load` does.
     """
-    kind = "cuda" if find_device(device).type == "cuda" else "cpu"
-    sizes = (shape,) if shape else SIZES[kind]
-    name = next((each for each in sizes if _has_room(kind, each)), None)
+    device_type = "cuda" if find_device(device).type == "cuda" else "cpu"
+    sizes = (shape,) if shape else SIZES[device_type]
+    name = next((size for size in sizes if _has_room(device_type, size)), None)
     if name is None:
-        need = COPIES * LARGEST_ITEM * SHAPES[sizes[-1]].weights / 1e9
-        raise ConfigError(f"a demo of the size {sizes[-1]} needs {need:.1f} GB of free memory; free some of it")
+        needed_gigabytes = COPIES * LARGEST_ITEM * SHAPES[sizes[-1]].weights / 1e9
+        raise ConfigError(
+            f"a demo of the size {sizes[-1]} needs {needed_gigabytes:.1f} GB of free memory; free some of it"
+        )
     return DemoTarget(load_inflated("embedded", drafter, name, dtype, device, quantize), name, quantize is not None)
 
 
 def _has_room(kind: str, shape: str) -> bool:
-    need = COPIES * LARGEST_ITEM * SHAPES[shape].weights
+    needed_bytes = COPIES * LARGEST_ITEM * SHAPES[shape].weights
     if kind == "cuda":
-        return need < torch.cuda.mem_get_info()[0]
+        return needed_bytes < torch.cuda.mem_get_info()[0]
     memory = machine_memory()
-    return memory is None or need < memory.free
+    return memory is None or needed_bytes < memory.free

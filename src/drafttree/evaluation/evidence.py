@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-ACCEPTANCE, FIRST_PLACE, LATER_PLACE = "acceptance", "place of first tokens", "place of later tokens"
-BEFORE, BESIDE, IMPOSSIBLE = "the token before", "the text beside", "impossible tokens"
+ACCEPTANCE = "acceptance"
+FIRST_PLACE = "place of first tokens"
+LATER_PLACE = "place of later tokens"
+BEFORE = "the token before"
+BESIDE = "the text beside"
+IMPOSSIBLE = "impossible tokens"
 BETS: dict[str, str] = {
     ACCEPTANCE: "drafted tokens are committed too often or too rarely",
     FIRST_PLACE: "first tokens of rounds are too likely or too unlikely ones",
@@ -91,8 +95,10 @@ class Evidence:
 
     def add(self, other: "Evidence") -> None:
         """Take over the evidence of other tokens."""
-        for name, own in self.log_wealth.items():
-            self.log_wealth[name] = [one + more for one, more in zip(own, other.log_wealth[name], strict=True)]
+        for name, wealth in self.log_wealth.items():
+            self.log_wealth[name] = [
+                log + other_log for log, other_log in zip(wealth, other.log_wealth[name], strict=True)
+            ]
         for count in ("tokens", "impossible", "first_tokens", "variance", "tried", "shift", "shift_squares"):
             setattr(self, count, getattr(self, count) + getattr(other, count))
 
@@ -127,10 +133,11 @@ class Evidence:
         mean = self.shift / self.tried
         error = math.sqrt(max(self.shift_squares / self.tried - mean**2, 0.0) / self.tried)
         effect = (mean - 2 * error) * self.first_tokens
-        stakes, deviation = STAKES[STAKES > 0], math.sqrt(self.variance)
+        stakes = STAKES[STAKES > 0]
+        deviation = math.sqrt(self.variance)
         costs = math.log(REFUTED * len(BETS) * len(STAKES)) / stakes + stakes * self.variance / 2
-        needed = float((costs + SURE * deviation).min())
-        return BIAS * needed / effect if effect >= needed else None
+        needed_effect = float((costs + SURE * deviation).min())
+        return BIAS * needed_effect / effect if effect >= needed_effect else None
 
 
 def _log_mean(logs: list[float]) -> float:

@@ -33,10 +33,10 @@ def try_head(found: Inspection, decoder: Decoder) -> Inspection:
     for prompt in shipped_prompts():
         if watch.is_open:
             decoder.generate(prompt, temperature=1.0, seed=0, max_new_tokens=TOKENS, ignore_eos=True)
-    tried: dict[str, object] = {
+    trial_details: dict[str, object] = {
         "rounds tried": watch.found.rounds,
         f"target's token among its {BEST} likeliest": watch.found.accepted,
         "the same by its own probabilities": round(watch.claimed, 1),
     }
-    misread = ("it may be misread: it claims far more than its tokens are worth",) if watch.is_misread else ()
-    return replace(found, details=found.details | tried, problems=misread)
+    problems = ("it may be misread: it claims far more than its tokens are worth",) if watch.is_misread else ()
+    return replace(found, details=found.details | trial_details, problems=problems)

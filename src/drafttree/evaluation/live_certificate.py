@@ -94,13 +94,13 @@ class LiveCertificate:
     def summary(self) -> dict[str, object]:
         """Everything found, for JSON."""
         evidence = self.written.evidence
-        found: dict[str, object] = {
+        results: dict[str, object] = {
             "log_e_value": evidence.log_e_value,
             "log_e_values": evidence.log_e_values,
             "smallest_bias": evidence.smallest_bias,
             "passed": self.passed,
         }
-        return asdict(self) | found
+        return asdict(self) | results
 
 
 def certify_live(
@@ -150,28 +150,33 @@ def certify_live(
     verifier = decoder.verifier or default_verifier(sampling)
     verifier(sampling)  # refuses a sampling that it does not serve
     first_seed = options.pop("seed", 0)
-    fitted = [fit(decoder, prompt, max_new_tokens)[0] for prompt in prompts]
+    fitted_prompts = [fit(decoder, prompt, max_new_tokens)[0] for prompt in prompts]
     options |= {"max_new_tokens": max_new_tokens}
-    store, written, refuted = store or RunStore(), WrittenTexts(), False
+    store = store or RunStore()
+    written_texts = WrittenTexts()
+    refuted = False
     size = TURNS * max_batch if max_batch > 1 else 1
 
     def write(group: int) -> WrittenTexts:
-        missing = tokens - written.evidence.tokens
-        numbers = range(group * size, group * size + min(size, math.ceil(missing / max_new_tokens)))
-        texts = [(fitted[number % len(fitted)], _as_int64(first_seed + number)) for number in numbers]
+        missing_tokens = tokens - written_texts.evidence.tokens
+        numbers = range(group * size, group * size + min(size, math.ceil(missing_tokens / max_new_tokens)))
+        texts = [(fitted_prompts[number % len(fitted_prompts)], _as_int64(first_seed + number)) for number in numbers]
         return _write(decoder, texts, Audit(derived_seed(first_seed, f"places {group}") % 2**63), max_batch, options)
 
     with store.interruptible():
         is_told = False
         for group in itertools.count():
             if not is_told and store.find(("texts", group), WrittenTexts) is None:
-                is_told, trial = True, options | {"seed": derived_seed(first_seed, "trial")}
-                tell(_costs(decoder, fitted[0], tokens - written.evidence.tokens, max_batch, trial))
-            found = store.run(("texts", group), WrittenTexts, lambda group=group: write(group))
-            written.add(found)
-            refuted = refuted or written.evidence.refutes
-            progress(f"log e {written.evidence.log_e_value:+.1f}", found.evidence.tokens)
-            if refuted or written.evidence.tokens >= tokens:
+                is_told = True
+                trial_options = options | {"seed": derived_seed(first_seed, "trial")}
+                tell(
+                    _costs(decoder, fitted_prompts[0], tokens - written_texts.evidence.tokens, max_batch, trial_options)
+                )
+            group_texts = store.run(("texts", group), WrittenTexts, lambda group=group: write(group))
+            written_texts.add(group_texts)
+            refuted = refuted or written_texts.evidence.refutes
+            progress(f"log e {written_texts.evidence.log_e_value:+.1f}", group_texts.evidence.tokens)
+            if refuted or written_texts.evidence.tokens >= tokens:
                 break
     return LiveCertificate(
         verifier=verifier.__name__,
@@ -181,7 +186,7 @@ def certify_live(
         lossless=decoder.fidelity.lossless,
         max_batch=max_batch,
         wanted=tokens,
-        written=written,
+        written=written_texts,
         refuted=refuted,
         interrupted=store.interrupted,
     )
@@ -191,7 +196,7 @@ def _write(
     decoder: Decoder, texts: Sequence[tuple[list[int], int]], audit: Audit, max_batch: int, options: dict[str, Any]
 ) -> WrittenTexts:
     """Write texts, given by their prompts and seeds, and bet on their tokens."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     generations: list[Generation]
     if max_batch == 1:
         generations = [decoder.generate(prompt, seed=seed, observer=audit, **options) for prompt, seed in texts]
@@ -200,18 +205,20 @@ def _write(
             handles = [engine.submit(prompt, seed=seed, observer=audit, **options) for prompt, seed in texts]
             generations = [handle.result() for handle in handles]
     rounds = [turn.nodes > 1 for generation in generations for turn in generation.metrics.rounds]
-    return WrittenTexts(audit.evidence, len(texts), len(rounds), sum(rounds), time.perf_counter() - begun)
+    return WrittenTexts(audit.evidence, len(texts), len(rounds), sum(rounds), time.perf_counter() - start)
 
 
 def _costs(decoder: Decoder, prompt: list[int], tokens: int, max_batch: int, options: dict[str, Any]) -> str:
     """What so many tokens will take, by a few that are not bet on."""
-    trial: dict[str, Any] = {**options, "max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
-    decoder.generate(prompt, **trial)  # measures costs and packs weights, once
-    begun = time.perf_counter()
-    written = len(decoder.generate(prompt, observer=Audit(), **trial).tokens)
-    speed = written / (time.perf_counter() - begun)
-    together = f" if each is written alone; {max_batch} at once take less" if max_batch > 1 else ""
-    return f"{tokens:,} tokens at {speed:.1f} tokens/s, by {written} of them: {_duration(tokens / speed)}{together}"
+    trial_options: dict[str, Any] = {**options, "max_new_tokens": min(TRIAL_TOKENS, options["max_new_tokens"])}
+    decoder.generate(prompt, **trial_options)  # measures costs and packs weights, once
+    start = time.perf_counter()
+    token_count = len(decoder.generate(prompt, observer=Audit(), **trial_options).tokens)
+    speed = token_count / (time.perf_counter() - start)
+    batch_note = f" if each is written alone; {max_batch} at once take less" if max_batch > 1 else ""
+    return (
+        f"{tokens:,} tokens at {speed:.1f} tokens/s, by {token_count} of them: {_duration(tokens / speed)}{batch_note}"
+    )
 
 
 def _as_int64(number: int) -> int:

@@ -52,27 +52,29 @@ def check_numbers(seeds: int = SEEDS) -> NumbersFinding:
     """Test the streams of many seeds against uniform numbers, and against each other."""
     numbers = [_numbers_of(seed) for seed in range(seeds)]
     cells = {
-        name: torch.tensor([min(int(own[name] * CELLS), CELLS - 1) for own in numbers], device="cpu")
+        name: torch.tensor([min(int(seed_numbers[name] * CELLS), CELLS - 1) for seed_numbers in numbers], device="cpu")
         for name in numbers[0]
     }
-    p_values = {name: _uniform(each) for name, each in cells.items()}
-    for one, other in itertools.combinations(cells, 2):
-        p_values[f"{one} and {other}"] = _independent(cells[one], cells[other])
-    worst = min(p_values, key=lambda name: p_values[name])
-    return NumbersFinding(seeds, len(cells), len(p_values), p_values[worst], worst)
+    p_values = {name: _uniform(stream_cells) for name, stream_cells in cells.items()}
+    for stream, other_stream in itertools.combinations(cells, 2):
+        p_values[f"{stream} and {other_stream}"] = _independent(cells[stream], cells[other_stream])
+    worst_streams = min(p_values, key=lambda name: p_values[name])
+    return NumbersFinding(seeds, len(cells), len(p_values), p_values[worst_streams], worst_streams)
 
 
 def _numbers_of(seed: int) -> dict[str, float]:
     """The first numbers of every stream of a seed, as verifiers and trees see them."""
     text = SeededRandomness(seed, COLUMNS, torch.device("cpu"))
-    beside = SeededRandomness(LearnedState().unshared_seed(seed), COLUMNS, torch.device("cpu"))
+    engine_text = SeededRandomness(LearnedState().unshared_seed(seed), COLUMNS, torch.device("cpu"))
     numbers = {f"{name}, position 5": number for name, number in _of_round(text, 5).items()}
     numbers |= {f"{name}, position 8": number for name, number in _of_round(text, 8).items() if name in ELSEWHERE}
     numbers |= {
-        f"{name}, text of an engine": number for name, number in _of_round(beside, 5).items() if name in ELSEWHERE
+        f"{name}, text of an engine": number for name, number in _of_round(engine_text, 5).items() if name in ELSEWHERE
     }
-    following = SeededRandomness(seed + 1, COLUMNS, torch.device("cpu"))
-    return numbers | {f"{name}, next seed": each for name, each in _of_round(following, 5).items() if name in ELSEWHERE}
+    next_text = SeededRandomness(seed + 1, COLUMNS, torch.device("cpu"))
+    return numbers | {
+        f"{name}, next seed": number for name, number in _of_round(next_text, 5).items() if name in ELSEWHERE
+    }
 
 
 ELSEWHERE = {"accept", "bonus", "level 1, sibling 1", "noise"}
@@ -80,15 +82,15 @@ ELSEWHERE = {"accept", "bonus", "level 1, sibling 1", "noise"}
 
 
 def _of_round(text: SeededRandomness, position: int) -> dict[str, float]:
-    flat = torch.ones(COLUMNS, dtype=torch.float64, device="cpu")
+    flat_weights = torch.ones(COLUMNS, dtype=torch.float64, device="cpu")
     turn = text.at(position)
     numbers = {"accept": _accepted_at(turn.accept), "accept again": _accepted_at(turn.accept)}
-    numbers |= {"bonus": turn.draw(flat) / COLUMNS, "bonus again": turn.draw(flat) / COLUMNS}
+    numbers |= {"bonus": turn.draw(flat_weights) / COLUMNS, "bonus again": turn.draw(flat_weights) / COLUMNS}
     counts = torch.tensor([2, 2], device="cpu")
     for level in (1, 2):
-        rows = flat.expand(2, -1) / COLUMNS
+        rows = flat_weights.expand(2, -1) / COLUMNS
         tokens, _ = turn.children(rows.clone(), counts, 2, Proposal.WITH_REPLACEMENT, level)
-        numbers |= {f"level {level}, sibling {place + 1}": float(tokens[0, place]) / COLUMNS for place in (0, 1)}
+        numbers |= {f"level {level}, sibling {sibling + 1}": float(tokens[0, sibling]) / COLUMNS for sibling in (0, 1)}
         numbers[f"level {level}, other node"] = float(tokens[1, 0]) / COLUMNS
     numbers["noise"], numbers["noise, next token"] = _uniform_of_noise(turn.gumbel(1)[:2])
     (numbers["noise, next depth"],) = _uniform_of_noise(turn.gumbel(2)[:1])
@@ -116,12 +118,12 @@ def _independent(one: Tensor, other: Tensor) -> float:
     """The p-value of two streams that have nothing to do with each other."""
     table = torch.bincount(one * CELLS + other, minlength=CELLS * CELLS).double().view(CELLS, CELLS)
     table = table[table.sum(1) > 0][:, table.sum(0) > 0]
-    expected = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
-    return _p_value(table, expected, max((table.shape[0] - 1) * (table.shape[1] - 1), 1))
+    expected_counts = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
+    return _p_value(table, expected_counts, max((table.shape[0] - 1) * (table.shape[1] - 1), 1))
 
 
 def _p_value(counts: Tensor, expected: Tensor, freedom: int) -> float:
     """The upper tail of the chi-square distribution."""
     statistic = ((counts - expected) ** 2 / expected).sum()
-    half = torch.tensor(freedom / 2, dtype=torch.float64, device="cpu")
-    return float(torch.special.gammaincc(half, statistic / 2))
+    half_freedom = torch.tensor(freedom / 2, dtype=torch.float64, device="cpu")
+    return float(torch.special.gammaincc(half_freedom, statistic / 2))

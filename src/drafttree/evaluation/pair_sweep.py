@@ -132,8 +132,8 @@ class PairSweep:
         """Everything found, for JSON."""
         options = {name: value for name, value in asdict(self.sampling).items() if name in OPTIONS}
         serving = asdict(self.serving) if self.serving else None
-        found: dict[str, object] = {"findings": [asdict(finding) for finding in self.findings], "serving": serving}
-        return found | options | {"passed": self.passed}
+        results: dict[str, object] = {"findings": [asdict(finding) for finding in self.findings], "serving": serving}
+        return results | options | {"passed": self.passed}
 
 
 def sweep_pairs(
@@ -167,23 +167,23 @@ def sweep_pairs(
     """
     serving = None
     store = store or RunStore()
-    pairs = [*itertools.product(parse_policies(policies).items(), parse_verifiers(verifiers).items())]
-    types = [each for (_, policy), (_, verifier) in pairs for each in (type(policy), verifier)]
-    is_own = all(each.__module__.startswith("drafttree.") for each in types)
-    with store.interruptible(), _workers(processes if is_own and len(pairs) >= MANY else 1) as begin:
-        works = {
+    combinations = [*itertools.product(parse_policies(policies).items(), parse_verifiers(verifiers).items())]
+    types = [component for (_, policy), (_, verifier) in combinations for component in (type(policy), verifier)]
+    is_own = all(component.__module__.startswith("drafttree.") for component in types)
+    with store.interruptible(), _workers(processes if is_own and len(combinations) >= MANY else 1) as begin:
+        tasks = {
             (spec, name): begin(_sweep_pair, (spec, policy, name, verifier, models, sampling, quick))
-            for (spec, policy), (name, verifier) in pairs
+            for (spec, policy), (name, verifier) in combinations
             if store.find((spec, name), PairFinding) is None
         }
-        for (spec, _), (name, _) in pairs:
-            if work := works.get((spec, name)):
-                store.run((spec, name), PairFinding, work)
+        for (spec, _), (name, _) in combinations:
+            if task := tasks.get((spec, name)):
+                store.run((spec, name), PairFinding, task)
             progress(spec)
         if checks_serving:
             serving = store.run(("serving",), ServingChecks, lambda: ServingChecks(check_numbers(), check_edits()))
-    found = (store.find((spec, name), PairFinding) for (spec, _), (name, _) in pairs)
-    findings = [finding for finding in found if finding is not None]
+    stored_findings = (store.find((spec, name), PairFinding) for (spec, _), (name, _) in combinations)
+    findings = [finding for finding in stored_findings if finding is not None]
     return PairSweep(findings, Sampling.from_options({"temperature": 1.0, **sampling}), serving, store.interrupted)
 
 
@@ -219,12 +219,12 @@ def _sweep_pair(
     """One pair, with smaller and larger trees that stand for the policy."""
     if reason := compatibility.incompatibility(policy, verifier):
         return PairFinding(spec, name, "refused", reason=reason)
-    small = [make_policy(form) for form in FORMS.get(spec, [policy])]
-    wide, deep = map(make_policy, LARGE.get(spec, (policy, policy)))
-    trials: list[Trial] = [*ordinary_trials(small, models), *large_trials(wide, deep, verifier)]
-    trials += [*precision_trials(small[0]), *text_trials(small[0], verifier)]
+    small_policies = [make_policy(form) for form in FORMS.get(spec, [policy])]
+    wide_policy, deep_policy = map(make_policy, LARGE.get(spec, (policy, policy)))
+    trials: list[Trial] = [*ordinary_trials(small_policies, models), *large_trials(wide_policy, deep_policy, verifier)]
+    trials += [*precision_trials(small_policies[0]), *text_trials(small_policies[0], verifier)]
     if not quick:
-        trials += serving_trials(small[0], make_policy(HUGE.get(spec, policy)), verifier)
+        trials += serving_trials(small_policies[0], make_policy(HUGE.get(spec, policy)), verifier)
     try_pair = _compared if issubclass(verifier, COUPLED) else _enumerated
     return try_pair(spec, name, verifier, trials, sampling)
 
@@ -233,19 +233,18 @@ def _enumerated(
     spec: str, name: str, verifier: type[Verifier], trials: list[Trial], sampling: Mapping[str, Any]
 ) -> PairFinding:
     """The laws of a pair, up to the first that shows a bias."""
-    found, exact = [], True
+    laws = []
+    is_exact = True
     for trial in trials:
-        found.append((trial.models.tolerance, trial.law(verifier, sampling)))
-        exact = found[-1][1].total_variation < trial.models.tolerance
-        if verifier.lossless and not exact:
+        laws.append((trial.models.tolerance, trial.law(verifier, sampling)))
+        is_exact = laws[-1][1].total_variation < trial.models.tolerance
+        if verifier.lossless and not is_exact:
             break
-    verdict = "lossy" if not verifier.lossless else "exact" if exact else "BIASED"
-    precise, rounded = (
-        max((law.total_variation for tolerance, law in found if (tolerance == EXACT) is in_float64), default=None)
-        for in_float64 in (True, False)
-    )
-    summary = _summary([law for _, law in found])
-    return PairFinding(spec, name, verdict, len(found), total_variation=precise, rounded=rounded, **summary)
+    verdict = "lossy" if not verifier.lossless else "exact" if is_exact else "BIASED"
+    precise = max((law.total_variation for tolerance, law in laws if tolerance == EXACT), default=None)
+    rounded = max((law.total_variation for tolerance, law in laws if tolerance != EXACT), default=None)
+    summary = _summary([law for _, law in laws])
+    return PairFinding(spec, name, verdict, len(laws), total_variation=precise, rounded=rounded, **summary)
 
 
 def _compared(
@@ -254,21 +253,22 @@ def _compared(
     """Compare texts with plain decoding's, in the same models and with the same noise, up to the first that differs."""
     greedy = issubclass(verifier, Greedy)
     sampling = {"temperature": 0.0} if greedy else sampling
-    found: list[CoupledText] = []
-    tried, seeds = 0, 1 if greedy else SEEDS
+    texts: list[CoupledText] = []
+    trial_count = 0
+    seeds = 1 if greedy else SEEDS
     for seed, (trial, _) in enumerate(itertools.product(trials, range(seeds))):
-        tried = seed // seeds + 1
-        found += trial.texts(verifier, seed, sampling)
-        if any(each.tokens != each.plain for each in found):
+        trial_count = seed // seeds + 1
+        texts += trial.texts(verifier, seed, sampling)
+        if any(text.tokens != text.plain for text in texts):
             break
-    equal = sum(each.tokens == each.plain for each in found)
-    verdict = "coupled" if equal == len(found) else "BIASED"
-    return PairFinding(spec, name, verdict, tried, texts=len(found), equal=equal, **_summary(found))
+    equal_count = sum(text.tokens == text.plain for text in texts)
+    verdict = "coupled" if equal_count == len(texts) else "BIASED"
+    return PairFinding(spec, name, verdict, trial_count, texts=len(texts), equal=equal_count, **_summary(texts))
 
 
 def _summary(found: Sequence[TextLaw | CoupledText]) -> dict[str, Any]:
     """How much was accepted in the trials, and how far they went."""
     return {
-        "expected_accepted": sum(each.expected_accepted for each in found) / len(found),
-        "reach": functools.reduce(operator.or_, (each.reach for each in found)),
+        "expected_accepted": sum(result.expected_accepted for result in found) / len(found),
+        "reach": functools.reduce(operator.or_, (result.reach for result in found)),
     }

@@ -150,9 +150,9 @@ def toy_pair(seed: int, vocab: int = 3) -> ToyPair:
 def without(table: TabularModel, *tokens: int) -> TabularModel:
     """The table with some tokens impossible."""
     copy = TabularModel(table.vocab, table.depth, 0)
-    barred = torch.zeros(table.vocab, dtype=torch.bool)
-    barred[[*tokens]] = True
-    copy.rows = {context: row.masked_fill(barred, -math.inf) for context, row in table.rows.items()}
+    barred_mask = torch.zeros(table.vocab, dtype=torch.bool)
+    barred_mask[[*tokens]] = True
+    copy.rows = {context: row.masked_fill(barred_mask, -math.inf) for context, row in table.rows.items()}
     return copy
 
 
@@ -191,28 +191,28 @@ class Trial:
         sampling = {**self.sampling, **sampling}
         if self.written.rounds is not None:
             return self._law_of_rounds(self.written.rounds, verifier, sampling)
-        found = self._law(replace(self.written, length=self.shortest), verifier, sampling)
+        law = self._law(replace(self.written, length=self.shortest), verifier, sampling)
         for length in range(self.shortest + 1, self.written.length + 1):
-            if found.total_variation < self.models.tolerance and found.outcomes <= FEW_OF_TEXTS:
-                found = self._law(replace(self.written, length=length), verifier, sampling)
-        return found
+            if law.total_variation < self.models.tolerance and law.outcomes <= FEW_OF_TEXTS:
+                law = self._law(replace(self.written, length=length), verifier, sampling)
+        return law
 
     def _law_of_rounds(self, rounds: int, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
-        found = self._law(replace(self.written, rounds=1), verifier, sampling)
+        round_law = self._law(replace(self.written, rounds=1), verifier, sampling)
         if rounds == 1:
-            return found
-        enumerated = rounds
-        while enumerated > 1 and found.outcomes**enumerated > MOST_OF_ROUNDS:
-            enumerated -= 1
-        earlier = self.written.earlier + rounds - enumerated
-        return self._law(replace(self.written, rounds=enumerated, earlier=earlier), verifier, sampling)
+            return round_law
+        enumerated_rounds = rounds
+        while enumerated_rounds > 1 and round_law.outcomes**enumerated_rounds > MOST_OF_ROUNDS:
+            enumerated_rounds -= 1
+        earlier_rounds = self.written.earlier + rounds - enumerated_rounds
+        return self._law(replace(self.written, rounds=enumerated_rounds, earlier=earlier_rounds), verifier, sampling)
 
     def _law(self, texts: Texts, verifier: type[Verifier], sampling: Mapping[str, Any]) -> TextLaw:
         return text_law(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
 
     def texts(self, verifier: type[Verifier], seed: int, sampling: Mapping[str, Any]) -> list[CoupledText]:
         """Texts of a verifier that draws nothing itself, beside plain decoding's."""
-        seeds = [seed + own for own in self.written.seeds]
+        seeds = [seed + text_seed for text_seed in self.written.seeds]
         texts = replace(self.written, length=LENGTH, seeds=seeds, rounds=None, earlier=0)
         sampling = {**self.sampling, **sampling}
         return coupled_texts(self.models.target, self.models.draft, self.policy, verifier, texts, **sampling)
@@ -243,8 +243,10 @@ def ordinary_trials(policies: Sequence[TreePolicy], models: int) -> list[Trial]:
     trials = []
     for index in range(models):
         vocab = 3 + index // len(policies) % 2
-        place = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
-        trials.append(trial_of_rounds(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **place))
+        round_options = {"earlier": index % 2, "position": POSITIONS[index % len(POSITIONS)]}
+        trials.append(
+            trial_of_rounds(toy_pair(index, vocab), policies[index % len(policies)], 6 - vocab, **round_options)
+        )
     return trials
 
 
@@ -254,29 +256,31 @@ def large_trials(wide: TreePolicy, deep: TreePolicy, verifier: type[Verifier]) -
     The wide tree is over six tokens, more than a node has children, or over five where children are drawn; there tokens
     are cut, since there would be 3,125 trees with replacement.
     """
-    many, peaked, flat = toy_pair(7, 6), toy_pair(3, 2), toy_pair(0, 2)
+    large_pair = toy_pair(7, 6)
+    peaked_pair = toy_pair(3, 2)
+    flat_pair = toy_pair(0, 2)
     if verifier.proposal is not Proposal.TOP_K:
-        few = 3 if verifier.proposal is Proposal.WITH_REPLACEMENT else 5
-        five = toy_pair(7, 5)
-        many = ToyPair(cut(five.target, few), cut(five.draft, 4))
+        kept_count = 3 if verifier.proposal is Proposal.WITH_REPLACEMENT else 5
+        five_token_pair = toy_pair(7, 5)
+        large_pair = ToyPair(cut(five_token_pair.target, kept_count), cut(five_token_pair.draft, 4))
     return [
-        trial_of_rounds(many, wide, levels=1, position=5),
-        trial_of_rounds(peaked, deep, levels=5, position=1),
-        trial_of_rounds(flat, deep, levels=2, earlier=3, position=3),
-        trial_of_rounds(flat, deep, levels=2, earlier=6, position=4),
-        trial_of_rounds(flat, deep, levels=1, rounds=3, position=2),
-        trial_of_rounds(flat, deep, levels=2, rounds=2, position=3),
+        trial_of_rounds(large_pair, wide, levels=1, position=5),
+        trial_of_rounds(peaked_pair, deep, levels=5, position=1),
+        trial_of_rounds(flat_pair, deep, levels=2, earlier=3, position=3),
+        trial_of_rounds(flat_pair, deep, levels=2, earlier=6, position=4),
+        trial_of_rounds(flat_pair, deep, levels=1, rounds=3, position=2),
+        trial_of_rounds(flat_pair, deep, levels=2, rounds=2, position=3),
     ]
 
 
 def precision_trials(small: TreePolicy) -> list[Trial]:
     """A round in float32, and rounds over a large vocabulary of which the draft knows a part, in both precisions."""
     target, draft = toy_pair(1, 5).target, toy_pair(1, 5).draft
-    large = ToyPair(cut(target, 3), cut(draft, 3)).spread()
+    large_pair = ToyPair(cut(target, 3), cut(draft, 3)).spread()
     return [
         trial_of_rounds(toy_pair(1).rounded(), small, levels=2, position=2),
-        trial_of_rounds(large, small, levels=1, position=3),
-        trial_of_rounds(large.rounded(), small, levels=1, position=3),
+        trial_of_rounds(large_pair, small, levels=1, position=3),
+        trial_of_rounds(large_pair.rounded(), small, levels=1, position=3),
     ]
 
 
@@ -287,19 +291,22 @@ def text_trials(small: TreePolicy, verifier: type[Verifier]) -> list[Trial]:
         small: grows trees of few outcomes.
         verifier: decides how children are chosen; of those that may be equal there are too many for larger trees.
     """
-    two, three = toy_pair(1, 2), toy_pair(1, 3)
+    two_token_pair = toy_pair(1, 2)
+    three_token_pair = toy_pair(1, 3)
     if verifier.proposal is Proposal.WITH_REPLACEMENT:
-        small, three = small.model_copy(update={"budget": min(small.budget, 3)}), two
-    last = (three.target.vocab - 1,)
-    same, other = {"prompts": ((0,), (0,)), "seeds": (0, 0)}, {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
+        small = small.model_copy(update={"budget": min(small.budget, 3)})
+        three_token_pair = two_token_pair
+    eos = (three_token_pair.target.vocab - 1,)
+    twin_options = {"prompts": ((0,), (0,)), "seeds": (0, 0)}
+    mixed_options = {"prompts": ((0,), (0, 1)), "eos": (1,), "levels": 2}
     trials = [
-        Trial(three, small, Texts(length=4, eos=last, levels=2)),
-        Trial(two, small, Texts(**same, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
-        Trial(two, small, Texts(**other, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
-        Trial(two, small, Texts(**other, seeds=(0, 1), length=4, batch=2, pause=1)),
+        Trial(three_token_pair, small, Texts(length=4, eos=eos, levels=2)),
+        Trial(two_token_pair, small, Texts(**twin_options, eos=(1,), levels=2, batch=1, costs=COSTLY_DRAFTS, pause=1)),
+        Trial(two_token_pair, small, Texts(**mixed_options, seeds=(0, 0), length=4, batch=2, costs=COSTLY_DRAFTS)),
+        Trial(two_token_pair, small, Texts(**mixed_options, seeds=(0, 1), length=4, batch=2, pause=1)),
     ]
     if small.uses_costs:
-        trials.append(Trial(two, small, Texts(**same, length=4, levels=2, costs=LOSING_DRAFTS)))
+        trials.append(Trial(two_token_pair, small, Texts(**twin_options, length=4, levels=2, costs=LOSING_DRAFTS)))
     return trials
 
 
@@ -316,20 +323,22 @@ def serving_trials(small: TreePolicy, huge: TreePolicy, verifier: type[Verifier]
         huge: grows 16 nodes below each other.
         verifier: as for `text_trials`.
     """
-    two, three, certain = toy_pair(1, 2), toy_pair(1, 3), toy_pair(3, 2)
+    two_token_pair = toy_pair(1, 2)
+    three_token_pair = toy_pair(1, 3)
+    certain_pair = toy_pair(3, 2)
     if verifier.proposal is Proposal.WITH_REPLACEMENT:
         small = small.model_copy(update={"budget": min(small.budget, 3)})
-    fruitless = ToyPair(without(three.target, 2), without(three.draft, 0, 1))
-    in_company = Texts(((0,), (0,), (0,)), (0, 0, 0), 2, batch=3, levels=1)
-    one_behind_the_other = Texts(((0, 1, 1), (0, 1, 0, 1)), (0, 1), 2, batch=1, levels=1)
+    fruitless_pair = ToyPair(without(three_token_pair.target, 2), without(three_token_pair.draft, 0, 1))
+    batched_texts = Texts(((0,), (0,), (0,)), (0, 0, 0), 2, batch=3, levels=1)
+    queued_texts = Texts(((0, 1, 1), (0, 1, 0, 1)), (0, 1), 2, batch=1, levels=1)
     return [
-        Trial(two, small, in_company, shortest=2),
-        Trial(two, small, one_behind_the_other, shortest=2),
-        Trial(three, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
-        Trial(two, small, Texts(length=3, levels=2, processor=less_of_the_last)),
-        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
-        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
-        Trial(three, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
-        Trial(fruitless, small, Texts(length=6, levels=1), shortest=6),
-        trial_of_rounds(ToyPair(certain.target, cut(certain.draft, 1)), huge, levels=15, position=2),
+        Trial(two_token_pair, small, batched_texts, shortest=2),
+        Trial(two_token_pair, small, queued_texts, shortest=2),
+        Trial(three_token_pair, small, Texts(((0,), (0,)), (0, 0), 3, levels=1, is_head=True)),
+        Trial(two_token_pair, small, Texts(length=3, levels=2, processor=less_of_the_last)),
+        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"top_k": 2}),
+        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"top_p": 0.7}),
+        Trial(three_token_pair, small, Texts(length=2, levels=2), shortest=2, sampling={"min_p": 0.3}),
+        Trial(fruitless_pair, small, Texts(length=6, levels=1), shortest=6),
+        trial_of_rounds(ToyPair(certain_pair.target, cut(certain_pair.draft, 1)), huge, levels=15, position=2),
     ]

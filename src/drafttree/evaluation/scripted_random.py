@@ -43,7 +43,8 @@ class ScriptedRandom(Randomness):
     """
 
     def __init__(self, script: Sequence[int], generator: random.Random | None = None) -> None:
-        self._answers, self._address = _Answers(script, generator), (0, 0)
+        self._answers = _Answers(script, generator)
+        self._address = (0, 0)
         self._asked = Counter[str]()
 
     @property
@@ -65,9 +66,10 @@ class ScriptedRandom(Randomness):
         return self._part(self._address[0], position)
 
     def _part(self, *address: int) -> "ScriptedRandom":
-        part = ScriptedRandom([])
-        part._answers, part._address = self._answers, address
-        return part
+        randomness = ScriptedRandom([])
+        randomness._answers = self._answers
+        randomness._address = address
+        return randomness
 
     def gumbel(self, depth: int) -> Tensor:
         """Refused: a continuum of answers cannot be enumerated."""
@@ -83,29 +85,29 @@ class ScriptedRandom(Randomness):
 
     def draw(self, distribution: Tensor) -> int:
         """Every token of positive probability."""
-        chosen = self._choose(self._next("bonus"), distribution)
-        return chosen.checked(draw(distribution, torch.tensor(chosen.uniform, dtype=torch.float64)))
+        token_choice = self._choose(self._next("bonus"), distribution)
+        return token_choice.checked(draw(distribution, torch.tensor(token_choice.uniform, dtype=torch.float64)))
 
     def children(
         self, probs: Tensor, counts: Tensor, most: int, proposal: Proposal, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Every way to draw the children, one after the other."""
         uniforms = torch.full((len(counts), most), 0.5, dtype=torch.float64)
-        chosen: dict[tuple[int, int], _Chosen] = {}
+        token_choices: dict[tuple[int, int], _Chosen] = {}
         for node, count in enumerate(counts.tolist()):
             row = probs[node].clone()
-            mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
-            if mixed:
+            is_mixed = proposal is Proposal.TOP_K_PLUS_SAMPLE and count > 0
+            if is_mixed:
                 row[row.topk(count - 1).indices] = 0
-            for place in [count - 1] if mixed else range(count):
-                address = *self._address, f"draft/{depth}", node, place
-                one = chosen[node, place] = self._choose(address, row)
-                uniforms[node, 0 if mixed else place] = one.uniform
+            for child in [count - 1] if is_mixed else range(count):
+                address = *self._address, f"draft/{depth}", node, child
+                token_choice = token_choices[node, child] = self._choose(address, row)
+                uniforms[node, 0 if is_mixed else child] = token_choice.uniform
                 if proposal is Proposal.WITHOUT_REPLACEMENT:
-                    row[one.token] = 0
+                    row[token_choice.token] = 0
         tokens, rows = draw_children(probs, counts, uniforms, proposal)
-        for (node, place), one in chosen.items():
-            tokens[node, place] = one.checked(tokens[node, place])
+        for (node, child), token_choice in token_choices.items():
+            tokens[node, child] = token_choice.checked(tokens[node, child])
         return tokens, rows
 
     def _next(self, name: str) -> Hashable:
@@ -118,8 +120,8 @@ class ScriptedRandom(Randomness):
         ends = list(itertools.accumulate(distribution[columns].tolist()))
         if not ends or not ends[-1] > 0:
             raise ConfigError("the verifier draws from a distribution without mass")
-        place = self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
-        return _Chosen(columns[place], *self._answers.known(address))
+        index = self._answers.interval(address, [0.0, *(end / ends[-1] for end in ends)])
+        return _Chosen(columns[index], *self._answers.known(address))
 
 
 class _Chosen(NamedTuple):
@@ -151,7 +153,8 @@ class _Answers:
     def __init__(self, script: Sequence[int], generator: random.Random | None) -> None:
         self.weight = 1.0
         self.choices: list[tuple[int, int]] = []
-        self._script, self._generator = script, generator
+        self._script = script
+        self._generator = generator
         self._known: dict[Hashable, tuple[float, float]] = {}
 
     def known(self, address: Hashable) -> tuple[float, float]:
@@ -161,14 +164,14 @@ class _Answers:
     def interval(self, address: Hashable, ends: list[float]) -> int:
         """Which interval between consecutive ends, the first 0 and the last 1, the number at an address lies in."""
         low, high = self.known(address)
-        parts = list(itertools.pairwise(min(max(end, low), high) for end in ends))
-        possible = [place for place, (first, last) in enumerate(parts) if last > first]
-        weights = [parts[place][1] - parts[place][0] for place in possible]
-        chosen = self._choose(weights)
-        self.choices.append((chosen, len(possible)))
-        self.weight *= weights[chosen] / (high - low)
-        self._known[address] = parts[possible[chosen]]
-        return possible[chosen]
+        intervals = list(itertools.pairwise(min(max(end, low), high) for end in ends))
+        possible_indices = [index for index, (start, end) in enumerate(intervals) if end > start]
+        weights = [intervals[index][1] - intervals[index][0] for index in possible_indices]
+        answer = self._choose(weights)
+        self.choices.append((answer, len(possible_indices)))
+        self.weight *= weights[answer] / (high - low)
+        self._known[address] = intervals[possible_indices[answer]]
+        return possible_indices[answer]
 
     def _choose(self, weights: list[float]) -> int:
         if len(self.choices) < len(self._script):
@@ -199,6 +202,6 @@ def outcomes(
         randomness = ScriptedRandom(script)
         result = run(randomness)
         yield randomness.weight, result
-        chosen = [answer for answer, _ in randomness.choices]
-        for place in range(len(script), len(chosen)):
-            scripts += [[*chosen[:place], other] for other in range(1, randomness.choices[place][1])]
+        answers = [answer for answer, _ in randomness.choices]
+        for question in range(len(script), len(answers)):
+            scripts += [[*answers[:question], answer] for answer in range(1, randomness.choices[question][1])]

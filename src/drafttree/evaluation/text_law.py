@@ -58,14 +58,14 @@ class Texts:
         """The texts, by a decoder that has written none before."""
         if self.rounds is not None:
             return [toy.rounds(self.prompts[0], self.earlier + self.rounds, options).generation()]
-        shared: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
+        request_options: dict[str, Any] = {"max_new_tokens": self.length, "observer": toy, **options}
         if self.processor:
-            shared["logits_processor"] = [self.processor]
-        pairs = [*zip(self.prompts, self.seeds, strict=True)]
+            request_options["logits_processor"] = [self.processor]
+        seeded_prompts = [*zip(self.prompts, self.seeds, strict=True)]
         if self.batch is None:
-            return [toy.generate([*prompt], seed=seed, **shared) for prompt, seed in pairs]
+            return [toy.generate([*prompt], seed=seed, **request_options) for prompt, seed in seeded_prompts]
         engine = SteppedEngine(toy, max_batch=self.batch)
-        handles = [engine.submit([*prompt], seed=seed, **shared) for prompt, seed in pairs]
+        handles = [engine.submit([*prompt], seed=seed, **request_options) for prompt, seed in seeded_prompts]
         engine.run()
         return [handle.result() for handle in handles]
 
@@ -83,14 +83,14 @@ class Texts:
         script: ScriptedRandom | None = None,
     ) -> ToyDecoder:
         """A new decoder for them."""
-        given: Any = {
+        settings: Any = {
             "costs": self.costs,
             "eos": self.eos,
             "script": script,
             "pause": self.pause,
             "is_head": self.is_head,
         }
-        toy = ToyDecoder(target, draft, policy, verifier, self.levels, **given)
+        toy = ToyDecoder(target, draft, policy, verifier, self.levels, **settings)
         toy.reach = replace(toy.reach, texts=min(self.batch or 1, len(self.prompts)))
         return toy
 
@@ -150,30 +150,34 @@ def text_law(
     """
     options = toy_options(target, draft, policy, verifier, sampling, checked)
     history = ScriptedRandom([], random.Random(len(texts.prompts[0]) - 1))
-    drawn: Context = ()
+    earlier_tokens: Context = ()
     if texts.earlier:
         toy = texts.decoder(target, draft, policy, verifier, history)
-        (before,) = replace(texts, earlier=0, rounds=texts.earlier).write(toy, options)
-        drawn = tuple(before.tokens)
-    given = [answer for answer, _ in history.choices]
-    found, lengths = dict[tuple[Context, ...], float](), dict[int, float]()
-    accepted, reach, count = 0.0, Reach(), 0
+        (earlier_generation,) = replace(texts, earlier=0, rounds=texts.earlier).write(toy, options)
+        earlier_tokens = tuple(earlier_generation.tokens)
+    earlier_answers = [answer for answer, _ in history.choices]
+    probabilities = dict[tuple[Context, ...], float]()
+    lengths = dict[int, float]()
+    expected_accepted = 0.0
+    reach = Reach()
+    count = 0
 
     def run(script: ScriptedRandom) -> tuple[ToyDecoder, list[Generation]]:
         toy = texts.decoder(target, draft, policy, verifier, script)
         return toy, texts.write(toy, options)
 
-    for chance, (toy, written) in outcomes(run, given, pair_name(policy, verifier)):
+    for chance, (toy, generations) in outcomes(run, earlier_answers, pair_name(policy, verifier)):
         weight = chance / history.weight
-        text = tuple(tuple(each.tokens[len(drawn) :]) for each in written)
-        rounds = [[turn.accepted for turn in each.metrics.rounds[texts.earlier :]] for each in written]
+        text = tuple(tuple(generation.tokens[len(earlier_tokens) :]) for generation in generations)
+        rounds = [[turn.accepted for turn in generation.metrics.rounds[texts.earlier :]] for generation in generations]
         length = sum(map(sum, rounds))
-        found[text] = found.get(text, 0.0) + weight
+        probabilities[text] = probabilities.get(text, 0.0) + weight
         lengths[length] = lengths.get(length, 0.0) + weight
-        accepted += weight * sum(sum(own) / len(own) for own in rounds) / len(written)
-        reach, count = reach | toy.reach, count + 1
-    distance = _distance(target, texts, drawn, found, Sampling.from_options(options))
-    return TextLaw(found, distance, accepted, lengths, reach, count)
+        expected_accepted += weight * sum(sum(counts) / len(counts) for counts in rounds) / len(generations)
+        reach |= toy.reach
+        count += 1
+    distance = _distance(target, texts, earlier_tokens, probabilities, Sampling.from_options(options))
+    return TextLaw(probabilities, distance, expected_accepted, lengths, reach, count)
 
 
 def law(
@@ -221,12 +225,13 @@ def _distance(
     sampling: Sampling,
 ) -> float:
     """Total variation between texts, behind what was drawn before, and the target's own."""
-    wanted, distances = list[dict[Context, float]](), list[float]()
-    for place, prompt in enumerate(texts.prompts):
-        cells = [*_cells(target, texts, (*prompt, *drawn), _of_text(found, place), sampling)]
-        wanted.append({text: chance for text, _, chance in cells})
-        distances.append(_total_variation({text: weight for text, weight, _ in cells}, wanted[-1]))
-    return max(distances) if texts.batch is None else _total_variation(found, _independent(wanted))
+    target_laws = list[dict[Context, float]]()
+    distances = list[float]()
+    for index, prompt in enumerate(texts.prompts):
+        cells = [*_cells(target, texts, (*prompt, *drawn), _of_text(found, index), sampling)]
+        target_laws.append({text: chance for text, _, chance in cells})
+        distances.append(_total_variation({text: weight for text, weight, _ in cells}, target_laws[-1]))
+    return max(distances) if texts.batch is None else _total_variation(found, _independent(target_laws))
 
 
 def _cells(
@@ -247,27 +252,30 @@ def _cells(
             return
         next_law = texts.next_law(target, (*context, *text), sampling)
         for token in next_law.keys() | followers[text]:
-            longer, share = (*text, token), next_law.get(token, 0.0)
-            yield from below(longer, weight * share + found.get(longer, 0.0), chance * share)
+            continuation = (*text, token)
+            share = next_law.get(token, 0.0)
+            yield from below(continuation, weight * share + found.get(continuation, 0.0), chance * share)
 
     return below((), 0.0, 1.0)
 
 
 def _of_text(found: Mapping[tuple[Context, ...], float], place: int) -> dict[Context, float]:
     """The law of one of the texts."""
-    own: dict[Context, float] = {}
+    probabilities: dict[Context, float] = {}
     for texts, weight in found.items():
-        own[texts[place]] = own.get(texts[place], 0.0) + weight
-    return own
+        probabilities[texts[place]] = probabilities.get(texts[place], 0.0) + weight
+    return probabilities
 
 
 def _total_variation(found: Mapping[Any, float], wanted: Mapping[Any, float]) -> float:
-    return sum(abs(found.get(each, 0.0) - wanted.get(each, 0.0)) for each in found.keys() | wanted.keys()) / 2
+    return sum(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys()) / 2
 
 
 def _independent(laws: Sequence[Mapping[Context, float]]) -> dict[tuple[Context, ...], float]:
     """The law of texts that have nothing to do with each other."""
-    joint: dict[tuple[Context, ...], float] = {(): 1.0}
-    for own in laws:
-        joint = {(*texts, text): weight * own[text] for texts, weight in joint.items() for text in own}
-    return joint
+    joint_law: dict[tuple[Context, ...], float] = {(): 1.0}
+    for marginal in laws:
+        joint_law = {
+            (*texts, text): weight * marginal[text] for texts, weight in joint_law.items() for text in marginal
+        }
+    return joint_law

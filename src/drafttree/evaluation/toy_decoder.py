@@ -127,11 +127,14 @@ class ToyDecoder(Decoder):
         pause: int = 0,
         is_head: bool = False,
     ) -> None:
-        drafter, self._pause = TabularDrafter(draft, levels, is_head=is_head), pause
+        drafter = TabularDrafter(draft, levels, is_head=is_head)
+        self._pause = pause
         super().__init__(TabularTarget(target), drafter, policy, eos=eos, learned=LearnedState(costs))
         # not given to the base, which refuses pairs that are not lossless
         self.verifier: type[Verifier] | None = verifier
-        self.levels, self.script, self.reach = levels, script, Reach(columns=target.vocab)
+        self.levels = levels
+        self.script = script
+        self.reach = Reach(columns=target.vocab)
 
     def randomness(self, seed: int) -> Randomness:
         return self.script.of(seed) if self.script else super().randomness(seed)
@@ -151,7 +154,8 @@ class ToyDecoder(Decoder):
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         """Note how far a round goes; see `RoundObserver`."""
-        rounds, position = len(request.metrics.rounds) + 1, len(request.tokens) - turn.committed - 1
+        rounds = len(request.metrics.rounds) + 1
+        position = len(request.tokens) - turn.committed - 1
         self.reach |= Reach(rounds, position, max(map(len, tree.children)), tree.levels)
 
     def rounds(self, prompt: Context, count: int, options: Mapping[str, Any]) -> Request:

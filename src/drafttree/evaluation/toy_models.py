@@ -56,7 +56,9 @@ class TabularModel:
         generator = torch.Generator().manual_seed(seed)
         contexts = [c for length in range(depth + 1) for c in itertools.product(range(vocab), repeat=length)]
         base = {} if near is None else near.rows
-        self.vocab, self.depth, self.dtype = vocab, depth, torch.float64
+        self.vocab = vocab
+        self.depth = depth
+        self.dtype = torch.float64
         self.tokens: Sequence[int] = range(vocab)
         self.rows = {
             context: base.get(context, 0.0) + spread * torch.randn(vocab, generator=generator, dtype=torch.float64)
@@ -65,27 +67,30 @@ class TabularModel:
 
     def in_dtype(self, dtype: torch.dtype) -> "TabularModel":
         """The model with its logits rounded to another dtype."""
-        other = copy.copy(self)
-        other.dtype = dtype
-        return other
+        model = copy.copy(self)
+        model.dtype = dtype
+        return model
 
     def over(self, tokens: Sequence[int], vocab: int) -> "TabularModel":
         """The model over a larger vocabulary, in which its tokens have other ids and all other tokens are impossible.
 
         Tokens beyond the vocabulary are never proposed, though they may be in a context.
         """
-        other = copy.copy(self)
-        other.tokens, other.vocab = tokens, vocab
-        return other
+        model = copy.copy(self)
+        model.tokens = tokens
+        model.vocab = vocab
+        return model
 
     def logits(self, context: Context) -> Tensor:
         """`[vocab]` for the tokens of a text but its first, which only gives a tree its root."""
-        places = {token: place for place, token in enumerate(self.tokens)}
-        row = self.rows[tuple(places[token] for token in context[-self.depth :]) if self.depth else ()].to(self.dtype)
+        indices = {token: index for index, token in enumerate(self.tokens)}
+        row = self.rows[tuple(indices[token] for token in context[-self.depth :]) if self.depth else ()].to(self.dtype)
         if len(self.tokens) == self.vocab:
             return row
-        known = [token for token in self.tokens if token < self.vocab]
-        return row.new_full((self.vocab,), -math.inf).index_copy(0, torch.tensor(known), row[: len(known)])
+        vocab_tokens = [token for token in self.tokens if token < self.vocab]
+        return row.new_full((self.vocab,), -math.inf).index_copy(
+            0, torch.tensor(vocab_tokens), row[: len(vocab_tokens)]
+        )
 
     def law(self, context: Context, sampling: Sampling = UNTRUNCATED) -> dict[int, float]:
         """The probability of each next token of `tokens`."""
@@ -99,7 +104,9 @@ class TabularTarget:
     shares_passes = False
 
     def __init__(self, table: TabularModel) -> None:
-        self._table, self.vocab_size, self.nbytes = table, table.vocab, 0
+        self._table = table
+        self.vocab_size = table.vocab
+        self.nbytes = 0
         self._layout = CacheLayout.uniform(1, 1, 1)  # one, so that texts go on from rows of others
         self.context: int | None = None
         self.rope_switch: int | None = None
@@ -117,13 +124,16 @@ class TabularTarget:
         ]
 
     def _score(self, segment: Segment) -> Output:
-        cache, tokens, positions, visible, wanted = segment
-        ids, places = (torch.from_numpy(each).double()[None, None, :, None] for each in (tokens, positions))
-        keys, _ = cache.update(ids, places, 0)
-        rows = [int(token) for token in keys.flatten().tolist()]
-        committed, drafted = rows[: cache.length], rows[cache.length :]
+        cache, tokens, positions, visible, scored_nodes = segment
+        ids = torch.from_numpy(tokens).double()[None, None, :, None]
+        position_values = torch.from_numpy(positions).double()[None, None, :, None]
+        keys, _ = cache.update(ids, position_values, 0)
+        row_tokens = [int(token) for token in keys.flatten().tolist()]
+        committed_tokens, drafted_tokens = row_tokens[: cache.length], row_tokens[cache.length :]
         cache.grow(positions)
-        contexts = [(*committed, *itertools.compress(drafted, row))[1:] for row in visible[wanted].tolist()]
+        contexts = [
+            (*committed_tokens, *itertools.compress(drafted_tokens, row))[1:] for row in visible[scored_nodes].tolist()
+        ]
         logits = [self._table.logits(context) for context in contexts]
         return Output(torch.stack(logits)[None] if logits else torch.empty(1, 0, self.vocab_size))
 
@@ -138,7 +148,9 @@ class TabularDrafter:
     """
 
     def __init__(self, table: TabularModel, levels: int, *, is_head: bool = False) -> None:
-        self.table, self.vocab_size, self.nbytes = table, table.vocab, 0
+        self.table = table
+        self.vocab_size = table.vocab
+        self.nbytes = 0
         self.hidden_layers: tuple[int, ...] = (0,) if is_head else ()
         self.context: int | None = None
         self.levels: int | None = levels
@@ -152,15 +164,16 @@ class TabularSession(Session):
 
     def __init__(self, table: TabularModel, prompt: list[int]) -> None:
         super().__init__(None, torch.device("cpu"))
-        self._table, self._context = table, tuple(prompt[1:])
+        self._table = table
+        self._context = tuple(prompt[1:])
         self._frontier: list[Context] = []
 
     def root(self) -> Tensor:
         return self._logits([self._context])
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
-        pairs = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
-        return self._logits([(*self._frontier[origin], token) for token, origin in pairs])
+        children = zip(tokens[0].tolist(), origins[0].tolist(), strict=True)
+        return self._logits([(*self._frontier[origin], token) for token, origin in children])
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._context = (*self._context, *tokens)

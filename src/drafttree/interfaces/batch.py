@@ -105,20 +105,20 @@ def _check_custom_ids(source: Path, jobs: Sequence[Job]) -> None:
         custom_id = _custom_id(job)
         if custom_id is None:
             continue
-        first = first_lines.setdefault(custom_id, job.line)
-        if first != job.line:
+        first_line = first_lines.setdefault(custom_id, job.line)
+        if first_line != job.line:
             raise InputError(
-                f"{source}: lines {first} and {job.line} have the custom_id {_short(custom_id)}; give each its own"
+                f"{source}: lines {first_line} and {job.line} have the custom_id {_short(custom_id)}; give each its own"
             )
 
 
 def _custom_id(job: Job) -> str | None:
     """The custom_id of a line, None where it has none that is text."""
     try:
-        found = _entry(job.text).get("custom_id")
+        custom_id = _entry(job.text).get("custom_id")
     except InputError:
         return None
-    return found if isinstance(found, str) else None
+    return custom_id if isinstance(custom_id, str) else None
 
 
 def is_request(job: Job) -> bool:
@@ -139,10 +139,10 @@ def read_records(target: Path, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     for number, line in enumerate(whole_lines(target), start=1):
         try:
             record = json.loads(line)
-            same = number <= len(jobs) and record["input"] == jobs[number - 1].digest
+            matches_job = number <= len(jobs) and record["input"] == jobs[number - 1].digest
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{target}, line {number}: no record of drafttree batch; name another file") from None
-        if not same:
+        if not matches_job:
             raise InputError(f"{target}, line {number}: made from another line or command; name another file")
         records.append(record)
     return records
@@ -170,13 +170,13 @@ def run_batch(
     report = BatchReport(len(jobs), len(records))
     for record in records:
         report.note(record)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     with closing(made):
         for record in made:
             append_line(target, record)
             report.note(record)
             report.tokens += _tokens_of(record)
-            report.seconds = time.perf_counter() - begun
+            report.seconds = time.perf_counter() - start_time
             progress(f"line {record['line']}")
     return report
 
@@ -212,7 +212,10 @@ class LineWriter:
     ) -> None:
         from drafttree.engine import Engine
 
-        self._decoder, self._options, self._max_batch, self._names = decoder, options, max_batch, names
+        self._decoder = decoder
+        self._options = options
+        self._max_batch = max_batch
+        self._names = names
         self._engine = Engine(decoder, max_batch=max_batch, max_token_gap=math.inf)
         self._ends = ExitStack()
         self._ends.callback(self._engine.close)
@@ -224,12 +227,12 @@ class LineWriter:
             jobs: the lines, as `read_jobs` gives them.
             ahead: lines that are submitted before the record of the first is given out.
         """
-        submitted: deque[Callable[[], dict[str, Any]]] = deque()
+        pending_records: deque[Callable[[], dict[str, Any]]] = deque()
         for job in jobs:
-            submitted.append(self._submit(job))
-            if len(submitted) > ahead:
-                yield submitted.popleft()()
-        yield from (record() for record in submitted)
+            pending_records.append(self._submit(job))
+            if len(pending_records) > ahead:
+                yield pending_records.popleft()()
+        yield from (record() for record in pending_records)
 
     def close(self) -> None:
         """End all texts."""
@@ -239,9 +242,9 @@ class LineWriter:
     def _requests(self) -> "RequestLines":
         from drafttree.interfaces.batch_requests import RequestLines
 
-        found = RequestLines(self._decoder, self._names, self._max_batch)
-        self._ends.callback(found.close)
-        return found
+        request_lines = RequestLines(self._decoder, self._names, self._max_batch)
+        self._ends.callback(request_lines.close)
+        return request_lines
 
     def _submit(self, job: Job) -> Callable[[], dict[str, Any]]:
         """Begin the text of a line; what is returned waits for its record."""
@@ -255,10 +258,10 @@ class LineWriter:
                 head["id"] = entry.pop("id")
             head |= {name: entry[name] for name in ("prompt", "messages") if name in entry}
             prompt = _prompt(entry)
-            if refused := OBJECTS.intersection(entry):
-                raise InputError(f"{min(refused)} cannot be given in a line; give it to the command")
-            chosen: dict[str, Any] = {**self._options, **entry}
-            handle = self._engine.submit(prompt, **chosen)
+            if refused_fields := OBJECTS.intersection(entry):
+                raise InputError(f"{min(refused_fields)} cannot be given in a line; give it to the command")
+            options: dict[str, Any] = {**self._options, **entry}
+            handle = self._engine.submit(prompt, **options)
             return partial(_record_of, head, lambda: _record(handle.result()))
         except Exception as error:  # whatever it is, the other lines have nothing to do with it
             return partial(_record_of, head, error)
@@ -271,8 +274,8 @@ def _record_of(head: dict[str, Any], text: "Callable[[], dict[str, Any]] | Excep
             raise text
         return head | text()
     except Exception as error:  # as above
-        kind = "code" if "custom_id" in head else "type"
-        return head | {"error": {kind: type(error).__name__, "message": " ".join(str(error).split())}}
+        type_key = "code" if "custom_id" in head else "type"
+        return head | {"error": {type_key: type(error).__name__, "message": " ".join(str(error).split())}}
 
 
 def _is_request(entry: Mapping[str, Any]) -> bool:
@@ -309,8 +312,8 @@ def _entry(text: str) -> dict[str, Any]:
 def _prompt(entry: dict[str, Any]) -> Any:
     """Take the prompt or the messages out of a line's object."""
     if ("prompt" in entry) == ("messages" in entry):
-        found = "both prompt and messages" if "prompt" in entry else "neither prompt nor messages"
-        raise InputError(f"{found} in it; give one of them")
+        field_names = "both prompt and messages" if "prompt" in entry else "neither prompt nor messages"
+        raise InputError(f"{field_names} in it; give one of them")
     if "messages" in entry:
         messages = entry.pop("messages")
         if not _is_list(messages, dict):
@@ -323,7 +326,7 @@ def _prompt(entry: dict[str, Any]) -> Any:
 
 
 def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, kind) for each in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(element, kind) for element in value)
 
 
 def _short(value: object) -> str:
@@ -339,8 +342,8 @@ def _record(generation: "Generation") -> dict[str, Any]:
         "seconds": generation.seconds,
         **generation.fidelity.to_json(),
     }
-    extra = {"logprobs": generation.logprobs, "top_logprobs": generation.top_logprobs}
-    return record | {name: value for name, value in extra.items() if value is not None}
+    logprob_fields = {"logprobs": generation.logprobs, "top_logprobs": generation.top_logprobs}
+    return record | {name: value for name, value in logprob_fields.items() if value is not None}
 
 
 def _digest(line: str, command: object) -> str:

@@ -37,9 +37,9 @@ class RequestLines:
     """
 
     def __init__(self, decoder: "Decoder", names: Sequence[str], max_batch: int) -> None:
-        model, *others = names or [target_name(decoder.target)]
+        model, *other_names = names or [target_name(decoder.target)]
         limits = {"max_batch": max_batch, "max_queue": UNBOUNDED, "max_token_gap": math.inf}
-        app = create_app(decoder, ServerSettings(model, other_names=tuple(others), **limits))
+        app = create_app(decoder, ServerSettings(model, other_names=tuple(other_names), **limits))
         transport = ASGITransport(app, raise_app_exceptions=False)
         self._client = AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         self._ends = ExitStack()
@@ -52,7 +52,10 @@ class RequestLines:
         Raises:
             InputError: the line is wrong in a way that the server could not tell.
         """
-        custom_id, method, url, body = (entry.get(name) for name in ("custom_id", "method", "url", "body"))
+        custom_id = entry.get("custom_id")
+        method = entry.get("method")
+        url = entry.get("url")
+        body = entry.get("body")
         if not isinstance(custom_id, str):
             raise InputError(f"custom_id is {custom_id!r}; give a string by which the reply is known")
         if method != "POST":
@@ -63,12 +66,18 @@ class RequestLines:
             raise InputError("body is no object; give that of the request")
         if body.get("stream"):
             raise InputError("body.stream is set, but a batch has no streams; leave it out")
-        sent = self._portal.start_task_soon(partial(self._client.post, url, content=json.dumps(body), headers=JSON))
+        reply_future = self._portal.start_task_soon(
+            partial(self._client.post, url, content=json.dumps(body), headers=JSON)
+        )
 
         def wait() -> dict[str, Any]:
-            reply = sent.result()
-            told = {"status_code": reply.status_code, "request_id": reply.headers["x-request-id"], "body": reply.json()}
-            return {"response": told, "error": None}
+            reply = reply_future.result()
+            response = {
+                "status_code": reply.status_code,
+                "request_id": reply.headers["x-request-id"],
+                "body": reply.json(),
+            }
+            return {"response": response, "error": None}
 
         return wait
 

@@ -43,8 +43,8 @@ def check_cache(cache: Cache | None, input_ids: Tensor, padding: list[int], read
 
 def cache_to_fill(cache: Cache | None, padding: list[int], config: GenerationConfig) -> Cache | None:
     """The cache that the text's rows are wanted in, None for none and for several or padded prompts."""
-    wanted = config.return_dict_in_generate or _is_given(cache)
-    return cache if wanted and type(cache) is DynamicCache and padding == [0] else None
+    needs_cache = config.return_dict_in_generate or _is_given(cache)
+    return cache if needs_cache and type(cache) is DynamicCache and padding == [0] else None
 
 
 def _layers(cache: Cache) -> list[Any]:
@@ -92,12 +92,14 @@ def _checked_layers(source: Cache, layout: CacheLayout, rows: int) -> list[Any]:
     if len(layers) != len(layout.slots):
         raise _another(f"{len(layers)} layers with keys", str(len(layout.slots)))
     for index, (layer, slots) in enumerate(zip(layers, layout.slots.values(), strict=True)):
-        for name, found, slot in zip(("keys", "values"), (layer.keys, layer.values), slots, strict=True):
-            batch, heads, length, width = found.shape
-            own = (1, *layout.buffers[slot.buffer][:2])
-            if (batch, heads, width) != own:
+        for name, states, slot in zip(("keys", "values"), (layer.keys, layer.values), slots, strict=True):
+            batch, heads, length, width = states.shape
+            expected_shape = (1, *layout.buffers[slot.buffer][:2])
+            if (batch, heads, width) != expected_shape:
                 shape = "texts x heads x width ="
-                raise _another(f"{name} of layer {index} with {shape} {batch}x{heads}x{width}", "{}x{}x{}".format(*own))
+                raise _another(
+                    f"{name} of layer {index} with {shape} {batch}x{heads}x{width}", "{}x{}x{}".format(*expected_shape)
+                )
             if length != rows:
                 raise refusal("past_key_values without the rows before a sliding window", "leave it out")
     return layers
@@ -117,7 +119,8 @@ def write_cache(request: Request, target: Cache | None, switch: int | None, conf
         return None
     if switch is not None and request.cache.long_rope and 0 < target.get_seq_length() <= switch:
         target = DynamicCache(config=config)
-    known, end = target.get_seq_length(), len(request.tokens) - 1
+    cached_rows = target.get_seq_length()
+    end = len(request.tokens) - 1
     for index, (keys, values) in enumerate(request.cache.committed()):
-        target.update(keys[:, :, known:end], values[:, :, known:end], index)
+        target.update(keys[:, :, cached_rows:end], values[:, :, cached_rows:end], index)
     return target

@@ -34,8 +34,8 @@ def show_side_by_side(console: Console, prompt: str, race: SideBySide) -> None:
 
 def _append(text: Text, chunk: Chunk) -> None:
     characters = zip(chunk.text, chunk.drafted_text, strict=True)
-    for drafted, run in groupby(characters, key=lambda pair: pair[1]):
-        text.append("".join(character for character, _ in run), style=DRAFTED if drafted else "none")
+    for is_drafted, run in groupby(characters, key=lambda pair: pair[1]):
+        text.append("".join(character for character, _ in run), style=DRAFTED if is_drafted else "none")
 
 
 def _columns(
@@ -46,7 +46,10 @@ def _columns(
     for name in texts:
         table.add_column(name, ratio=1)
     lines = {name: list(text.wrap(console, width))[-LINES:] for name, text in texts.items()}
-    table.add_row(*(Text("\n").join(own + [Text()] * (LINES - len(own))) for own in lines.values()))
-    speeds = (f"{tokens[name]} tokens in {spent:.1f} s" if spent else "" for name, spent in seconds.items())
+    table.add_row(*(Text("\n").join(rows + [Text()] * (LINES - len(rows))) for rows in lines.values()))
+    speeds = (
+        f"{tokens[name]} tokens in {text_seconds:.1f} s" if text_seconds else ""
+        for name, text_seconds in seconds.items()
+    )
     table.add_row(*(Text(speed, style="bold") for speed in speeds))
     return table

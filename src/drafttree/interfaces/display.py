@@ -44,8 +44,8 @@ def show_chunk(console: Console, chunk: Chunk) -> None:
         print(chunk.text, end="", flush=True)
         return
     characters = zip(chunk.text, chunk.drafted_text, strict=True)
-    for drafted, run in groupby(characters, key=lambda pair: pair[1]):
-        piece = Text("".join(character for character, _ in run), style=DRAFTED if drafted else "")
+    for is_drafted, run in groupby(characters, key=lambda pair: pair[1]):
+        piece = Text("".join(character for character, _ in run), style=DRAFTED if is_drafted else "")
         console.print(piece, end="", soft_wrap=True)
 
 
@@ -65,17 +65,18 @@ def show_lossy(fidelity: Fidelity) -> None:
 
 def show_comparison(compared: Comparison, policy: str) -> None:
     """Speeds side by side, the terms of the law, and what they mean in plain words."""
-    console, told = make_console(), not compared.speedup.doubt
-    table = make_table("", "tokens/s", *(["ratio"] if told else []), right=2)
+    console = make_console()
+    is_certain = not compared.speedup.doubt
+    table = make_table("", "tokens/s", *(["ratio"] if is_certain else []), right=2)
     names = {
         "speculative": f"drafttree, {policy}",
         "plain": "drafttree, plain",
         "transformers": "transformers generate",
     }
     for way, speed in compared.speeds.items():
-        table.add_row(names[way], f"{speed:.1f}", *([f"{speed / compared.speeds['plain']:.2f}"] if told else []))
+        table.add_row(names[way], f"{speed:.1f}", *([f"{speed / compared.speeds['plain']:.2f}"] if is_certain else []))
     console.print("", table, "", sep="\n")
-    if told:
+    if is_certain:
         console.print(law_table(compared.speedup), "", sep="\n")
     console.print(_fidelity(compared.speculative.fidelity), soft_wrap=True)
     if compared.runs_on:
@@ -83,13 +84,14 @@ def show_comparison(compared: Comparison, policy: str) -> None:
     for line in _agreement(compared):
         console.print(Text(line))
     console.print(Text(compared.verdict, style="bold"), soft_wrap=True)
-    if told:
+    if is_certain:
         console.print(Text(compared.speedup.limit.sentence), soft_wrap=True)
 
 
 def law_table(speedup: Speedup) -> Table:
     """The law's terms with their meaning, and R predicted and measured."""
-    law, nodes = speedup.law, speedup.drafted.mean_nodes
+    law = speedup.law
+    nodes = speedup.drafted.mean_nodes
     table = make_table("R = tau (1 + h0) / (v + c*delta + h)", "", "", right=1)
     terms = [
         ("tau", law.tau, "tokens per target pass"),
@@ -124,7 +126,8 @@ def show_certificate(certificate: Certificate, decoder: Decoder) -> None:
 
 def show_enumeration(result: PairSweep) -> None:
     """The verdict on every pair, what was found of those that were tried, and why the others are refused."""
-    console, findings = make_console(), result.findings
+    console = make_console()
+    findings = result.findings
     verifiers = list(dict.fromkeys(finding.verifier for finding in findings))
     if len(verifiers) > 1:
         table = make_table("", *verifiers)
@@ -135,17 +138,19 @@ def show_enumeration(result: PairSweep) -> None:
     table = make_table("policy", "verifier", *header)
     for finding in findings:
         if finding.expected_accepted is not None:
-            found = ("" if each is None else f"{each:.1e}" for each in (finding.total_variation, finding.rounded))
+            distances = (
+                "" if distance is None else f"{distance:.1e}" for distance in (finding.total_variation, finding.rounded)
+            )
             sizes = map(str, (finding.trials, finding.reach.siblings, finding.reach.levels))
-            cells = [*sizes, *found, f"{finding.expected_accepted:.3f}", _explained(finding)]
+            cells = [*sizes, *distances, f"{finding.expected_accepted:.3f}", _explained(finding)]
             table.add_row(finding.policy, finding.verifier, *cells)
     console.print(table)
     for finding in findings:
         if finding.reason:
             console.print(Text(f"{finding.policy} with {finding.verifier}: refused, {finding.reason}", style="dim"))
-    biased = any(not finding.passed for finding in findings)
-    failed = "A pair is BIASED." if biased else "What serves is not what the laws take it for."
-    conclusion = _verdict(result, "Every pair is what it claims to be.", failed)
+    has_bias = any(not finding.passed for finding in findings)
+    failure_verdict = "A pair is BIASED." if has_bias else "What serves is not what the laws take it for."
+    conclusion = _verdict(result, "Every pair is what it claims to be.", failure_verdict)
     if result.serving:
         _show_serving(console, result.serving)
     if any(finding.trials for finding in findings):
@@ -156,13 +161,14 @@ def show_enumeration(result: PairSweep) -> None:
 
 def _show_serving(console: Console, serving: ServingChecks) -> None:
     """What was found of random numbers and of weights that are edited."""
-    numbers, edits = serving.numbers, serving.edits
-    tested = f"{numbers.tests} tests of {numbers.streams} streams of {numbers.seeds:,} seeds"
-    found = "least p-value" if numbers.passed else "NOT INDEPENDENT, p-value"
-    console.print(f"Random numbers: {tested}, {found} {numbers.least:.1e} ({numbers.worst}).")
-    behind = f"{edits.texts} texts of a small model in {edits.backend}, each behind another edit of its weights"
-    stale = f"STALE behind {', '.join(edits.stale)}" if edits.stale else "all as transformers writes them"
-    console.print(f"Weights: {behind}: {stale}.")
+    numbers = serving.numbers
+    edits = serving.edits
+    test_counts = f"{numbers.tests} tests of {numbers.streams} streams of {numbers.seeds:,} seeds"
+    p_value_label = "least p-value" if numbers.passed else "NOT INDEPENDENT, p-value"
+    console.print(f"Random numbers: {test_counts}, {p_value_label} {numbers.least:.1e} ({numbers.worst}).")
+    edited_texts = f"{edits.texts} texts of a small model in {edits.backend}, each behind another edit of its weights"
+    edit_verdict = f"STALE behind {', '.join(edits.stale)}" if edits.stale else "all as transformers writes them"
+    console.print(f"Weights: {edited_texts}: {edit_verdict}.")
 
 
 def _bounds(reach: Reach) -> str:
@@ -175,8 +181,8 @@ def _bounds(reach: Reach) -> str:
 def _explained(finding: PairFinding) -> str:
     """A verdict in a few words."""
     if finding.texts:
-        how = f"{finding.equal} of {finding.texts} texts equal plain decoding's"
-        return f"exact by coupling: {how}" if finding.passed else f"BIASED: {how}"
+        agreement = f"{finding.equal} of {finding.texts} texts equal plain decoding's"
+        return f"exact by coupling: {agreement}" if finding.passed else f"BIASED: {agreement}"
     return {"exact": "exact by enumeration", "lossy": "lossy, as its name says"}.get(finding.verdict, finding.verdict)
 
 
@@ -187,9 +193,9 @@ def _fidelity(fidelity: Fidelity) -> Text:
 def _agreement(compared: Comparison) -> Iterator[str]:
     if compared.transformers is None:
         return
-    pairs = [("plain decoding", compared.from_plain)] if compared.seeded else []
-    pairs += [("transformers", compared.from_transformers)] if compared.greedy else []
-    for name, difference in pairs:
+    comparisons = [("plain decoding", compared.from_plain)] if compared.seeded else []
+    comparisons += [("transformers", compared.from_transformers)] if compared.greedy else []
+    for name, difference in comparisons:
         yield f"text against {name}: {_describe(difference) if difference else 'identical, token for token'}"
     if not compared.seeded:
         yield "text against plain decoding: not comparable, this verifier's draws depend on the tree"
@@ -198,18 +204,23 @@ def _agreement(compared: Comparison) -> Iterator[str]:
 
 
 def _describe(difference: Difference) -> str:
-    excuse = f"a tie, {difference.units:.1f} units of rounding" if difference.is_tie else "NOT a tie"
-    return f"differs from token {difference.position} on; gap {difference.gap:.3g}: {excuse}"
+    tie_note = f"a tie, {difference.units:.1f} units of rounding" if difference.is_tie else "NOT a tie"
+    return f"differs from token {difference.position} on; gap {difference.gap:.3g}: {tie_note}"
 
 
 def _differences(certificate: Certificate, decoder: Decoder) -> Table:
     table = make_table("policy", "prompt", "position", "expected", "got", "gap", "unit of rounding", "units", "a tie")
     for policy in certificate.policies:
-        for prompt, found in policy.differences.items():
-            tokens = [_token(decoder, token) for token in (found.expected, found.got)]
-            units = f"{found.units:.1f}" if found.rounding else ""
-            numbers = [f"{found.gap:.3g}", f"{found.rounding:.2g}", units, "yes" if found.is_tie else "NO"]
-            table.add_row(policy.policy, str(prompt), str(found.position), *tokens, *numbers)
+        for prompt, difference in policy.differences.items():
+            tokens = [_token(decoder, token) for token in (difference.expected, difference.got)]
+            units = f"{difference.units:.1f}" if difference.rounding else ""
+            numbers = [
+                f"{difference.gap:.3g}",
+                f"{difference.rounding:.2g}",
+                units,
+                "yes" if difference.is_tie else "NO",
+            ]
+            table.add_row(policy.policy, str(prompt), str(difference.position), *tokens, *numbers)
     return table
 
 

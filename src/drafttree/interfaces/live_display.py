@@ -18,7 +18,9 @@ UNSEEN = (
 
 def show_live_certificate(certificate: LiveCertificate) -> None:
     """The e-value of every bet and of all, what they could have shown, and the conclusion."""
-    console, written, evidence = make_console(), certificate.written, certificate.written.evidence
+    console = make_console()
+    totals = certificate.written
+    evidence = certificate.written.evidence
     if not evidence.tokens:
         console.print(PART)
         return
@@ -27,26 +29,26 @@ def show_live_certificate(certificate: LiveCertificate) -> None:
         table.add_row(BETS[name], e_value_of(e_value))
     table.add_row("all of them", e_value_of(evidence.log_e_value), style="bold")
     console.print(table)
-    how = "alone" if certificate.max_batch == 1 else f"{certificate.max_batch} at once"
-    pair = f"{certificate.verifier} with {certificate.policy}, {certificate.dtype}, temperature"
-    lines = [f"{pair} {certificate.temperature:g}, texts {how}."]
-    speed = evidence.tokens / max(written.seconds, 1e-9)
+    batch_note = "alone" if certificate.max_batch == 1 else f"{certificate.max_batch} at once"
+    setting = f"{certificate.verifier} with {certificate.policy}, {certificate.dtype}, temperature"
+    lines = [f"{setting} {certificate.temperature:g}, texts {batch_note}."]
+    speed = evidence.tokens / max(totals.seconds, 1e-9)
     lines.append(
-        f"{evidence.tokens:,} tokens in {written.texts:,} texts, {evidence.tokens / max(written.rounds, 1):.2f} tokens "
-        f"per target pass, {written.seconds / 60:.1f} minutes, {speed:.1f} tokens/s."
+        f"{evidence.tokens:,} tokens in {totals.texts:,} texts, {evidence.tokens / max(totals.rounds, 1):.2f} tokens "
+        f"per target pass, {totals.seconds / 60:.1f} minutes, {speed:.1f} tokens/s."
     )
     if evidence.impossible:
         lines.append(f"{evidence.impossible:,} tokens have no probability.")
-    drafted = written.drafted_rounds / max(written.rounds, 1)
-    lines.append(f"{drafted:.0%} of the rounds verified drafts{'.' if drafted > RARELY else RARE}")
+    drafted_share = totals.drafted_rounds / max(totals.rounds, 1)
+    lines.append(f"{drafted_share:.0%} of the rounds verified drafts{'.' if drafted_share > RARELY else RARE}")
     lines += [*([] if certificate.refuted else [_power(evidence)]), UNSEEN, _conclusion(certificate)]
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def e_value_of(logarithm: float) -> str:
     """An e-value by its natural logarithm, which may be too large for a number."""
-    power = logarithm / math.log(10)
-    return f"{math.exp(logarithm):.3g}" if abs(power) < 6 else f"10^{power:.1f}"
+    exponent = logarithm / math.log(10)
+    return f"{math.exp(logarithm):.3g}" if abs(exponent) < 6 else f"10^{exponent:.1f}"
 
 
 def _power(evidence: Evidence) -> str:

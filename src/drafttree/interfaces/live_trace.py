@@ -32,15 +32,16 @@ def show_live(tracer: Tracer, pace: float) -> None:
         tracer: the tracer of the text.
         pace: seconds for a round: half of them the tree grows, then the verdict is shown.
     """
-    console, text = make_console(), Text(tracer.prompt, style="dim")
+    console = make_console()
+    text = Text(tracer.prompt, style="dim")
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for number, turn in enumerate(tracer.run(), start=1):
-            *growing, judged = frames(turn, console.height - TEXT_ROWS - OTHER_ROWS)
-            for picture in growing:
+            *level_pictures, judged_picture = frames(turn, console.height - TEXT_ROWS - OTHER_ROWS)
+            for picture in level_pictures:
                 live.update(_screen(text, number, turn, picture, console), refresh=True)
-                time.sleep(pace / 2 / len(growing))
+                time.sleep(pace / 2 / len(level_pictures))
             text.append_text(written(turn))
-            live.update(_screen(text, number, turn, judged, console), refresh=True)
+            live.update(_screen(text, number, turn, judged_picture, console), refresh=True)
             time.sleep(pace / 2)
 
 
@@ -53,14 +54,14 @@ def _screen(text: Text, number: int, turn: TracedRound, picture: RenderableType,
 
 def frames(turn: TracedRound, rows: int) -> Iterator[RenderableType]:
     """The tree of a round level by level, then with its verdict; at most so many nodes."""
-    shown = most_probable(turn, max(rows, 3))
-    for depth in range(1, 1 + max(turn.nodes[node].depth for node in shown)):
-        yield drawn(turn, [node for node in shown if turn.nodes[node].depth <= depth], judged=False)
-    cut = ", ".join(f"{rule} {count:,}" for rule, count in turn.cut.items())
-    hidden = turn.size - len(shown)
-    notes = [f"{len(turn.path) - 1} accepted", *([f"{hidden} more nodes"] if hidden else [])]
-    notes += [f"candidates cut: {cut}"] if cut else []
-    yield Group(drawn(turn, shown, judged=True), Text("; ".join(notes), style="dim"))
+    visible_nodes = most_probable(turn, max(rows, 3))
+    for depth in range(1, 1 + max(turn.nodes[node].depth for node in visible_nodes)):
+        yield drawn(turn, [node for node in visible_nodes if turn.nodes[node].depth <= depth], judged=False)
+    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in turn.cut.items())
+    hidden_count = turn.size - len(visible_nodes)
+    notes = [f"{len(turn.path) - 1} accepted", *([f"{hidden_count} more nodes"] if hidden_count else [])]
+    notes += [f"candidates cut: {cut_counts}"] if cut_counts else []
+    yield Group(drawn(turn, visible_nodes, judged=True), Text("; ".join(notes), style="dim"))
 
 
 def most_probable(turn: TracedRound, count: int) -> list[int]:
@@ -68,16 +69,16 @@ def most_probable(turn: TracedRound, count: int) -> list[int]:
     paths: list[float] = []
     for node in turn.nodes[: turn.size]:
         paths.append(1.0 if node.parent < 0 else paths[node.parent] * (node.draft or 0.0))
-    best = sorted(range(turn.size), key=lambda node: (node not in turn.path, -paths[node], node))
-    return sorted(best[: max(count, len(turn.path))])
+    ranked_nodes = sorted(range(turn.size), key=lambda node: (node not in turn.path, -paths[node], node))
+    return sorted(ranked_nodes[: max(count, len(turn.path))])
 
 
 def drawn(turn: TracedRound, shown: list[int], *, judged: bool) -> Tree:
     """Some nodes of a round's tree, their parents among them; the bonus token too once they are judged."""
     branches = {0: Tree(_label(turn.nodes[0], judged), guide_style="dim")}
     for node in shown[1:]:
-        traced = turn.nodes[node]
-        branches[node] = branches[traced.parent].add(_label(traced, judged))
+        traced_node = turn.nodes[node]
+        branches[node] = branches[traced_node.parent].add(_label(traced_node, judged))
     if judged:
         branches[turn.path[-1]].add(_label(turn.bonus, judged))
     return branches[0]
@@ -90,8 +91,8 @@ def written(turn: TracedRound) -> Text:
 
 
 def _label(node: TracedNode, judged: bool) -> Text:
-    shown = node.text.replace("\n", "\u23ce").replace("\t", "\u21e5").strip(" ") or "\u2423"
-    label = Text(shown, style=STYLES[node.outcome] if judged else GROWING)
+    node_text = node.text.replace("\n", "\u23ce").replace("\t", "\u21e5").strip(" ") or "\u2423"
+    label = Text(node_text, style=STYLES[node.outcome] if judged else GROWING)
     if node.draft is not None:
         label.append(f"  draft {node.draft:.2f}", style="not bold blue")
     if judged and node.target is not None:

@@ -48,17 +48,17 @@ WARPERS: dict[type, tuple[str, str] | None] = {
 
 def check_config(config: GenerationConfig) -> None:
     """Refuse the options of the generation config that would be ignored."""
-    for name, refused in REFUSED.items():
+    for name, refused_field in REFUSED.items():
         value = getattr(config, name, None)
-        if name not in SERVED and not refused.accepts(value):
+        if name not in SERVED and not refused_field.accepts(value):
             raise refusal(show_option(name, value))
 
 
 def check_inputs(input_ids: Tensor, model_kwargs: Mapping[str, object]) -> None:
     """Refuse inputs of the model other than tokens."""
     for name, value in model_kwargs.items():
-        empty = value is None or (isinstance(value, dict) and not value)
-        if name not in INPUTS and not empty:
+        is_empty = value is None or (isinstance(value, dict) and not value)
+        if name not in INPUTS and not is_empty:
             raise refusal(name, "pass the prompt as input_ids alone")
     if not input_ids.shape[1]:
         raise refusal("an empty prompt", "give at least one token")
@@ -87,25 +87,25 @@ def split_processors(processors: LogitsProcessorList, do_sample: bool) -> tuple[
     Without `do_sample` there are no warpers, and no options. What is out of transformers' own order, or does not
     exclude tokens altogether, stays a processor, which gives the same scores one level of a tree at a time.
     """
-    rest = list(processors)
+    logits_processors = list(processors)
     if not do_sample:
-        return rest, {}
+        return logits_processors, {}
     options: dict[str, Any] = {"temperature": 1.0}
-    last = len(WARPERS)
-    while rest and _place(rest[-1]) < last:
-        warper = rest.pop()
-        last = _place(warper)
+    warper_index = len(WARPERS)
+    while logits_processors and _place(logits_processors[-1]) < warper_index:
+        warper = logits_processors.pop()
+        warper_index = _place(warper)
         if names := WARPERS[type(warper)]:
             option, attribute = names
             value = getattr(warper, attribute)
             options[option] = value.item() if isinstance(value, Tensor) else value
-    return rest, options
+    return logits_processors, options
 
 
 def _place(processor: LogitsProcessor) -> int:
     """The index of a processor in the table of warpers; the largest integer for one that is not in it."""
-    own = type(processor) in WARPERS and _plain(processor)
-    return list(WARPERS).index(type(processor)) if own else sys.maxsize
+    is_plain_warper = type(processor) in WARPERS and _plain(processor)
+    return list(WARPERS).index(type(processor)) if is_plain_warper else sys.maxsize
 
 
 def _plain(warper: LogitsProcessor) -> bool:
@@ -120,19 +120,21 @@ def left_padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | Non
     """
     tokens = input_ids.shape[1]
     if mask is not None and mask.shape != input_ids.shape:
-        what = f"an attention_mask of {list(mask.shape)} for input_ids of {list(input_ids.shape)}"
-        raise refusal(what, "give an entry for each token")
+        mismatch = f"an attention_mask of {list(mask.shape)} for input_ids of {list(input_ids.shape)}"
+        raise refusal(mismatch, "give an entry for each token")
     if positions is not None and positions.shape[-1] != tokens:
-        what = f"an attention_mask, or position_ids, of {positions.shape[-1]} entries for prompts of {tokens} tokens"
-        raise refusal(what, "give an entry for each token")
+        mismatch = (
+            f"an attention_mask, or position_ids, of {positions.shape[-1]} entries for prompts of {tokens} tokens"
+        )
+        raise refusal(mismatch, "give an entry for each token")
     if positions is not None and positions.ndim > 1 and positions.shape[-2] not in (1, len(input_ids)):
-        what = f"an attention_mask, or position_ids, of {positions.shape[-2]} rows for {len(input_ids)} prompts"
-        raise refusal(what, "give a row for each prompt")
+        mismatch = f"an attention_mask, or position_ids, of {positions.shape[-2]} rows for {len(input_ids)} prompts"
+        raise refusal(mismatch, "give a row for each prompt")
     mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     if (mask[:, -1] == 0).any() or (mask.diff(dim=1) < 0).any():
         raise refusal("an attention_mask with padding inside or right of a prompt", "pad on the left")
-    expected = mask.cumsum(-1) - 1
-    if positions is not None and not _agree(positions, expected, mask == 1):
+    expected_positions = mask.cumsum(-1) - 1
+    if positions is not None and not _agree(positions, expected_positions, mask == 1):
         raise refusal("position_ids of your own")
     return (mask == 0).sum(1).tolist()
 

@@ -40,7 +40,8 @@ class Worker:
     def __init__(
         self, load: "Callable[[], Decoder]", options: Mapping[str, Any], max_batch: int, names: Sequence[str] = ()
     ) -> None:
-        self._load, self._arguments = load, (options, max_batch, names)
+        self._load = load
+        self._arguments = (options, max_batch, names)
 
     @cached_property
     def _writer(self) -> LineWriter:
@@ -54,7 +55,7 @@ class Worker:
             writer = self._writer
         except DraftTreeError as error:  # Ray would wrap it, and add to its message
             return {"record": [json.dumps({REFUSAL: [type(error).__name__, str(error)]})]}
-        return {"record": [json.dumps(each) for each in writer.records(jobs, len(jobs))]}
+        return {"record": [json.dumps(record) for record in writer.records(jobs, len(jobs))]}
 
 
 class WorkerShare(NamedTuple):
@@ -76,13 +77,17 @@ def share_cluster(nodes: Sequence[Mapping[str, float]], workers: int | None, *, 
     Raises:
         ConfigError: there are too few cores or GPUs for so many.
     """
-    kind = "GPU" if use_gpus and any(node.get("GPU") for node in nodes) else "CPU"
-    counts = [int(node.get(kind, 0)) for node in nodes]
-    wanted = workers or (sum(counts) if kind == "GPU" else 1)
-    each = next((size for size in range(max(counts, default=0), 0, -1) if sum(n // size for n in counts) >= wanted), 0)
-    if not each:
-        raise ConfigError(f"--workers is {wanted}, but the cluster has {sum(counts)} {kind}s; give as many at most")
-    return WorkerShare(wanted, 1, 1) if kind == "GPU" else WorkerShare(wanted, each, 0)
+    resource = "GPU" if use_gpus and any(node.get("GPU") for node in nodes) else "CPU"
+    counts = [int(node.get(resource, 0)) for node in nodes]
+    worker_count = workers or (sum(counts) if resource == "GPU" else 1)
+    units_per_worker = next(
+        (size for size in range(max(counts, default=0), 0, -1) if sum(n // size for n in counts) >= worker_count), 0
+    )
+    if not units_per_worker:
+        raise ConfigError(
+            f"--workers is {worker_count}, but the cluster has {sum(counts)} {resource}s; give as many at most"
+        )
+    return WorkerShare(worker_count, 1, 1) if resource == "GPU" else WorkerShare(worker_count, units_per_worker, 0)
 
 
 def block_size(lines: int, workers: int, max_batch: int) -> int:
@@ -137,9 +142,9 @@ def write_texts_by_ray(
         for row in _dataset(ray, jobs, arguments, share).iter_rows():
             yield checked(json.loads(row["record"]))
     except ray.exceptions.RayError as error:
-        last = str(error).strip().rpartition("\n")[2]
+        last_line = str(error).strip().rpartition("\n")[2]
         raise ConfigError(
-            f"the workers of Ray failed ({last}); the same command goes on from what is written"
+            f"the workers of Ray failed ({last_line}); the same command goes on from what is written"
         ) from None
     finally:
         ray.shutdown()
@@ -152,8 +157,8 @@ def checked(record: dict[str, Any]) -> dict[str, Any]:
         DraftTreeError: the worker has no decoder.
     """
     if REFUSAL in record:
-        kind, message = record[REFUSAL]
-        raise getattr(errors, kind)(message)
+        error_name, message = record[REFUSAL]
+        raise getattr(errors, error_name)(message)
     return record
 
 
@@ -161,9 +166,9 @@ def _connect(ray: Any) -> None:
     try:
         ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     except ConnectionError as error:
-        where = os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS")
         raise ConfigError(
-            f"no Ray cluster at RAY_ADDRESS={where!r} ({error}); start it, or unset RAY_ADDRESS"
+            f"no Ray cluster at RAY_ADDRESS={address!r} ({error}); start it, or unset RAY_ADDRESS"
         ) from None
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are raised as well
 

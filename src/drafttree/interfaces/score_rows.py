@@ -37,8 +37,8 @@ class ScoreRows:
 
 def score_rows(config: GenerationConfig, sampling: Sampling) -> ScoreRows | None:
     """The recorder that a generation config asks for, None if it wants no rows."""
-    wanted = config.return_dict_in_generate and (config.output_scores or config.output_logits)
-    return ScoreRows(sampling, bool(config.renormalize_logits)) if wanted else None
+    needs_rows = config.return_dict_in_generate and (config.output_scores or config.output_logits)
+    return ScoreRows(sampling, bool(config.renormalize_logits)) if needs_rows else None
 
 
 def stack_rows(texts: Sequence[ScoreRows | None], config: GenerationConfig) -> dict[str, tuple[Tensor, ...]]:
@@ -46,10 +46,10 @@ def stack_rows(texts: Sequence[ScoreRows | None], config: GenerationConfig) -> d
 
     A text that ends before the longest one has rows of zeros from there on.
     """
-    kept = [text for text in texts if text]
-    wanted = {"scores": config.output_scores, "logits": config.output_logits}
+    recorders = [recorder for recorder in texts if recorder]
+    output_flags = {"scores": config.output_scores, "logits": config.output_logits}
     return {
-        name: pad_sequence([torch.cat(getattr(text, name)) for text in kept]).unbind(0)
-        for name, asked in wanted.items()
-        if kept and asked
+        name: pad_sequence([torch.cat(getattr(recorder, name)) for recorder in recorders]).unbind(0)
+        for name, flag in output_flags.items()
+        if recorders and flag
     }

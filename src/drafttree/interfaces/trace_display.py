@@ -29,31 +29,34 @@ def show_trace(trace: Trace, output: Path | None) -> None:
 
 def coloured(trace: Trace) -> Text:
     """The prompt and the text, accepted tokens green and bonus tokens yellow."""
-    text, first = Text(trace.prompt, style="dim"), 0
+    text = Text(trace.prompt, style="dim")
+    begin = 0
     for turn in trace.rounds:
-        middle, end = first + turn.accepted, first + turn.committed
-        text.append("".join(trace.pieces[first:middle]), style=f"not dim {ACCEPTED}")
+        middle, end = begin + turn.accepted, begin + turn.committed
+        text.append("".join(trace.pieces[begin:middle]), style=f"not dim {ACCEPTED}")
         text.append("".join(trace.pieces[middle:end]), style=f"not dim {BONUS}")
-        first = end
+        begin = end
     return text
 
 
 def _figures(trace: Trace) -> list[str]:
-    figures, rounds = trace.metrics, len(trace.rounds)
+    figures = trace.metrics
+    rounds = len(trace.rounds)
     drafted = sum(turn.size - 1 for turn in trace.rounds)
     accepted = sum(turn.accepted for turn in trace.rounds)
     line = f"{figures['tokens']} tokens in {rounds} rounds, {figures['mean_accepted_tokens']:.2f} per target pass; "
     line += f"{accepted} of {drafted} drafted tokens accepted ({trace.finish_reason})"
-    cut = ", ".join(f"{rule} {count:,}" for rule, count in trace.cut.items())
-    return [line, *([f"candidates cut: {cut}"] if cut else [])]
+    cut_counts = ", ".join(f"{rule} {count:,}" for rule, count in trace.cut.items())
+    return [line, *([f"candidates cut: {cut_counts}"] if cut_counts else [])]
 
 
 def _acceptance(cells: list[AcceptanceCell]) -> Table:
-    shown = {(cell.depth, cell.rank): cell for cell in cells if cell.depth <= DEPTHS and cell.rank < RANKS}
-    depths, ranks = max(depth for depth, _ in shown), max(rank for _, rank in shown)
+    shown_cells = {(cell.depth, cell.rank): cell for cell in cells if cell.depth <= DEPTHS and cell.rank < RANKS}
+    depths = max(depth for depth, _ in shown_cells)
+    ranks = max(rank for _, rank in shown_cells)
     table = make_table("accepted, by rank and depth", *map(str, range(1, depths + 1)), right=depths)
     for rank in range(ranks + 1):
-        row = [shown.get((depth, rank)) for depth in range(1, depths + 1)]
+        row = [shown_cells.get((depth, rank)) for depth in range(1, depths + 1)]
         shares = [f"{cell.accepted / cell.judged:.0%}" if cell and cell.judged else "" for cell in row]
         table.add_row(str(rank + 1), *shares)
     return table
@@ -61,7 +64,8 @@ def _acceptance(cells: list[AcceptanceCell]) -> Table:
 
 def _times(trace: Trace) -> Table:
     table = make_table("ms", *PHASES, right=len(PHASES))
-    rounds, seconds = max(len(trace.rounds), 1), trace.seconds
+    rounds = max(len(trace.rounds), 1)
+    seconds = trace.seconds
     table.add_row("per round", *(f"{1e3 * seconds[phase] / rounds:.2f}" for phase in PHASES))
     table.add_row("in all", *(f"{1e3 * seconds[phase]:.1f}" for phase in PHASES))
     return table

@@ -158,16 +158,22 @@ class TreeGenerate:
         processors, sampling = split_processors(logits_processor, bool(generation_config.do_sample))
         padding = left_padding(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
         cache = next((model_kwargs[name] for name in CACHE_NAMES if name in model_kwargs), None)
-        filled = cache_to_fill(cache, padding, generation_config)
+        filled_cache = cache_to_fill(cache, padding, generation_config)
         seeds = torch.randint(2**63 - 1, (len(input_ids),)).tolist() if sampling else [0] * len(input_ids)
         limit = stopping_criteria.max_length or generation_config.max_length
         self.metrics = []
-        rows, recorders = [], []
+        rows = []
+        recorders = []
         with self._decoder(model, tokenizer, eos_ids(generation_config)) as decoder:
             check_cache(cache, input_ids, padding, bool(decoder.drafter and decoder.drafter.hidden_layers))
             for row, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-                own = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
-                options = {"logits_processor": own, "max_new_tokens": limit - len(ids), "seed": seed, **sampling}
+                row_processors = LogitsProcessorList(processor_for_row(processor, row) for processor in processors)
+                options = {
+                    "logits_processor": row_processors,
+                    "max_new_tokens": limit - len(ids),
+                    "seed": seed,
+                    **sampling,
+                }
                 request = self._request(decoder, ids, pad, options)
                 request.stopping = StoppingText(stopping_criteria, ids.tolist(), request.remaining, ids.device)
                 request.recorder = score_rows(generation_config, request.verifier.sampling)
@@ -176,13 +182,13 @@ class TreeGenerate:
                 rows.append(torch.cat((ids[:pad], ids.new_tensor(request.tokens))))
                 recorders.append(request.recorder)
                 self.metrics.append(request.metrics)
-                filled = write_cache(request, filled, decoder.target.rope_switch, model.config)
+                filled_cache = write_cache(request, filled_cache, decoder.target.rope_switch, model.config)
         if streamer is not None:
             streamer.end()
         sequences = _stack(rows, generation_config)
         if not generation_config.return_dict_in_generate:
             return sequences
-        outputs: Any = {CACHE_FIELD: filled, **stack_rows(recorders, generation_config)}
+        outputs: Any = {CACHE_FIELD: filled_cache, **stack_rows(recorders, generation_config)}
         return GenerateDecoderOnlyOutput(sequences=sequences, **outputs)  # pyright: ignore[reportArgumentType]
 
     def _request(self, decoder: Decoder, ids: Tensor, pad: int, options: Any) -> Request:
@@ -210,41 +216,42 @@ class TreeGenerate:
 
             drafter = make_drafter(self._source, target, tokenizer, load_drafter)
             speller = tokenizer if self._grammar else None
-            learned = self._learned_of(model)
+            learned_state = self._learned_of(model)
             policy = self._policy or default_policy(self._verifier, drafter)
-            yield Decoder(target, drafter, policy, self._verifier, speller, eos, learned=learned)
+            yield Decoder(target, drafter, policy, self._verifier, speller, eos, learned=learned_state)
 
     def _learned_of(self, model: PreTrainedModel) -> LearnedState:
         """What earlier calls have learned of a model, as long as its dtype and device are the same."""
-        where = model.dtype, input_device(model)
-        if model not in self._learned or self._learned[model][0] != where:
-            self._learned[model] = where, LearnedState()
+        placement = model.dtype, input_device(model)
+        if model not in self._learned or self._learned[model][0] != placement:
+            self._learned[model] = placement, LearnedState()
         return self._learned[model][1]
 
     def _wrap(self, source: ModelSource, model: PreTrainedModel, undo: ExitStack) -> Drafter:
         """A model as drafter: a loaded one is lent, another loaded."""
         if not isinstance(source, PreTrainedModel):
             return self._load(source, model)
-        ours, theirs = input_device(source), input_device(model)
-        if ours != theirs:
-            raise ConfigError(f"the drafter is on {ours}, the model on {theirs}; move one of them")
+        drafter_device = input_device(source)
+        model_device = input_device(model)
+        if drafter_device != model_device:
+            raise ConfigError(f"the drafter is on {drafter_device}, the model on {model_device}; move one of them")
         _keep_mode(source, undo)
-        if own := made_for(source, model):
-            return own
+        if paired_drafter := made_for(source, model):
+            return paired_drafter
         return LanguageModelDrafter(undo.enter_context(_lent(source)))
 
     def _load(self, source: str | Path, model: PreTrainedModel) -> Drafter:
         """The drafter of a name, loaded on first use with the model's dtype and device; heads are for one model."""
-        where = (model.dtype, input_device(model))
-        if model in self._heads and self._heads[model][0] == where:
+        placement = (model.dtype, input_device(model))
+        if model in self._heads and self._heads[model][0] == placement:
             return self._heads[model][1]
-        if where not in self._loaded:
+        if placement not in self._loaded:
             files = ModelFiles.of_drafter(source)
             if head := load_head(files, model):
-                self._heads[model] = where, head
+                self._heads[model] = placement, head
                 return head
-            self._loaded[where] = LanguageModelDrafter(TargetModel(load_model(files, *where), choose_backend))
-        return self._loaded[where]
+            self._loaded[placement] = LanguageModelDrafter(TargetModel(load_model(files, *placement), choose_backend))
+        return self._loaded[placement]
 
 
 @functools.cache
@@ -258,13 +265,16 @@ def _bind() -> None:
     def bound(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer):
         if not isinstance(custom_generate, TreeGenerate):
             return extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        dropped = {"assistant_model": assistant_model, "assistant_tokenizer": kwargs.get("assistant_tokenizer")}
-        for name, value in {**dropped, "synced_gpus": synced_gpus}.items():
+        assistant_fields = {
+            "assistant_model": assistant_model,
+            "assistant_tokenizer": kwargs.get("assistant_tokenizer"),
+        }
+        for name, value in {**assistant_fields, "synced_gpus": synced_gpus}.items():
             if value:
                 raise refusal(name)
-        passed = {"tokenizer": kwargs.pop("tokenizer", None), "streamer": streamer}
-        rest = extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        return rest | {name: value for name, value in passed.items() if value is not None}
+        passed_kwargs = {"tokenizer": kwargs.pop("tokenizer", None), "streamer": streamer}
+        mode_kwargs = extract(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+        return mode_kwargs | {name: value for name, value in passed_kwargs.items() if value is not None}
 
     GenerationMixin._extract_generation_mode_kwargs = bound
 
@@ -286,16 +296,16 @@ def _lent(module: PreTrainedModel) -> Iterator[TargetModel]:
 
 def _keep_mode(module: PreTrainedModel, undo: ExitStack) -> None:
     """Have the parts of a module that are in training mode put back into it."""
-    training = [part for part in module.modules() if part.training]
-    undo.callback(lambda: [setattr(part, "training", True) for part in training])
+    training_modules = [submodule for submodule in module.modules() if submodule.training]
+    undo.callback(lambda: [setattr(submodule, "training", True) for submodule in training_modules])
 
 
 def _run(decoder: Decoder, request: Request, streamer: BaseStreamer | None) -> None:
     """Generate one row, and stream it token by token."""
     while not request.finish_reason:
-        known = len(request.tokens)
+        token_count = len(request.tokens)
         decoder.step(request)
-        for token in request.tokens[known:] if streamer is not None else ():
+        for token in request.tokens[token_count:] if streamer is not None else ():
             streamer.put(torch.tensor([token]))  # pyright: ignore[reportOptionalMemberAccess]
 
 

@@ -38,10 +38,12 @@ def _race(tuning: Tuning):
     for column in table.columns[2:]:
         column.justify = "right"
     for way in tuning.ways[:SHOWN]:
-        warmth = f"{way.draft_temperature:g}"
-        table.add_row(way.drafter, way.policy, warmth, str(way.texts), f"{way.ratio:.2f}" if way.ratio else NONE)
-    more = len(tuning.ways) - SHOWN
-    table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if more > 0 else "")
+        draft_temperature = f"{way.draft_temperature:g}"
+        table.add_row(
+            way.drafter, way.policy, draft_temperature, str(way.texts), f"{way.ratio:.2f}" if way.ratio else NONE
+        )
+    hidden_count = len(tuning.ways) - SHOWN
+    table.title = "the race" + (f", the best {SHOWN} of {len(tuning.ways)} ways" if hidden_count > 0 else "")
     return table
 
 
@@ -69,24 +71,24 @@ def _onward(out: Path | None) -> str:
 def _recommendation(tuning: Tuning) -> str:
     if tuning.best is None or tuning.gain is None:
         return "Nothing is recommended, and nothing saved: no drafter was measured yet."
-    how = str(tuning.best)
+    best_way = str(tuning.best)
     if tuning.doubt:
         advice = "Do not speculate" if tuning.recommends else "Nothing is recommended, and nothing saved"
-        return f"{advice}; the best way is {how}. {tuning.doubt}"
+        return f"{advice}; the best way is {best_way}. {tuning.doubt}"
     speed = f"{1 + tuning.gain.mean:.2f} times plain decoding's speed"
-    told = "confirmed" if tuning.apart else "confirmed on the prompts it was chosen on"
-    told = told if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
-    told = "not confirmed, measured on one prompt" if tuning.one_prompt else told
+    confirmation = "confirmed" if tuning.apart else "confirmed on the prompts it was chosen on"
+    confirmation = confirmation if tuning.confirmed else "not confirmed, measured on the texts it was chosen on"
+    confirmation = "not confirmed, measured on one prompt" if tuning.one_prompt else confirmation
     ends = [1 + end for end in (tuning.gain.low, tuning.gain.high) if end is not None]
     margin = f"[{ends[0]:.2f}, {ends[1]:.2f}]" if ends else "on one text, without an interval"
-    figures = f"{speed} {margin} ({told}), {tuning.expected:.2f} expected by the law"
+    figures = f"{speed} {margin} ({confirmation}), {tuning.expected:.2f} expected by the law"
     if tuning.one_prompt and not tuning.interrupted:
         return (
             "Nothing is recommended, and nothing saved: a single usable prompt says nothing of others; give two or "
-            f"more, best nine. For this one the best is {how}: {figures}."
+            f"more, best nine. For this one the best is {best_way}: {figures}."
         )
     if not tuning.recommends:
-        return f"Nothing is recommended, and nothing saved; so far the best is {how}: {figures}."
+        return f"Nothing is recommended, and nothing saved; so far the best is {best_way}: {figures}."
     if tuning.speculates:
-        return f"Speculate: {how}: {figures}."
-    return f"Do not speculate: the best way, {how}, is not faster by more than its interval: {figures}."
+        return f"Speculate: {best_way}: {figures}."
+    return f"Do not speculate: the best way, {best_way}, is not faster by more than its interval: {figures}."

@@ -54,10 +54,13 @@ FROM_FILES = {
 
 def list_drafters() -> dict[str, ListedDrafter]:
     """All drafters by name: built-in and embedded ones, those in files by their format, and those of entry points."""
-    built_in = {name: ListedDrafter("built in", name, said) for name, said in BUILT_IN.items()}
-    embedded = {name: ListedDrafter("embedded", name, said) for name, said in EMBEDDED.items()}
-    files = {f"{kind} files": ListedDrafter("from files", FOLDER, said) for kind, said in FROM_FILES.items()}
-    return {**built_in, **embedded, **files, **_installed()}
+    built_in_drafters = {name: ListedDrafter("built in", name, description) for name, description in BUILT_IN.items()}
+    embedded_drafters = {name: ListedDrafter("embedded", name, description) for name, description in EMBEDDED.items()}
+    file_drafters = {
+        f"{format_name} files": ListedDrafter("from files", FOLDER, description)
+        for format_name, description in FROM_FILES.items()
+    }
+    return {**built_in_drafters, **embedded_drafters, **file_drafters, **_installed()}
 
 
 def _installed() -> dict[str, ListedDrafter]:
@@ -72,4 +75,4 @@ def _installed() -> dict[str, ListedDrafter]:
         description = " ".join((found.__doc__ or "").split("\n\n")[0].split())
         return ListedDrafter("installed", name, f"{description or 'A drafter.'} From {found.__module__}.")
 
-    return {name: describe(name, found) for name, found in installed_drafters().items()}
+    return {name: describe(name, entry) for name, entry in installed_drafters().items()}

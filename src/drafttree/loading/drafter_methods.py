@@ -21,8 +21,10 @@ def head_formats() -> dict[str, HeadFormat]:
 
     Every folder is looked at with them, so nothing is said of entry points that cannot be used; `kind_of` does.
     """
-    installed, _ = DRAFTER_CLASSES.sort_points(_check_kind)
-    return FORMATS | {found.kind: found for found in installed.values() if isinstance(found, HeadFormat)}
+    entries, _ = DRAFTER_CLASSES.sort_points(_check_kind)
+    return FORMATS | {
+        head_format.kind: head_format for head_format in entries.values() if isinstance(head_format, HeadFormat)
+    }
 
 
 def kind_of(folder: Path, config: Mapping[str, Any]) -> str:
@@ -55,7 +57,7 @@ def installed_drafters() -> dict[str, Any]:
 
 def missing_parts(drafter: object) -> list[str]:
     """The parts of the `Drafter` protocol that an object lacks."""
-    return [part for part in DRAFTER_PARTS if not hasattr(drafter, part)]
+    return [attribute for attribute in DRAFTER_PARTS if not hasattr(drafter, attribute)]
 
 
 def _check_kind(found: Any, name: str) -> Any:

@@ -191,27 +191,29 @@ def find_drafter(
         if source == MTP:
             return _own_mtp(target.module)
         origin = source if isinstance(source, PreTrainedModel) else files or ModelFiles.of_drafter(source)
-        loaded = isinstance(origin, PreTrainedModel)
-        head = made_for(origin, target.module) if loaded else load_head(origin, target.module)
+        is_loaded = isinstance(origin, PreTrainedModel)
+        head = made_for(origin, target.module) if is_loaded else load_head(origin, target.module)
         if head:
             if isinstance(head, AssistantDrafter):
                 check_tokenizers(tokenizer, tokenizer_beside(origin))
             return head
-        if held and not loaded and origin.path in held:
+        if held and not is_loaded and origin.path in held:
             return held[origin.path]
-        model = origin if loaded else read_model(origin, target.dtype, target.device, quantize, drafts=True)
+        model = origin if is_loaded else read_model(origin, target.dtype, target.device, quantize, drafts=True)
         _warn_of_size(model, target.module)
         vocabulary = map_vocabularies(target, tokenizer, model, tokenizer_beside(origin))
-        drafting = TargetModel(model, choose_backend)
-        drafter = OtherTokenizerDrafter(drafting, vocabulary) if vocabulary else LanguageModelDrafter(drafting)
-        if held is not None and not loaded:
-            held[origin.path] = drafter
-        return drafter
+        draft_model = TargetModel(model, choose_backend)
+        language_drafter = (
+            OtherTokenizerDrafter(draft_model, vocabulary) if vocabulary else LanguageModelDrafter(draft_model)
+        )
+        if held is not None and not is_loaded:
+            held[origin.path] = language_drafter
+        return language_drafter
 
-    found = make_drafter(source, target, tokenizer, load_drafter)
-    if isinstance(source, str | Path) and isinstance(found, ShownBySize):
-        found.name = _shown_name(str(source))
-    return found
+    drafter = make_drafter(source, target, tokenizer, load_drafter)
+    if isinstance(source, str | Path) and isinstance(drafter, ShownBySize):
+        drafter.name = _shown_name(str(source))
+    return drafter
 
 
 def check_quantizable(source: DrafterSource | None, files: ModelFiles | None, quantize: str) -> None:
@@ -235,8 +237,8 @@ def check_quantized(drafter: Drafter | None, source: DrafterSource | None, quant
     Raises:
         ConfigError: the drafter that was found of a source is none.
     """
-    drafting = drafter.model if isinstance(drafter, MixedDrafter) else drafter
-    if not isinstance(drafting, LanguageModelDrafter | OtherTokenizerDrafter):
+    draft_model = drafter.model if isinstance(drafter, MixedDrafter) else drafter
+    if not isinstance(draft_model, LanguageModelDrafter | OtherTokenizerDrafter):
         raise _not_quantised(source, quantize)
 
 
@@ -247,19 +249,20 @@ def _not_quantised(source: DrafterSource | None, quantize: str) -> ConfigError:
 
 def _warn_of_size(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
     """Warn of a draft model that is no smaller than its target: a pass of it costs what it could save."""
-    ours, theirs = (sum(each.numel() for each in model.parameters()) for model in (drafter, target))
-    if ours >= theirs:
+    drafter_size = sum(parameter.numel() for parameter in drafter.parameters())
+    target_size = sum(parameter.numel() for parameter in target.parameters())
+    if drafter_size >= target_size:
         logger.warning(
             "the drafter has %.1f million parameters and the target %.1f: it cannot make the text faster; name a "
             "smaller drafter, or 'lookup'",
-            *(ours / 1e6, theirs / 1e6),
+            *(drafter_size / 1e6, target_size / 1e6),
         )
 
 
 def _shown_name(source: str) -> str:
     """The source of a drafter, of a folder's path the last part alone."""
-    mixed = MIXED if source.startswith(MIXED) else ""
-    return mixed + model_name(source.removeprefix(mixed))
+    mixed_prefix = MIXED if source.startswith(MIXED) else ""
+    return mixed_prefix + model_name(source.removeprefix(mixed_prefix))
 
 
 def make_drafter(
@@ -290,8 +293,8 @@ def make_drafter(
         return None
     if source.startswith(MIXED):
         model = source.removeprefix(MIXED)
-        named = None if _is_lookup(model) else make_drafter(model, target, tokenizer, load_drafter)
-        return MixedDrafter(SuffixDrafter(target.vocab_size, target.device), named or load_drafter(model))
+        drafter = None if _is_lookup(model) else make_drafter(model, target, tokenizer, load_drafter)
+        return MixedDrafter(SuffixDrafter(target.vocab_size, target.device), drafter or load_drafter(model))
     if method := named_method(source):
         return _construct(*method, target, tokenizer)
     return load_drafter(source)
@@ -339,8 +342,8 @@ def made_for(model: PreTrainedModel, target: PreTrainedModel) -> Drafter | None:
         return AssistantDrafter(model.eval(), target)
     if model.config.model_type in block.ASSISTANTS:
         return block.FORMAT.load(model.state_dict(), model.config.to_dict(), target)
-    if kind := unsupported_kind((), model.config.to_dict()):
-        raise ModelError(f"the drafter is {kind}")
+    if unsupported_format := unsupported_kind((), model.config.to_dict()):
+        raise ModelError(f"the drafter is {unsupported_format}")
     return None
 
 
@@ -350,16 +353,16 @@ def load_head(files: ModelFiles, target: PreTrainedModel) -> Drafter | None:
     Raises:
         ModelError: the files are damaged or of no known kind, or the head does not fit the target.
     """
-    kind = files.kind
-    if kind == LANGUAGE_MODEL:
+    model_kind = files.kind
+    if model_kind == LANGUAGE_MODEL:
         return None
-    _check_not_meta(target, f"{str(files.source)!r} is a head ({kind})")
+    _check_not_meta(target, f"{str(files.source)!r} is a head ({model_kind})")
     try:
         with quiet():
-            if kind == ASSISTANT:
+            if model_kind == ASSISTANT:
                 return made_for(read_model(files, target.dtype, target.device), target)
             weights = read_weights(Path(files.path), target.dtype, config=files.settings)
-            return head_formats()[kind].load(weights, files.settings, target)
+            return head_formats()[model_kind].load(weights, files.settings, target)
     except ModelError as error:
         raise ModelError(f"cannot load drafter {str(files.source)!r}: {error}") from error
 
@@ -367,8 +370,8 @@ def load_head(files: ModelFiles, target: PreTrainedModel) -> Drafter | None:
 def _check_not_meta(target: PreTrainedModel, what: str) -> None:
     """Refuse a head for a target whose weights are not at hand."""
     if target.device.type == "meta":
-        kept = "reads the target's weights, which accelerate keeps elsewhere"
-        raise ModelError(f"{what}, which {kept}; use a language model or 'lookup' to draft")
+        reason = "reads the target's weights, which accelerate keeps elsewhere"
+        raise ModelError(f"{what}, which {reason}; use a language model or 'lookup' to draft")
 
 
 def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | None:
@@ -381,8 +384,8 @@ def named_method(source: str) -> tuple[type[Drafter], dict[str, str | None]] | N
     is_file = Path(source).exists() or source.endswith(SUFFIX)
     if not _is_lookup(source) and (name in zoo.NAMES or is_file or "/" in name):
         return None
-    found = DRAFTER_CLASSES.get(name)
-    return (found, split_spec("drafter", source)[1]) if found else None
+    drafter_class = DRAFTER_CLASSES.get(name)
+    return (drafter_class, split_spec("drafter", source)[1]) if drafter_class else None
 
 
 def _is_lookup(source: str) -> bool:
@@ -396,32 +399,32 @@ def _construct(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Drafter:
     for_target: Any = getattr(drafter, "for_target", None)
-    make: Any = for_target or drafter
+    factory: Any = for_target or drafter
     arguments = (target, tokenizer) if for_target else (target.vocab_size, target.device)
     options = {name: _value(text) for name, text in parameters.items()}
     try:
-        inspect.signature(make).bind(*arguments, **options)
+        inspect.signature(factory).bind(*arguments, **options)
     except TypeError as error:
-        takes = [*inspect.signature(make).parameters][len(arguments) :]
-        advice = f"its parameters: {', '.join(takes)}" if takes else "pass an object of the class"
-        if options and not takes:
+        parameter_names = [*inspect.signature(factory).parameters][len(arguments) :]
+        advice = f"its parameters: {', '.join(parameter_names)}" if parameter_names else "pass an object of the class"
+        if options and not parameter_names:
             advice = "it has no parameters"
         raise ConfigError(f"drafter {drafter.__name__} cannot be made by its class: {error}; {advice}") from None
     try:
-        made = make(*arguments, **options)
+        instance = factory(*arguments, **options)
     except DraftTreeError:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"drafter {drafter.__name__} cannot be made ({reason})") from error
-    return _check_parts(made)
+    return _check_parts(instance)
 
 
 def _check_parts(drafter: Any) -> Drafter:
-    if missing := missing_parts(drafter):
+    if missing_members := missing_parts(drafter):
         raise ConfigError(
-            f"the drafter is of type {type(drafter).__name__} and lacks {', '.join(missing)}; give a name, a folder, a "
-            "loaded model or an object of the protocol drafttree.drafters.Drafter"
+            f"the drafter is of type {type(drafter).__name__} and lacks {', '.join(missing_members)}; give a name, a "
+            "folder, a loaded model or an object of the protocol drafttree.drafters.Drafter"
         )
     return drafter
 

@@ -83,10 +83,10 @@ def local_folder(name: str) -> Path | None:
     if not name or os.path.isdir(name):  # a Path raises where a name is too long
         return Path(name) if name else None
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        config_path = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config_path).parent if isinstance(config_path, str) else None
 
 
 def resolve(source: str | Path) -> str:
@@ -97,8 +97,8 @@ def resolve(source: str | Path) -> str:
     Raises:
         ModelError: it is none of these, or the hub does not answer and the model was never downloaded.
     """
-    found = _name_or_folder(source, zoo.NAMES, "model")
-    return found if os.path.isdir(found) or hub_answers() else _cached(found)
+    location = _name_or_folder(source, zoo.NAMES, "model")
+    return location if os.path.isdir(location) or hub_answers() else _cached(location)
 
 
 def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
@@ -110,8 +110,8 @@ def _name_or_folder(source: str | Path, known: Iterable[str], kind: str) -> str:
     if os.path.isdir(name):
         return name
     if name.partition(":")[0] in {*DRAFTERS, "mixed"}:
-        drafts = "" if known is DRAFTERS else f", and {name!r} as drafter"
-        raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{drafts}")
+        advice = "" if known is DRAFTERS else f", and {name!r} as drafter"
+        raise ModelError(f"{name!r} is not a model; give an embedded name, a folder or a hub name{advice}")
     if os.path.isfile(name):
         raise ModelError(f"{name!r} is a file; give its folder, with its config.json, or a GGUF file")
     if not re.fullmatch(HUB_NAME, name) or name.startswith("."):

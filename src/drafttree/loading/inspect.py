@@ -99,9 +99,11 @@ def inspect(source: str | nn.Module) -> Inspection:
         raise ModelError(
             f"{source!r} is no drafter by itself; inspect a folder, a hub name, or a drafter such as 'lookup'"
         )
-    if kind := next((each.kind for each in (POLICY_CLASSES, VERIFIER_CLASSES) if source in each.names()), None):
+    if source_kind := next(
+        (registry.kind for registry in (POLICY_CLASSES, VERIFIER_CLASSES) if source in registry.names()), None
+    ):
         raise ModelError(
-            f"{source!r} is a {kind}, and drafters are inspected; drafttree policies and verifiers list those"
+            f"{source!r} is a {source_kind}, and drafters are inspected; drafttree policies and verifiers list those"
         )
     files = ModelFiles.of_drafter(source)
     if files.gguf:
@@ -110,24 +112,25 @@ def inspect(source: str | nn.Module) -> Inspection:
     config = read_config(folder)
     if files.layout and files.kind == LANGUAGE_MODEL and holds_safetensors(folder):
         return _quantised_model(files, files.layout)
-    kind, tensors = kind_of(folder, config), read_tensors(folder)
-    if kind == LANGUAGE_MODEL:
+    source_kind = kind_of(folder, config)
+    tensors = read_tensors(folder)
+    if source_kind == LANGUAGE_MODEL:
         fits, details = _language_model(config, tensors)
         problems = _weight_problems(folder, tensors)
         details |= {} if problems else {"native passes": _native_passes(AutoConfig.from_pretrained(folder))}
-    elif kind == ASSISTANT:
+    elif source_kind == ASSISTANT:
         fits, details, problems = _assistant(folder, config, tensors)
     else:
-        fits, details, problems = _head(head_formats()[kind], config, tensors)
-    return Inspection(kind, fits, details, *_sizes(tensors), tuple(problems))
+        fits, details, problems = _head(head_formats()[source_kind], config, tensors)
+    return Inspection(source_kind, fits, details, *_sizes(tensors), tuple(problems))
 
 
 def _sizes(tensors: Mapping[str, Tensor]) -> tuple[int, float, str]:
     """`parameters`, `megabytes` and `dtypes` of an `Inspection`."""
-    stored = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})
-    numbers = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-    return numbers, sum(tensor.nbytes for tensor in stored) / 1e6, ", ".join(dtypes)
+    unique_tensors = list({tensor.data_ptr(): tensor for tensor in tensors.values()}.values())
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in unique_tensors})
+    numbers = sum(tensor.numel() for tensor in unique_tensors if tensor.is_floating_point())
+    return numbers, sum(tensor.nbytes for tensor in unique_tensors) / 1e6, ", ".join(dtypes)
 
 
 def _loaded_model(model: Any) -> Inspection:
@@ -135,8 +138,8 @@ def _loaded_model(model: Any) -> Inspection:
     fits, details = _language_model(json.loads(model.config.to_json_string()), tensors)
     unseen = Fingerprint(model).unseen
     reuse = f"nothing by default: {unseen} may have a state that cannot be compared" if unseen else "yes"
-    native = why_not_native(model)
-    details |= {"reuses rows": reuse, "native passes": f"no: {native}" if native else "yes"}
+    native_obstacle = why_not_native(model)
+    details |= {"reuses rows": reuse, "native passes": f"no: {native_obstacle}" if native_obstacle else "yes"}
     return Inspection(LANGUAGE_MODEL, fits, details, *_sizes(tensors))
 
 
@@ -144,20 +147,21 @@ def _gguf_model(files: ModelFiles, gguf: GGUFFile) -> Inspection:
     """What a GGUF file says of its model; its weights stay unread."""
     fits, details = _language_model(files.settings, {})
     details |= {"file": "GGUF", "native passes": _native_passes(files.config)}
-    stored = gguf.tensors.values()
-    kinds = Counter[str]()
-    for tensor in stored:
-        kinds[tensor.kind] += math.prod(tensor.shape)
-    parameters, megabytes = kinds.total(), sum(tensor.nbytes for tensor in stored) / 1e6
-    by_size = ", ".join(kind for kind, _ in kinds.most_common())
+    stored_tensors = gguf.tensors.values()
+    type_sizes = Counter[str]()
+    for tensor in stored_tensors:
+        type_sizes[tensor.kind] += math.prod(tensor.shape)
+    parameters = type_sizes.total()
+    megabytes = sum(tensor.nbytes for tensor in stored_tensors) / 1e6
+    type_names = ", ".join(tensor_type for tensor_type, _ in type_sizes.most_common())
     try:
         weights = weights_of(gguf, files.settings, torch.bfloat16)
-        kind = class_of(files.config)
-        problems = listed("missing", _parameters(kind, files.config).keys() - weights.keys())
-        problems += stored_problems(weights, kind, files.config)
+        model_class = class_of(files.config)
+        problems = listed("missing", _parameters(model_class, files.config).keys() - weights.keys())
+        problems += stored_problems(weights, model_class, files.config)
     except ModelError as error:
         problems = [str(error)]
-    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_size, tuple(problems))
+    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, type_names, tuple(problems))
 
 
 def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
@@ -166,33 +170,36 @@ def _quantised_model(files: ModelFiles, layout: Layout) -> Inspection:
     details["native passes"] = _native_passes(files.unquantized_config)
     if layout.is_of_mlx:  # whose config does not say so
         details["quantised"] = layout.method
-    folder, parameters = Path(files.path), 0
+    folder = Path(files.path)
+    parameters = 0
     megabytes = sum(path.stat().st_size for path in weight_files(folder)) / 1e6
     forms = Counter[str]()
     try:
         weights = weights_in(folder, layout, torch.bfloat16)
         parameters = sum(math.prod(weight.shape) for weight in weights.values())
-        kept = kept_weights(weights)
+        block_weights = kept_weights(weights)
         for name, weight in weights.items():
             if weight.is_packed:
-                forms[weight.form if name in kept else "unpacked"] += 1
-        kind = class_of(files.config)
-        own = _parameters(kind, files.unquantized_config)
-        apart = {match[1] for match in map(EXPERT.fullmatch, weights) if match}
-        stacked = {f"{experts}.{part}" for experts in apart for part in ("gate_up_proj", "down_proj")}
-        problems = listed("missing", own.keys() - weights.keys() - stacked)
-        problems += stored_problems(weights, kind, files.unquantized_config)
+                forms[weight.form if name in block_weights else "unpacked"] += 1
+        model_class = class_of(files.config)
+        module_parameters = _parameters(model_class, files.unquantized_config)
+        expert_modules = {match[1] for match in map(EXPERT.fullmatch, weights) if match}
+        stacked_names = {
+            f"{experts}.{projection}" for experts in expert_modules for projection in ("gate_up_proj", "down_proj")
+        }
+        problems = listed("missing", module_parameters.keys() - weights.keys() - stacked_names)
+        problems += stored_problems(weights, model_class, files.unquantized_config)
     except ModelError as error:
         problems = [str(error)]
-    by_form = ", ".join(f"{count} {form}" for form, count in forms.most_common())
-    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, by_form, tuple(problems))
+    form_counts = ", ".join(f"{count} {form}" for form, count in forms.most_common())
+    return Inspection(LANGUAGE_MODEL, fits, details, parameters, megabytes, form_counts, tuple(problems))
 
 
 def _drafter_class(drafter: type[Drafter]) -> Inspection:
     """What there is to say of a class, which has no files: its parameters."""
-    make: Any = getattr(drafter, "for_target", drafter)
-    given = 2  # target and tokenizer, or vocabulary and device
-    parameters = [str(each) for each in signature(make).parameters.values()][given:]
+    factory: Any = getattr(drafter, "for_target", drafter)
+    given_count = 2  # target and tokenizer, or vocabulary and device
+    parameters = [str(parameter) for parameter in signature(factory).parameters.values()][given_count:]
     details: dict[str, object] = {
         "class": f"{drafter.__module__}.{drafter.__qualname__}",
         "parameters": ", ".join(parameters) or "none",
@@ -244,24 +251,24 @@ def _weight_problems(folder: Path, tensors: Mapping[str, Tensor]) -> list[str]:
         model: Any = class_of(config)
         if model is None:
             return [f"{config.model_type} is not a decoder-only language model"]
-        if not config.to_dict().get("quantization_config") and (missing := _mostly_missing(model, config, tensors)):
-            return missing
+        if not config.to_dict().get("quantization_config") and (problems := _mostly_missing(model, config, tensors)):
+            return problems
         with quiet():
-            _, found = model.from_pretrained(
+            _, loading_info = model.from_pretrained(
                 None, config=config, state_dict=dict(tensors), output_loading_info=True, ignore_mismatched_sizes=True
             )
     except Exception as error:
         return [" ".join(str(error).split()) or type(error).__name__]
-    wrong = (flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes))
-    unread = listed("unread", changing(found["unexpected_keys"]))
-    return [*listed("missing", found["missing_keys"]), *unread, *wrong]
+    shape_problems = (flaw for sizes in sorted(loading_info["mismatched_keys"]) for flaw in misshapen(*sizes))
+    unread_problems = listed("unread", changing(loading_info["unexpected_keys"]))
+    return [*listed("missing", loading_info["missing_keys"]), *unread_problems, *shape_problems]
 
 
 def _mostly_missing(model: Any, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """What is missing where that is most of a model, which would be made of random numbers to compare it whole."""
     parameters = _parameters(model, config)
-    held = sum(tensor.numel() for tensor in tensors.values())
-    if 2 * held >= sum(each.numel() for each in parameters.values()):
+    stored_count = sum(tensor.numel() for tensor in tensors.values())
+    if 2 * stored_count >= sum(parameter.numel() for parameter in parameters.values()):
         return []
     return [*listed("missing", [name for name in parameters if name not in tensors])]
 
@@ -273,8 +280,8 @@ def _parameters(model: Any, config: PreTrainedConfig) -> dict[str, nn.Parameter]
 
 
 def _head(head: HeadFormat, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Looked:
-    found = head.parse(dequantised(tensors, config, torch.bfloat16), config, None)
-    fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **found.made_for}
+    checkpoint = head.parse(dequantised(tensors, config, torch.bfloat16), config, None)
+    fits: dict[str, object] = {**dict.fromkeys(SIZES, UNKNOWN), **checkpoint.made_for}
     base = config.get("base_model_name_or_path")
     fits |= {"trained on": base} if base else {}
-    return fits, found.details, found.problems
+    return fits, checkpoint.details, checkpoint.problems

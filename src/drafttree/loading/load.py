@@ -130,13 +130,14 @@ def load(
         TokenizerMismatch: a draft model has less than a third of the target's tokens.
     """
     wants = wanted_backend(exact_text, lossy_window, sinks)
-    policy, target = find_policy(policy), find_model(target)
-    tuned = policy if isinstance(policy, TunedPolicy) else None
-    unserved = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned}
-    check_sharding(tensor_parallel_size, target, unserved)
-    if tuned:
-        drafter, verifier = _defaults(tuned, drafter, verifier)
-        dtype = tuned.dtype if is_auto(dtype) and not isinstance(target, PreTrainedModel) else dtype
+    policy = find_policy(policy)
+    target = find_model(target)
+    tuned_policy = policy if isinstance(policy, TunedPolicy) else None
+    unserved_options = {"exact_text": exact_text, "quantize": quantize, "a tuned policy": tuned_policy}
+    check_sharding(tensor_parallel_size, target, unserved_options)
+    if tuned_policy:
+        drafter, verifier = _defaults(tuned_policy, drafter, verifier)
+        dtype = tuned_policy.dtype if is_auto(dtype) and not isinstance(target, PreTrainedModel) else dtype
     chosen_verifier = find_verifier(verifier)
     if policy is None:
         chosen_policy = default_policy(chosen_verifier, sharded=tensor_parallel_size != 1)
@@ -144,11 +145,11 @@ def load(
         chosen_policy = make_policy(policy.policy) if isinstance(policy, TunedPolicy) else policy
     if chosen_verifier:
         compatibility.check(chosen_policy, chosen_verifier)
-    rounds = isinstance(quantize, str) and quantize in KINDS
-    on, kind = find_placement(target, dtype, device, quantize if rounds else None)
-    refuse_autocast(on)
-    check_quantization("quantize", quantize, on, target, (NONE,))
-    check_quantization("quantize_drafter", quantize_drafter, on, drafter, (BY_DEFAULT, NONE))
+    is_rounded = isinstance(quantize, str) and quantize in KINDS
+    target_device, target_dtype = find_placement(target, dtype, device, quantize if is_rounded else None)
+    refuse_autocast(target_device)
+    check_quantization("quantize", quantize, target_device, target, (NONE,))
+    check_quantization("quantize_drafter", quantize_drafter, target_device, drafter, (BY_DEFAULT, NONE))
     quantize_drafter = None if quantize_drafter == NONE else quantize_drafter
     drafter_files = None if is_auto(drafter) else check_drafter_exists(drafter)
     if quantize_drafter in KINDS and not is_auto(drafter):
@@ -158,37 +159,40 @@ def load(
         quantize = AS_STORED
     elif quantize == NONE:
         quantize = None
-    if is_auto(dtype) and isinstance(origin, ModelFiles) and stays_as_stored(origin, on, quantize):
-        kind = torch.bfloat16  # as with int8: rows are rounded to eight bits anyway
-    model = load_model(origin, kind, on, quantize, tensor_parallel_size)
+    if is_auto(dtype) and isinstance(origin, ModelFiles) and stays_as_stored(origin, target_device, quantize):
+        target_dtype = torch.bfloat16  # as with int8: rows are rounded to eight bits anyway
+    model = load_model(origin, target_dtype, target_device, quantize, tensor_parallel_size)
     tokenizer = load_tokenizer(origin) if tokenizer is None else tokenizer
     eos = eos_ids(model, tokenizer)
-    wrapped, parts = TargetModel(model, partial(choose_backend, wants=wants)), NamedParts(quantize_drafter)
+    target_model = TargetModel(model, partial(choose_backend, wants=wants))
+    part_finder = NamedParts(quantize_drafter)
     try:
         if max_model_len is not None:
-            wrapped.limit_context(max_model_len)
-        if tuned:
-            tuned.check_target(model_digest(wrapped), str(wrapped.dtype).removeprefix("torch."))
-        drafting = find_or_choose(drafter, origin, wrapped, tokenizer, quantize_drafter, drafter_files, parts.held)
+            target_model.limit_context(max_model_len)
+        if tuned_policy:
+            tuned_policy.check_target(model_digest(target_model), str(target_model.dtype).removeprefix("torch."))
+        loaded_drafter = find_or_choose(
+            drafter, origin, target_model, tokenizer, quantize_drafter, drafter_files, part_finder.held
+        )
         if quantize_drafter in KINDS:
-            check_quantized(drafting, drafter, quantize_drafter)
-        if tuned and drafting:
-            tuned.check_drafter(model_digest(drafting))
-        if policy is None and drafting:
-            chosen_policy = default_policy(chosen_verifier, drafting, sharded=tensor_parallel_size != 1)
+            check_quantized(loaded_drafter, drafter, quantize_drafter)
+        if tuned_policy and loaded_drafter:
+            tuned_policy.check_drafter(model_digest(loaded_drafter))
+        if policy is None and loaded_drafter:
+            chosen_policy = default_policy(chosen_verifier, loaded_drafter, sharded=tensor_parallel_size != 1)
     except DraftTreeError:
-        wrapped.release()
+        target_model.release()
         raise
     defaults = model_defaults(model.generation_config)
     if defaults:
         logger.info("options of the model's generation config: %s", show_options(defaults))
-    if tuned and tuned.draft_temperature != 1:
-        defaults = {**defaults, "draft_temperature": tuned.draft_temperature}
-    learned = LearnedState(_costs(tuned, wrapped)) if tuned else None
+    if tuned_policy and tuned_policy.draft_temperature != 1:
+        defaults = {**defaults, "draft_temperature": tuned_policy.draft_temperature}
+    learned_state = LearnedState(_costs(tuned_policy, target_model)) if tuned_policy else None
     return Decoder(
-        *(wrapped, drafting, chosen_policy, chosen_verifier, tokenizer, eos, defaults),
-        learned=learned,
-        parts=parts,
+        *(target_model, loaded_drafter, chosen_policy, chosen_verifier, tokenizer, eos, defaults),
+        learned=learned_state,
+        parts=part_finder,
     )
 
 
@@ -204,7 +208,7 @@ def _defaults(
 
 def _costs(tuned: TunedPolicy, target: TargetModel) -> CostCurve | None:
     """The tuned policy's cost curve; None to measure it anew where it is of another machine."""
-    if tuned.costs and (here := machine(target.device)) != tuned.machine:
-        logger.info("%s was tuned on %s; costs are measured anew on %s", tuned.path, tuned.machine, here)
+    if tuned.costs and (machine_name := machine(target.device)) != tuned.machine:
+        logger.info("%s was tuned on %s; costs are measured anew on %s", tuned.path, tuned.machine, machine_name)
         return None
     return tuned.costs

@@ -43,22 +43,25 @@ def check_memory(
     Raises:
         ModelError: they take more.
     """
-    if device.type != "cpu" or (free := free_bytes()) is None:
+    if device.type != "cpu" or (available_bytes := free_bytes()) is None:
         return
     try:
-        kept: Mapping[str, StoredWeight] = kept_weights(stored) if stored is not None and keeps_blocks else {}
+        block_weights: Mapping[str, StoredWeight] = kept_weights(stored) if stored is not None and keeps_blocks else {}
         if stored is not None:
-            needed = dtype.itemsize * sum(math.prod(stored[name].shape) for name in stored.keys() - kept.keys())
-            needed += sum(_nbytes(weight) for weight in kept.values())
+            weight_bytes = dtype.itemsize * sum(
+                math.prod(stored[name].shape) for name in stored.keys() - block_weights.keys()
+            )
+            weight_bytes += sum(_nbytes(weight) for weight in block_weights.values())
         else:
-            needed = dtype.itemsize * sum(_numbers(files))
+            weight_bytes = dtype.itemsize * sum(_numbers(files))
     except (ModelError, OSError, ValueError):  # what is wrong with them is told when they are read
         return
-    if needed > free:
+    if weight_bytes > available_bytes:
         raise ModelError(
-            f"the weights of {str(files.source)!r} take {needed / 1e9:.1f} GB "
-            f"{'as stored' if kept else 'in ' + str(dtype).removeprefix('torch.')}, "
-            f"and {free / 1e9:.1f} GB of memory are free; free some, load in bfloat16, or take a smaller model"
+            f"the weights of {str(files.source)!r} take {weight_bytes / 1e9:.1f} GB "
+            f"{'as stored' if block_weights else 'in ' + str(dtype).removeprefix('torch.')}, "
+            f"and {available_bytes / 1e9:.1f} GB of memory are free; free some, load in bfloat16, or take a "
+            "smaller model"
         )
 
 
@@ -72,15 +75,16 @@ def free_bytes() -> int | None:
     """Bytes of memory that this process may still take, swap included; None where Linux does not say."""
     try:
         lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines() if ":" in line)
-        free = 1024 * sum(int(lines[name].split()[0]) for name in FREE)
+        available_bytes = 1024 * sum(int(lines[name].split()[0]) for name in FREE)
     except (OSError, KeyError, ValueError):
         return None
     try:
-        limit, used = int(LIMIT.read_text()), int(USED.read_text())
+        limit = int(LIMIT.read_text())
+        usage = int(USED.read_text())
         statistics = dict(line.split() for line in STATISTICS.read_text().splitlines())
     except (OSError, ValueError):  # there is no group with a limit
-        return free
-    return min(free, limit - used + int(statistics.get("inactive_file", 0)))
+        return available_bytes
+    return min(available_bytes, limit - usage + int(statistics.get("inactive_file", 0)))
 
 
 def _numbers(files: ModelFiles) -> Iterator[int]:

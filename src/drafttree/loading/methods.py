@@ -54,8 +54,8 @@ class Methods(Generic[Kind]):
         Raises:
             ConfigError: there is none of that name, it cannot be imported, or it is no method of this kind.
         """
-        if found := self.get(name):
-            return found
+        if method := self.get(name):
+            return method
         raise unknown(self.kind, name, self.names())
 
     def names(self) -> list[str]:
@@ -93,22 +93,23 @@ class Methods(Generic[Kind]):
         Args:
             check: returns an object of a name, or raises a `ConfigError`: then it cannot be used.
         """
-        found, refused = self.sort_points(check)
-        for reason in refused:
+        methods, refusals = self.sort_points(check)
+        for reason in refusals:
             _warn_once(reason)
-        return found
+        return methods
 
     def sort_points(self, check: Callable[[Any, str], Any]) -> tuple[dict[str, Any], list[str]]:
         """What `installed` returns, and for each entry point that cannot be used the reason."""
-        found, refused = {}, []
+        methods: dict[str, Any] = {}
+        refusals: list[str] = []
         for point in entry_points(group=self.group):
             try:
                 if self._is_own(point.name):
                     raise self._taken(point)
-                found[point.name] = check(_loaded(point, self.kind), point.name)
+                methods[point.name] = check(_loaded(point, self.kind), point.name)
             except ConfigError as error:
-                refused.append(self._refusal(point, error))
-        return found, refused
+                refusals.append(self._refusal(point, error))
+        return methods, refusals
 
     def _is_own(self, name: str) -> bool:
         return name in self.shipped or name in self.reserved
@@ -131,8 +132,8 @@ class Methods(Generic[Kind]):
 
     def name_of(self, method: type[Kind]) -> str:
         """The name of a method in drafttree, or the dotted name of its class."""
-        dotted = f"{method.__module__}.{method.__qualname__}"
-        return next((name for name, known in self.shipped.items() if known is method), dotted)
+        dotted_name = f"{method.__module__}.{method.__qualname__}"
+        return next((name for name, shipped_method in self.shipped.items() if shipped_method is method), dotted_name)
 
 
 def _class_lack(found: object, methods: Mapping[type, str]) -> str:
@@ -140,12 +141,12 @@ def _class_lack(found: object, methods: Mapping[type, str]) -> str:
     base = next(iter(methods))
     if not isinstance(found, type) or not issubclass(found, base):
         return f"it is no subclass of {base.__module__.removesuffix('.base')}.{base.__name__}"
-    open_ = (
+    missing_methods = (
         name
-        for each, name in methods.items()
-        if issubclass(found, each) and getattr(found, name) is getattr(each, name)
+        for declaring_class, name in methods.items()
+        if issubclass(found, declaring_class) and getattr(found, name) is getattr(declaring_class, name)
     )
-    return next((f"it lacks the method {name}; docs/writing.md shows one" for name in open_), "")
+    return next((f"it lacks the method {name}; docs/writing.md shows one" for name in missing_methods), "")
 
 
 def _imported(name: str, kind: str) -> Any:

@@ -27,7 +27,8 @@ class ModelFiles:
     """
 
     def __init__(self, source: str | Path, path: str | Path) -> None:
-        self.source, self.path = source, str(path)
+        self.source = source
+        self.path = str(path)
 
     @classmethod
     def of_model(cls, source: str | Path) -> "ModelFiles":

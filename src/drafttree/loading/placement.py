@@ -27,16 +27,16 @@ def find_placement(
         ConfigError: there are none of that name, or a loaded target has others.
     """
     if not isinstance(target, PreTrainedModel):
-        on = find_device(device)
+        target_device = find_device(device)
         if is_auto(dtype) and quantize:
-            return on, torch.bfloat16
-        return on, find_dtype(dtype, on)
-    on = input_device(target)
-    if not is_auto(device) and find_device(device).type != on.type:
-        raise ConfigError(f"the target is on {on}, not on {device!r}; move it there, or leave out device")
-    if not is_auto(dtype) and find_dtype(dtype, on) != target.dtype:
+            return target_device, torch.bfloat16
+        return target_device, find_dtype(dtype, target_device)
+    target_device = input_device(target)
+    if not is_auto(device) and find_device(device).type != target_device.type:
+        raise ConfigError(f"the target is on {target_device}, not on {device!r}; move it there, or leave out device")
+    if not is_auto(dtype) and find_dtype(dtype, target_device) != target.dtype:
         raise ConfigError(f"the target is in {target.dtype}, not in {dtype!r}; convert it, or leave out dtype")
-    return on, target.dtype
+    return target_device, target.dtype
 
 
 def find_device(name: str) -> torch.device:
@@ -51,8 +51,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError):
-        here = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
-        raise ConfigError(f"device {name!r} is not available; here there is: {here}") from None
+        available_devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        raise ConfigError(f"device {name!r} is not available; here there is: {available_devices}") from None
     return device
 
 
@@ -64,7 +64,7 @@ def find_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """
     if is_auto(name):
         return torch.bfloat16 if multiplies_bfloat16_fast(device) else torch.float32
-    name = next((known for known, dtype in DTYPES.items() if dtype is name), name)
+    name = next((dtype_name for dtype_name, dtype in DTYPES.items() if dtype is name), name)
     if not isinstance(name, str) or name not in DTYPES:
         raise unknown("dtype", name, [*DTYPES, "auto"])
     if device.type == "cuda" and name == "bfloat16" and not torch.cuda.is_bf16_supported():

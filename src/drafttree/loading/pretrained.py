@@ -89,17 +89,21 @@ def unwrap(source: Any) -> Any:
     """
     if isinstance(source, PreTrainedModel) or not isinstance(source, nn.Module):
         return source
-    if isinstance(compiled := getattr(source, "_orig_mod", None), nn.Module):
-        return unwrap(compiled)
+    if isinstance(original_module := getattr(source, "_orig_mod", None), nn.Module):
+        return unwrap(original_module)
     if not hasattr(source, "get_base_model"):
         return source
     wrapper: Any = source
     adapter = wrapper.active_peft_config
-    kind = f"an adapter that trains a prompt ({adapter.peft_type.value})" if adapter.is_prompt_learning else None
-    if not kind and acts_by_call(type(wrapper.base_model)):
-        kind = f"an adapter that acts by what peft's wrapper does in each call ({adapter.peft_type.value})"
-    if kind:
-        raise ModelError(f"{kind} is not in the model's layers and cannot be used; pass the model without it")
+    unusable_adapter = (
+        f"an adapter that trains a prompt ({adapter.peft_type.value})" if adapter.is_prompt_learning else None
+    )
+    if not unusable_adapter and acts_by_call(type(wrapper.base_model)):
+        unusable_adapter = f"an adapter that acts by what peft's wrapper does in each call ({adapter.peft_type.value})"
+    if unusable_adapter:
+        raise ModelError(
+            f"{unusable_adapter} is not in the model's layers and cannot be used; pass the model without it"
+        )
     return unwrap(wrapper.get_base_model())
 
 
@@ -110,11 +114,13 @@ def find_model(source: Any) -> ModelSource:
         ConfigError: the source is none of these.
         ModelError: as of `unwrap`.
     """
-    found = unwrap(source)
-    if isinstance(found, str | Path | PreTrainedModel):
-        return found
-    kind = type(found).__name__
-    raise ConfigError(f"the target is of type {kind}; give an embedded name, a folder, a hub name or a loaded model")
+    target = unwrap(source)
+    if isinstance(target, str | Path | PreTrainedModel):
+        return target
+    type_name = type(target).__name__
+    raise ConfigError(
+        f"the target is of type {type_name}; give an embedded name, a folder, a hub name or a loaded model"
+    )
 
 
 def load_model(
@@ -169,7 +175,8 @@ def read_model(
     """
     if quantize == INT4:
         files = _rounded_files(files)
-    source, path = files.source, files.path
+    source = files.source
+    path = files.path
     _check_index(Path(path))
     settings = _settings_of(files)
     try:
@@ -177,13 +184,13 @@ def read_model(
         if quantize in KINDS and not (quantize == INT4 and files.layout):
             check_unquantized(source, settings)
         loader: Any = _check_kind(source, files.config)
-        stored = _stored_weights(files, dtype, device) if tensor_parallel_size == 1 or files.gguf else None
+        stored_weights = _stored_weights(files, dtype, device) if tensor_parallel_size == 1 or files.gguf else None
         reason = why_not_kept(files, device, quantize)
-        keeps_blocks = tensor_parallel_size == 1 and stored is not None and reason is None
-        if stored is not None and reason:
+        keeps_blocks = tensor_parallel_size == 1 and stored_weights is not None and reason is None
+        if stored_weights is not None and reason:
             logger.info("%s: weights are unpacked, not multiplied as they are stored: %s", source, reason)
         if tensor_parallel_size == 1:
-            check_memory(files, dtype, device, stored, keeps_blocks=keeps_blocks)
+            check_memory(files, dtype, device, stored_weights, keeps_blocks=keeps_blocks)
         if tensor_parallel_size > 1:
             check_shares(source, files.config, tensor_parallel_size, device)
         if (settings_file := Path(path) / "generation_config.json").is_file():
@@ -191,10 +198,10 @@ def read_model(
         options = _attention(files.config) | sharding_options(tensor_parallel_size)
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
-            if stored is not None:
-                loaded: Any = _from_stored(files, stored, dtype, options, keeps_blocks=keeps_blocks)
+            if stored_weights is not None:
+                model_and_info: Any = _from_stored(files, stored_weights, dtype, options, keeps_blocks=keeps_blocks)
             else:
-                loaded = loader.from_pretrained(
+                model_and_info = loader.from_pretrained(
                     path, config=files.config, dtype=dtype, trust_remote_code=False, **options
                 )
     except DraftTreeError:
@@ -207,19 +214,19 @@ def read_model(
         raise ModelError(f"the weights of {str(source)!r} are a pickle that holds {reason}") from error
     except Exception as error:
         raise ModelError(f"cannot load model {str(source)!r}: {_reason(error, files)}") from error
-    model, info = loaded
+    model, info = model_and_info
     refuse_changing(files, model, info["unexpected_keys"])
     refuse_unscaled(files, info["unexpected_keys"])
     _check_weights(source, info)
     check_unused(files, model, info["unexpected_keys"])
     model = model.to(device).eval()
-    kind = choose_quantization(model) if quantize == BY_DEFAULT else quantize
-    if kind == INT4 and keeps_blocks:
+    quantization = choose_quantization(model) if quantize == BY_DEFAULT else quantize
+    if quantization == INT4 and keeps_blocks:
         quantize_head(model)
-    elif kind in KINDS:
+    elif quantization in KINDS:
         with stage("quantise"):
-            tokenizer = tokenizer_beside(files) if kind == INT4 else None
-            apply_quantization(model, kind, source, tokenizer, head=drafts)
+            tokenizer = tokenizer_beside(files) if quantization == INT4 else None
+            apply_quantization(model, quantization, source, tokenizer, head=drafts)
     if device.type == "cpu" and tensor_parallel_size == 1:
         _copy_what_stays(model)
     if device.type == "cpu" and dtype == torch.float32 and tensor_parallel_size == 1:
@@ -254,13 +261,13 @@ def files_to_round(files: ModelFiles) -> ModelFiles:
     if files.gguf:
         reason = "is a GGUF file, whose weights are in few bits already"
         raise ModelError(f"{str(files.source)!r} {reason}; load it as it is, without int4")
-    local = local_files(files)
-    if local.layout:
+    local_copy = local_files(files)
+    if local_copy.layout:
         raise ModelError(
-            f"{str(files.source)!r} is quantised already ({local.layout.method}); load it as it is, without int4"
+            f"{str(files.source)!r} is quantised already ({local_copy.layout.method}); load it as it is, without int4"
         )
-    check_unquantized(files.source, local.settings)
-    return local
+    check_unquantized(files.source, local_copy.settings)
+    return local_copy
 
 
 def local_files(files: ModelFiles) -> ModelFiles:
@@ -318,15 +325,15 @@ def _from_stored(
         ModelError: the sizes of weights are not those of the model.
     """
     config: Any = files.unquantized_config
-    kind: Any = class_of(config)
-    if problem := next(stored_problems(weights, kind, config), None):
+    model_class: Any = class_of(config)
+    if problem := next(stored_problems(weights, model_class, config), None):
         raise ModelError(f"the weights of {str(files.source)!r} do not fit its config.json: {problem}")
-    kept = kept_weights(weights) if keeps_blocks else {}
-    read = with_placeholders(weights, kept, dtype)
-    model, info = kind.from_pretrained(None, config=config, state_dict=read, dtype=dtype, **options)
-    put_blocks(model, kept)
+    block_weights = kept_weights(weights) if keeps_blocks else {}
+    state_dict = with_placeholders(weights, block_weights, dtype)
+    model, info = model_class.from_pretrained(None, config=config, state_dict=state_dict, dtype=dtype, **options)
+    put_blocks(model, block_weights)
     if keeps_blocks:
-        _tell_kept(files, weights, kept, dtype)
+        _tell_kept(files, weights, block_weights, dtype)
     model.name_or_path = model.config.name_or_path = files.path
     if files.gguf:
         model.generation_config = generation_config_of(files.gguf)
@@ -341,10 +348,10 @@ def _tell_kept(
     """Log which weights stay in few bits, and which others of few bits do not."""
     forms = ", ".join(sorted({weight.form for weight in kept.values()})) or "none"
     logger.info("%s: %d weights stay as they are stored (%s)", files.source, len(kept), forms)
-    if others := [name for name, weight in weights.items() if weight.is_packed and name not in kept]:
+    if unpacked_names := [name for name, weight in weights.items() if weight.is_packed and name not in kept]:
         logger.info(
             "%s: %d quantised weights are unpacked to %s, since nothing multiplies them as they are stored: %s",
-            *(files.source, len(others), str(dtype).removeprefix("torch."), shortened(others)),
+            *(files.source, len(unpacked_names), str(dtype).removeprefix("torch."), shortened(unpacked_names)),
         )
 
 
@@ -358,10 +365,12 @@ def _settings_of(files: ModelFiles) -> dict[str, Any]:
 
 def _copy_what_stays(model: PreTrainedModel) -> None:
     """Copy the weights that layers do not release: as loaded they are parts of a mapped file, which they would keep."""
-    linear = {id(part.weight) for part in model.modules() if type(part) is nn.Linear}
-    released = linear | {id(part.quantized) for part in model.modules() if isinstance(part, BlockLinear)}
+    linear_ids = {id(submodule.weight) for submodule in model.modules() if type(submodule) is nn.Linear}
+    released_ids = linear_ids | {
+        id(submodule.quantized) for submodule in model.modules() if isinstance(submodule, BlockLinear)
+    }
     for parameter in model.parameters():
-        if id(parameter) not in released:
+        if id(parameter) not in released_ids:
             parameter.data = parameter.data.clone()
 
 
@@ -398,8 +407,8 @@ def load_tokenizer(source: ModelSource | ModelFiles) -> PreTrainedTokenizerBase 
         reason = _first_lines(error).rstrip(":.")
         if reason.startswith("Couldn't instantiate"):  # a list of three ways, over more lines than a message has
             reason = "there are no files of one beside it, or not all of them (tokenizer.json)"
-        beside = "" if str(name).endswith(SUFFIX) else "save one beside the model (tokenizer.save_pretrained) or "
-        advice = f"{beside}pass tokenizer="
+        save_advice = "" if str(name).endswith(SUFFIX) else "save one beside the model (tokenizer.save_pretrained) or "
+        advice = f"{save_advice}pass tokenizer="
         raise ModelError(f"cannot load the tokenizer of {str(name)!r}: {reason}; {advice}") from error
 
 
@@ -432,8 +441,8 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -
 def _check_index(folder: Path) -> None:
     """Refuse an index of shards that transformers cannot read."""
     for index in filter(Path.is_file, (folder / name for name in INDICES)):
-        if lost := {"metadata", "weight_map"} - read_json(index).keys():
-            raise ModelError(f"{index} has no {min(lost)!r}; download it again, or save the model anew")
+        if lost_keys := {"metadata", "weight_map"} - read_json(index).keys():
+            raise ModelError(f"{index} has no {min(lost_keys)!r}; download it again, or save the model anew")
 
 
 def check_layer_counts(config: Mapping[str, Any]) -> None:
@@ -464,19 +473,21 @@ def _refuse_head(files: ModelFiles) -> None:
     if not files.is_local:
         return
     try:
-        kind = files.kind
+        model_kind = files.kind
     except UnsupportedDrafter as error:
         raise ModelError(f"{error}; as target give the model it is for") from None
     except ModelError:  # transformers says more about what is no drafter either
         return
-    if kind != LANGUAGE_MODEL:
-        raise ModelError(f"{str(files.source)!r} is a head ({kind}), which drafts; as target give the model it is for")
+    if model_kind != LANGUAGE_MODEL:
+        raise ModelError(
+            f"{str(files.source)!r} is a head ({model_kind}), which drafts; as target give the model it is for"
+        )
 
 
 def _attention(config: PreTrainedConfig) -> dict[str, Any]:
     """The attention to load with: transformers 5.17 picks one for Gemma 2 that does not bound its scores."""
-    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    return {"attn_implementation": "eager"} if capped else {}
+    softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if softcap else {}
 
 
 def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
@@ -490,12 +501,12 @@ def _check_kind(source: str | Path, config: PreTrainedConfig) -> Any:
 
 def _check_weights(source: str | Path, info: Mapping[str, Any]) -> None:
     """Refuse tensors that transformers would silently draw at random."""
-    for key, found, expected in sorted(info["mismatched_keys"]):
-        shapes = f"{key} is {list(found)} and should be {list(expected)}"
+    for key, stored_shape, model_shape in sorted(info["mismatched_keys"]):
+        shapes = f"{key} is {list(stored_shape)} and should be {list(model_shape)}"
         raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {shapes}")
-    if missing := sorted(info["missing_keys"]):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing[0]}{more} missing")
+    if missing_keys := sorted(info["missing_keys"]):
+        more_keys = f" and {len(missing_keys) - 1} more" if len(missing_keys) > 1 else ""
+        raise ModelError(f"the weights of {str(source)!r} are incomplete: {missing_keys[0]}{more_keys} missing")
 
 
 def _make_contiguous(_: nn.Module, state: dict[str, Tensor], *__: object) -> None:
@@ -514,14 +525,15 @@ def quiet() -> Iterator[None]:
     Bars are shown to those who ask transformers for them, by `HF_HUB_DISABLE_PROGRESS_BARS=0` or its verbosity "info".
     Those of downloads are the hub's own, and stay.
     """
-    before, bars = transformers_logging.get_verbosity(), transformers_logging._tqdm_active
-    asked = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or before <= logging.INFO
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging._tqdm_active
+    shows_bars = constants.HF_HUB_DISABLE_PROGRESS_BARS is False or verbosity <= logging.INFO
     transformers_logging.set_verbosity_error()
-    transformers_logging._tqdm_active = bars and asked
+    transformers_logging._tqdm_active = bars and shows_bars
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(before)
+        transformers_logging.set_verbosity(verbosity)
         transformers_logging._tqdm_active = bars
 
 
@@ -535,14 +547,14 @@ def _reason(error: Exception, files: ModelFiles) -> str:
         )
     reason = f"{error} in its config.json is not known" if isinstance(error, KeyError) else _first_lines(error)
     with suppress(Exception):
-        saved = str(files.settings["transformers_version"])
-        if _release(saved) > _release(__version__):
-            reason += f" (it was saved by transformers {saved}, newer than {__version__}; update transformers)"
+        saved_version = str(files.settings["transformers_version"])
+        if _release(saved_version) > _release(__version__):
+            reason += f" (it was saved by transformers {saved_version}, newer than {__version__}; update transformers)"
     return reason
 
 
 def _release(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)[:3]]
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def _first_lines(error: Exception) -> str:

@@ -44,14 +44,16 @@ def make_policy(policy: PolicyLike) -> TreePolicy:
         raise ConfigError(
             f"{policy!r} is a file of a tuned policy, for load, generate, chat and batch; name a policy here"
         )
-    name, _, rest = policy.partition(":")
+    name, _, options = policy.partition(":")
     method = POLICY_CLASSES.find(name)
-    first, _, others = rest.partition(",")
-    if (preset := first.strip()) in method.presets:
-        return method(**{**method.presets[preset], **split_spec("policy", f"{name}:{others}")[1]})
+    first_option, _, other_options = options.partition(",")
+    if (preset := first_option.strip()) in method.presets:
+        return method(**{**method.presets[preset], **split_spec("policy", f"{name}:{other_options}")[1]})
     if preset and "=" not in preset and method.presets:
-        known = ", ".join(method.presets)
-        raise ConfigError(f"{preset!r} in policy {policy!r} is not of the form parameter=value, nor a preset ({known})")
+        preset_names = ", ".join(method.presets)
+        raise ConfigError(
+            f"{preset!r} in policy {policy!r} is not of the form parameter=value, nor a preset ({preset_names})"
+        )
     return method(**split_spec("policy", policy)[1])
 
 
@@ -69,10 +71,10 @@ def default_policy(
         drafter: the drafter, None for none or for one that is not known yet.
         sharded: whether processes share the target, which may not go by a clock.
     """
-    flat = getattr(drafter, "flat", False)
+    is_flat = getattr(drafter, "flat", False)
     if not sharded and (verifier is None or issubclass(verifier, (Greedy, Coupled))):
-        return Auto(flat=flat)
-    levels = drafter.levels if drafter and flat else None
+        return Auto(flat=is_flat)
+    levels = drafter.levels if drafter and is_flat else None
     return Chain(depth=levels) if levels else DynaTree()
 
 
@@ -83,9 +85,9 @@ def policy_spec(policy: TreePolicy) -> str:
     """
     name = POLICY_CLASSES.name_of(type(policy))
     fields = type(policy).model_fields.items()
-    given = [(key, getattr(policy, key), field.get_default(call_default_factory=True)) for key, field in fields]
-    changed = ",".join(f"{key}={_text(value)}" for key, value, default in given if value != default)
-    return f"{name}:{changed}" if changed else name
+    settings = [(key, getattr(policy, key), field.get_default(call_default_factory=True)) for key, field in fields]
+    options = ",".join(f"{key}={_text(value)}" for key, value, default in settings if value != default)
+    return f"{name}:{options}" if options else name
 
 
 def find_verifier(verifier: VerifierLike | None) -> type[Verifier] | None:
@@ -110,10 +112,10 @@ def parse_policies(policies: Sequence[PolicyLike]) -> dict[str, TreePolicy]:
     Raises:
         ConfigError: a policy or parameter does not exist, or a value is out of range.
     """
-    found = [make_policy(each) for policy in policies for each in _policies(policy)]
-    if not found:
+    policy_objects = [make_policy(spec) for policy in policies for spec in _policies(policy)]
+    if not policy_objects:
         raise ConfigError(f"no policy in {', '.join(map(repr, policies)) or 'an empty list'}; name one, or all")
-    return {policy_spec(policy): policy for policy in found}
+    return {policy_spec(policy): policy for policy in policy_objects}
 
 
 def parse_verifiers(verifiers: Sequence[VerifierLike]) -> dict[str, type[Verifier]]:
@@ -122,10 +124,10 @@ def parse_verifiers(verifiers: Sequence[VerifierLike]) -> dict[str, type[Verifie
     Raises:
         ConfigError: there is no such verifier.
     """
-    found = [each for verifier in verifiers for each in _verifiers(verifier)]
-    if not found:
+    verifier_classes = [verifier_class for verifier in verifiers for verifier_class in _verifiers(verifier)]
+    if not verifier_classes:
         raise ConfigError("no verifier is named; name one, or all")
-    return {VERIFIER_CLASSES.name_of(verifier): verifier for verifier in found}
+    return {VERIFIER_CLASSES.name_of(verifier): verifier for verifier in verifier_classes}
 
 
 def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
@@ -138,12 +140,12 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
     Raises:
         ConfigError: a parameter has no value, or has two.
     """
-    name, _, rest = spec.partition(":")
+    name, _, options = spec.partition(":")
     parameters: dict[str, str | None] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
+    for option in filter(None, options.split(",")):
+        key, equals, value = (piece.strip() for piece in option.partition("="))
         if not equals:
-            raise ConfigError(f"{part!r} in {kind} {spec!r} is not of the form parameter=value")
+            raise ConfigError(f"{option!r} in {kind} {spec!r} is not of the form parameter=value")
         if key in parameters:
             raise ConfigError(f"{kind} {spec!r} gives {key} twice")
         parameters[key] = None if value.lower() == "none" else value
@@ -153,23 +155,28 @@ def split_spec(kind: str, spec: str) -> tuple[str, dict[str, str | None]]:
 def _policies(policy: PolicyLike) -> list[PolicyLike]:
     if not isinstance(policy, str):
         return [policy]
-    parts = [part.strip() for part in POLICY_ENDS.split(policy)]
-    return [each for part in parts if part for each in (POLICY_CLASSES.all().values() if part == "all" else [part])]
+    specs = [spec.strip() for spec in POLICY_ENDS.split(policy)]
+    return [
+        policy_like
+        for spec in specs
+        if spec
+        for policy_like in (POLICY_CLASSES.all().values() if spec == "all" else [spec])
+    ]
 
 
 def _verifiers(verifier: VerifierLike) -> list[type[Verifier]]:
     if not isinstance(verifier, str):
         return [VERIFIER_CLASSES.check(verifier, repr(verifier))]
-    parts = [part.strip() for part in re.split("[,;]", verifier)]
-    named = (
-        VERIFIER_CLASSES.all().values() if part == "all" else [VERIFIER_CLASSES.find(part)] for part in parts if part
+    names = [name.strip() for name in re.split("[,;]", verifier)]
+    class_groups = (
+        VERIFIER_CLASSES.all().values() if name == "all" else [VERIFIER_CLASSES.find(name)] for name in names if name
     )
-    return [each for found in named for each in found]
+    return [verifier_class for classes in class_groups for verifier_class in classes]
 
 
 def _text(value: Any) -> str:
     """A parameter's value as a specification has it; a path of a template is 0.1, and its list of paths 0+0.1."""
     if isinstance(value, tuple | list):
-        nested = any(isinstance(part, tuple | list) for part in value)
-        return ("+" if nested else ".").join(map(_text, value))
+        is_nested = any(isinstance(element, tuple | list) for element in value)
+        return ("+" if is_nested else ".").join(map(_text, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

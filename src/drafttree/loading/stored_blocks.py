@@ -85,11 +85,13 @@ def why_not_multiplied(config: PreTrainedConfig, device: torch.device) -> str | 
 def kept_weights(weights: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
     """Those of a model's weights that stay in blocks, by the names of transformers."""
     ends = {EMBEDDING, HEAD}
-    blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
-    kept = {name for name in blocks if _siblings(name) & weights.keys() <= blocks}
-    of_experts = [names for names in _experts_of(weights).values() if _are_whole(names) and _are_alike(weights, names)]
-    kept.update(*of_experts)
-    return {name: weights[name] for name in weights if name in kept}
+    in_blocks = {name for name, weight in weights.items() if weight.form and (LINEAR.fullmatch(name) or name in ends)}
+    kept_names = {name for name in in_blocks if _siblings(name) & weights.keys() <= in_blocks}
+    expert_names = [
+        names for names in _experts_of(weights).values() if _are_whole(names) and _are_alike(weights, names)
+    ]
+    kept_names.update(*expert_names)
+    return {name: weights[name] for name in weights if name in kept_names}
 
 
 def _experts_of(weights: Mapping[str, StoredWeight]) -> dict[str, list[str]]:
@@ -105,25 +107,25 @@ def _are_whole(names: Sequence[str]) -> bool:
     """Whether a layer's experts have all their weights; else the file is damaged, which transformers tells."""
     if any(map(STACKED.fullmatch, names)):
         return len(names) == len(("gate_up", "down"))
-    parts = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
-    return parts == {(index, part) for index in range(len(names) // 3) for part in EXPERT_PARTS}
+    projections = {(int(match[2]), match[3]) for match in map(EXPERT.fullmatch, names) if match}
+    return projections == {(index, projection) for index in range(len(names) // 3) for projection in EXPERT_PARTS}
 
 
 def _are_alike(weights: Mapping[str, StoredWeight], names: Sequence[str]) -> bool:
     """Whether all weights of a layer's experts are in blocks: those of one input in the same, whose rows are one."""
     reads_inner = [name for name in names if "down_proj" in name]
     reads_hidden = [name for name in names if "down_proj" not in name]
-    forms = [{weights[name].form for name in each} for each in (reads_inner, reads_hidden)]
-    return all(len(each) == 1 and "" not in each for each in forms)
+    forms = [{weights[name].form for name in group_names} for group_names in (reads_inner, reads_hidden)]
+    return all(len(group_forms) == 1 and "" not in group_forms for group_forms in forms)
 
 
 def _siblings(name: str) -> set[str]:
     """The weights that are in blocks if this one is."""
     if not (match := LINEAR.fullmatch(name)):
         return {name}
-    before, own = match.groups()
-    parts = next((together for together in TOGETHER if own in together), {own})
-    return {f"{before}{part}_proj.weight" for part in parts}
+    prefix, projection = match.groups()
+    projections = next((group for group in TOGETHER if projection in group), {projection})
+    return {f"{prefix}{sibling}_proj.weight" for sibling in projections}
 
 
 def with_placeholders(
@@ -133,17 +135,20 @@ def with_placeholders(
 
     Those of experts that lie apart have one as they are stacked, since transformers would copy theirs to stack them.
     """
-    read: dict[str, Any] = {name: weights[name] for name in weights if not (name in kept and EXPERT.fullmatch(name))}
+    state_dict: dict[str, Any] = {
+        name: weights[name] for name in weights if not (name in kept and EXPERT.fullmatch(name))
+    }
     for experts, names in _experts_of(kept).items():
         if not all(map(EXPERT.fullmatch, names)):
             continue
-        count, nothing = len(names) // 3, torch.zeros((), dtype=dtype)
-        inner, hidden = weights[f"{experts}.0.gate_proj.weight"].shape
-        read[f"{experts}.gate_up_proj"] = nothing.expand(count, 2 * inner, hidden)
-        read[f"{experts}.down_proj"] = nothing.expand(count, hidden, inner)
+        count = len(names) // 3
+        placeholder = torch.zeros((), dtype=dtype)
+        intermediate_size, hidden_size = weights[f"{experts}.0.gate_proj.weight"].shape
+        state_dict[f"{experts}.gate_up_proj"] = placeholder.expand(count, 2 * intermediate_size, hidden_size)
+        state_dict[f"{experts}.down_proj"] = placeholder.expand(count, hidden_size, intermediate_size)
     for weight in kept.values():
         weight.is_left_out = True
-    return read
+    return state_dict
 
 
 def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None:
@@ -162,13 +167,13 @@ def put_blocks(model: PreTrainedModel, kept: Mapping[str, StoredWeight]) -> None
             _put_embedding(model, weight)
         if name == EMBEDDING or STACKED.fullmatch(name) or EXPERT.fullmatch(name):
             continue
-        parent, _, own = name.removesuffix(".weight").rpartition(".")
+        parent, _, child = name.removesuffix(".weight").rpartition(".")
         owner: Any = model.get_submodule(parent) if parent else model
-        setattr(owner, own, BlockLinear(getattr(owner, own), weight.blocks(), weight.form))
-    for name, own_names in experts.items():
-        parent, _, own = name.rpartition(".")
+        setattr(owner, child, BlockLinear(getattr(owner, child), weight.blocks(), weight.form))
+    for name, weight_names in experts.items():
+        parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, own, _experts_in_blocks(getattr(owner, own), {each: kept[each] for each in own_names}))
+        setattr(owner, child, _experts_in_blocks(getattr(owner, child), {key: kept[key] for key in weight_names}))
 
 
 def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> LinearExperts:
@@ -178,12 +183,17 @@ def _experts_in_blocks(experts: Any, weights: Mapping[str, StoredWeight]) -> Lin
         if match := EXPERT.fullmatch(name):
             layers[match[3]][int(match[2])] = _linear_in_blocks(weight, weight.blocks())
             continue
-        for part, stack in zip(["gate", "up"] if "gate_up" in name else ["down"], weight.stacks(), strict=True):
+        for projection, stack in zip(["gate", "up"] if "gate_up" in name else ["down"], weight.stacks(), strict=True):
             # each is a tensor of its own, since layers release only what nobody shares
-            owned = [torch.from_numpy(blocks.numpy()) for blocks in stack]
-            layers[part] = {index: _linear_in_blocks(weight, blocks) for index, blocks in enumerate(owned)}
-    in_order = {part: [own[index] for index in range(len(own))] for part, own in layers.items()}
-    return LinearExperts(experts, in_order["gate"], in_order["up"], in_order["down"])
+            expert_blocks = [torch.from_numpy(blocks.numpy()) for blocks in stack]
+            layers[projection] = {
+                index: _linear_in_blocks(weight, blocks) for index, blocks in enumerate(expert_blocks)
+            }
+    layers_in_order = {
+        projection: [layers_by_index[index] for index in range(len(layers_by_index))]
+        for projection, layers_by_index in layers.items()
+    }
+    return LinearExperts(experts, layers_in_order["gate"], layers_in_order["up"], layers_in_order["down"])
 
 
 def _linear_in_blocks(weight: StoredWeight, blocks: Tensor) -> BlockLinear:

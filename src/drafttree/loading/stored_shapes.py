@@ -22,42 +22,44 @@ def stored_problems(weights: Mapping[str, StoredWeight], kind: Any, config: PreT
         config: its config.
     """
     with torch.device("meta"):
-        own = dict(kind(config).named_parameters())
-    for name in sorted(weights.keys() & own.keys()):
-        yield from _misshapen_parts(name, weights[name], own[name])
+        parameters = dict(kind(config).named_parameters())
+    for name in sorted(weights.keys() & parameters.keys()):
+        yield from _misshapen_parts(name, weights[name], parameters[name])
     if why_not_known(config) is None:  # others stack experts in ways of their own
-        yield from _experts_apart(weights, own)
+        yield from _experts_apart(weights, parameters)
 
 
 def _misshapen_parts(name: str, weight: StoredWeight, own: Tensor) -> Iterator[str]:
-    parts = weight.part_shapes
-    if len(parts) == 1 or not STACKED.fullmatch(name):
+    tensor_shapes = weight.part_shapes
+    if len(tensor_shapes) == 1 or not STACKED.fullmatch(name):
         yield from misshapen(name, weight.shape, own.shape)
         return
     count, outputs, inputs = own.shape
-    for part, shape in parts.items():
-        yield from misshapen(part, shape, (count, outputs // len(parts), inputs))
+    for tensor_name, shape in tensor_shapes.items():
+        yield from misshapen(tensor_name, shape, (count, outputs // len(tensor_shapes), inputs))
 
 
 def _experts_apart(weights: Mapping[str, StoredWeight], own: Mapping[str, Tensor]) -> Iterator[str]:
     """What is wrong with experts whose weights lie apart: all of a layer's have the same sizes."""
-    found = defaultdict[str, dict[tuple[int, str], StoredWeight]](dict)
+    weights_by_layer = defaultdict[str, dict[tuple[int, str], StoredWeight]](dict)
     for name, weight in weights.items():
         if match := EXPERT.fullmatch(name):
-            found[match[1]][int(match[2]), match[3]] = weight
-    for experts, parts in found.items():
-        stacked = own.get(f"{experts}.gate_up_proj")
-        if stacked is None:
+            weights_by_layer[match[1]][int(match[2]), match[3]] = weight
+    for experts, expert_weights in weights_by_layer.items():
+        gate_up = own.get(f"{experts}.gate_up_proj")
+        if gate_up is None:
             continue
-        count, outputs, inputs = stacked.shape
+        count, outputs, inputs = gate_up.shape
         shapes = {"gate": (outputs // 2, inputs), "up": (outputs // 2, inputs), "down": (inputs, outputs // 2)}
-        needed = {(index, part) for index in range(count) for part in EXPERT_PARTS}
-        yield from listed("missing", [_name(experts, *each) for each in needed - parts.keys()])
-        yield from listed("unexpected", [_name(experts, *each) for each in parts.keys() - needed])
-        for index, part in sorted(needed & parts.keys()):
-            yield from misshapen(_name(experts, index, part), parts[index, part].shape, shapes[part])
-        both = [name for name in (f"{experts}.gate_up_proj", f"{experts}.down_proj") if name in weights]
-        yield from listed("experts lie apart, and there are", both)
+        expected_keys = {(index, projection) for index in range(count) for projection in EXPERT_PARTS}
+        yield from listed("missing", [_name(experts, *key) for key in expected_keys - expert_weights.keys()])
+        yield from listed("unexpected", [_name(experts, *key) for key in expert_weights.keys() - expected_keys])
+        for index, projection in sorted(expected_keys & expert_weights.keys()):
+            yield from misshapen(
+                _name(experts, index, projection), expert_weights[index, projection].shape, shapes[projection]
+            )
+        stacked_names = [name for name in (f"{experts}.gate_up_proj", f"{experts}.down_proj") if name in weights]
+        yield from listed("experts lie apart, and there are", stacked_names)
 
 
 def _name(experts: str, index: int, part: str) -> str:

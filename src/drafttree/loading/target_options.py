@@ -47,9 +47,9 @@ def wanted_backend(exact_text: bool, lossy_window: int | None, sinks: int) -> Wa
         raise ConfigError(f"sinks is {sinks!r}, but there is no lossy_window; give one, or leave sinks out")
     if lossy_window is None:
         return Wants(exact_text=exact_text)
-    for name, value, least in (("lossy_window", lossy_window, 1), ("sinks", sinks, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} is {value!r}; give a whole number of tokens, at least {least}")
+    for name, value, minimum in (("lossy_window", lossy_window, 1), ("sinks", sinks, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ConfigError(f"{name} is {value!r}; give a whole number of tokens, at least {minimum}")
     if exact_text:
         raise ConfigError("exact_text cannot hold with a lossy_window; leave out one of them")
     return Wants(lossy_window=LossyWindow(lossy_window, sinks))
@@ -104,7 +104,7 @@ def choose_quantization(module: PreTrainedModel) -> str | None:
     """
     if module.device.type != "cpu" or quantization(module) or why_not_native(module):
         return None
-    return INT8 if sum(each.nbytes for each in module.parameters()) >= MANY_BYTES else None
+    return INT8 if sum(parameter.nbytes for parameter in module.parameters()) >= MANY_BYTES else None
 
 
 def apply_quantization(
@@ -122,18 +122,18 @@ def apply_quantization(
     Raises:
         ModelError: it cannot be quantised.
     """
-    before = _megabytes(module)
+    original_megabytes = _megabytes(module)
     if kind == INT4:
         logger.info("%s: rounding to four bits, which `drafttree quantize` would keep for the next time", source)
         quantize_int4(module, tokenizer)
         quantize_head(module)
     else:
         quantize_int8(module, head=head)
-    logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), before)
+    logger.info("%s: quantised to %s, %.1f MB instead of %.1f", source, kind, _megabytes(module), original_megabytes)
 
 
 def _megabytes(module: PreTrainedModel) -> float:
-    return sum(each.nbytes for each in [*module.parameters(), *quantized_scales(module)]) / 1e6
+    return sum(tensor.nbytes for tensor in [*module.parameters(), *quantized_scales(module)]) / 1e6
 
 
 def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> None:
@@ -151,14 +151,16 @@ def check_sharding(size: Any, target: object, others: Mapping[str, object]) -> N
         raise ConfigError(f"{OPTION} is {size!r}; give a number of processes, at least 1")
     if size == 1:
         return
-    running = int(os.environ.get("WORLD_SIZE", "1"))
-    if running != size:
+    process_count = int(os.environ.get("WORLD_SIZE", "1"))
+    if process_count != size:
         start = f"torchrun --nproc-per-node {size} -m drafttree generate ..."
-        raise ConfigError(f"{OPTION} is {size}, and {running} of torchrun's processes run; start as many, by {start}")
+        raise ConfigError(
+            f"{OPTION} is {size}, and {process_count} of torchrun's processes run; start as many, by {start}"
+        )
     if isinstance(target, PreTrainedModel):
         raise ConfigError(f"{OPTION}={size} is for a target that is loaded by name; give its folder or hub name")
-    if wrong := next((name for name, value in others.items() if value not in (None, False)), None):
-        raise ConfigError(f"{wrong} is not available for a target that is sharded over {size} processes; leave it out")
+    if option := next((name for name, value in others.items() if value not in (None, False)), None):
+        raise ConfigError(f"{option} is not available for a target that is sharded over {size} processes; leave it out")
 
 
 def check_shares(source: object, config: PreTrainedConfig, size: int, device: torch.device) -> None:
@@ -174,15 +176,17 @@ def check_shares(source: object, config: PreTrainedConfig, size: int, device: to
         ConfigError: the device is not the machine's accelerator.
         ModelError: transformers has no plan for the model, or its heads cannot be shared out.
     """
-    found = torch.accelerator.current_accelerator()
-    kind = found.type if found else "cpu"
-    if device.type != kind:
-        raise ConfigError(f"the device is {device}, but transformers shards a model over {kind}; leave device out")
-    text: Any = config.get_text_config()
-    if not getattr(text, "base_model_tp_plan", None):
+    accelerator = torch.accelerator.current_accelerator()
+    device_type = accelerator.type if accelerator else "cpu"
+    if device.type != device_type:
+        raise ConfigError(
+            f"the device is {device}, but transformers shards a model over {device_type}; leave device out"
+        )
+    text_config: Any = config.get_text_config()
+    if not getattr(text_config, "base_model_tp_plan", None):
         reason = f"transformers has no plan by which {config.model_type} is sharded"
         raise ModelError(f"{str(source)!r} cannot be sharded: {reason}; leave out {OPTION}")
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
     if heads % size:
         raise ModelError(f"{str(source)!r} has {heads} heads of keys and values, which {size} processes cannot share")
 

@@ -127,13 +127,13 @@ def read_tuned(path: Path) -> TunedPolicy:
     Raises:
         InputError: it cannot be read, is of another kind or version, or lacks a part; the message names the file.
     """
-    found = read_json_file(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    contents = read_json_file(path)
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(f"{path}: no tuned policy; {AGAIN}")
-    if (version := found.get("version")) != VERSION:
+    if (version := contents.get("version")) != VERSION:
         raise InputError(f"{path}: a tuned policy of format version {version!r}, and {VERSION} is read here; {AGAIN}")
     try:
-        return _parse(found, str(path))
+        return _parse(contents, str(path))
     except ConfigError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -192,6 +192,8 @@ def _text(found: dict[str, Any], name: str) -> str:
 
 def _model(found: dict[str, Any], name: str) -> TunedModel:
     value = found.get(name)
-    if not (isinstance(value, dict) and all(isinstance(value.get(part), str) for part in TunedModel._fields)):
+    if not (
+        isinstance(value, dict) and all(isinstance(value.get(field_name), str) for field_name in TunedModel._fields)
+    ):
         raise ConfigError(f"its {name!r} lacks name or digest; {AGAIN}")
     return TunedModel(value["name"], value["digest"])

@@ -88,9 +88,13 @@ def refuse_unscaled(files: ModelFiles, unused: Collection[str]) -> None:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118
-                    stored = file.get_slice(name)
-                    if stored.get_dtype() in EIGHT_BITS and len(stored.get_shape()) > 1 and name not in unused:
-                        codes[name] = stored.get_dtype()
+                    tensor_slice = file.get_slice(name)
+                    if (
+                        tensor_slice.get_dtype() in EIGHT_BITS
+                        and len(tensor_slice.get_shape()) > 1
+                        and name not in unused
+                    ):
+                        codes[name] = tensor_slice.get_dtype()
     if codes:
         dtypes = " and ".join(sorted(set(codes.values())))
         raise ModelError(
@@ -139,14 +143,14 @@ def _refuse_adapters(source: str | Path, names: Iterable[str]) -> None:
 def _refuse_scales(files: ModelFiles, model: PreTrainedModel, names: Iterable[str]) -> None:
     """Refuse what the weights are to be multiplied by or unpacked with, where nothing does."""
     method = quantization_method(files.settings.get("quantization_config"))
-    skipped = hasattr(model.config, "quantization_config") and not hasattr(model, "hf_quantizer")
+    is_skipped = hasattr(model.config, "quantization_config") and not hasattr(model, "hf_quantizer")
     scales = [name for name in names if _is_scale(name)]
-    if method and not skipped:
+    if method and not is_skipped:
         scales = [name for name in scales if not OF_INPUTS.fullmatch(name)]
     if not scales:
         return
     reason = f"its quantization_config ({method}) leaves them out" if method else "it gives no quantization_config"
-    if skipped:
+    if is_skipped:
         reason = f"transformers does not run {method}, which it gives"
     raise ModelError(
         f"the weights of {str(files.source)!r} are quantised, and config.json has no place for their "
@@ -161,32 +165,41 @@ def _refuse_layers(source: str | Path, model: PreTrainedModel, names: Iterable[s
     MTP layers may follow a model's own, since configs count them apart.
     """
     lists = _lengths(model)
-    parts: dict[tuple[str, int], set[str]] = {}
+    components_by_entry: dict[tuple[str, int], set[str]] = {}
     for name in names:
-        for place, rest in _places_behind(name, lists):
-            parts.setdefault(place, set()).update(rest.split("."))
-    extra = {place for place, own in parts.items() if not own & mtp.OWN_PARTS}
-    for name in sorted({name for name, _ in extra}):
+        for entry, suffix in _places_behind(name, lists):
+            components_by_entry.setdefault(entry, set()).update(suffix.split("."))
+    extra_entries = {entry for entry, components in components_by_entry.items() if not components & mtp.OWN_PARTS}
+    for name in sorted({name for name, _ in extra_entries}):
         config: Any = model.config.get_text_config()
-        counts = (field for field, value in config.to_dict().items() if value == lists[name])
-        field = next((each for each in counts if LAYER_COUNT.fullmatch(each) or "experts" in each), "their number")
-        held = 1 + max(index for each, index in extra if each == name)
-        there = f"{name[1:]} has {held} entries in the files, and {field} is {lists[name]}"
+        count_fields = (field for field, value in config.to_dict().items() if value == lists[name])
+        field = next(
+            (
+                count_field
+                for count_field in count_fields
+                if LAYER_COUNT.fullmatch(count_field) or "experts" in count_field
+            ),
+            "their number",
+        )
+        entry_count = 1 + max(index for list_name, index in extra_entries if list_name == name)
+        mismatch = f"{name[1:]} has {entry_count} entries in the files, and {field} is {lists[name]}"
         advice = "correct it, or save the model that was cut anew"
-        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {there}; {advice}")
+        raise ModelError(f"the weights of {str(source)!r} do not fit its config.json: {mismatch}; {advice}")
 
 
 def _lengths(model: PreTrainedModel) -> dict[str, int]:
     """The lengths of a model's lists of parts, by name."""
-    return {f".{name}": len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    return {
+        f".{name}": len(submodule) for name, submodule in model.named_modules() if isinstance(submodule, nn.ModuleList)
+    }
 
 
 def _places_behind(name: str, lists: Mapping[str, int]) -> Iterator[tuple[tuple[str, int], str]]:
     """The places behind the end of a model's lists that a tensor lies at, and its name from there on."""
     for number in re.finditer(r"\.(\d+)\.", name):
-        found = [each for each in lists if each.endswith(f".{name[: number.start()]}")]
-        if len(found) == 1 and int(number[1]) >= lists[found[0]]:
-            yield (found[0], int(number[1])), name[number.end() :]
+        list_names = [list_name for list_name in lists if list_name.endswith(f".{name[: number.start()]}")]
+        if len(list_names) == 1 and int(number[1]) >= lists[list_names[0]]:
+            yield (list_names[0], int(number[1])), name[number.end() :]
 
 
 def _is_within(name: str, lists: Mapping[str, int]) -> bool:
@@ -200,7 +213,8 @@ def _is_within(name: str, lists: Mapping[str, int]) -> bool:
 
 def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """The names but those of parts that no text goes through, of MTP layers, and of what models compute themselves."""
-    lists, buffers = _lengths(model), [f".{name}" for name, _ in model.named_buffers()]
+    lists = _lengths(model)
+    buffers = [f".{name}" for name, _ in model.named_buffers()]
 
     def is_harmless(name: str) -> bool:
         if TABLES.fullmatch(name):
@@ -214,7 +228,7 @@ def _deciding(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 
 def shortened(names: Collection[str]) -> str:
     """Names, one for those that differ in numbers alone, and how many there are if that is not all."""
-    kinds = {re.sub(r"\d+", "*", name): name for name in sorted(names, reverse=True)}
-    shown = sorted(kinds.values())[:SHOWN]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return ", ".join(shown) + more
+    names_by_pattern = {re.sub(r"\d+", "*", name): name for name in sorted(names, reverse=True)}
+    examples = sorted(names_by_pattern.values())[:SHOWN]
+    remainder = f" and {len(names) - len(examples)} more" if len(names) > len(examples) else ""
+    return ", ".join(examples) + remainder

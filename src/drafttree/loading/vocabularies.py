@@ -38,27 +38,34 @@ def map_vocabularies(
     difference = _difference(tokenizer, draft_tokenizer)
     if tokenizer is None or draft_tokenizer is None or difference is None:
         return None
-    found = VocabularyMap(tokenizer, draft_tokenizer, target.vocab_size, logits_width(draft), target.device)
-    common = f"{len(found.twins):,} of the target's {found.tokens:,} tokens"
-    if found.share < LEAST_SHARE:
+    vocabulary_map = VocabularyMap(tokenizer, draft_tokenizer, target.vocab_size, logits_width(draft), target.device)
+    overlap = f"{len(vocabulary_map.twins):,} of the target's {vocabulary_map.tokens:,} tokens"
+    if vocabulary_map.share < LEAST_SHARE:
         raise TokenizerMismatch(
-            f"{difference}; the drafter has {common}, less than a third; use a drafter of the target's model family, "
+            f"{difference}; the drafter has {overlap}, less than a third; use a drafter of the target's model family, "
             "or 'lookup'"
         )
-    logger.warning("the drafter has another tokenizer: it can draft %s (%.0f %%)", common, 100 * found.share)
-    return found
+    logger.warning("the drafter has another tokenizer: it can draft %s (%.0f %%)", overlap, 100 * vocabulary_map.share)
+    return vocabulary_map
 
 
 def _difference(target: PreTrainedTokenizerBase | None, draft: PreTrainedTokenizerBase | None) -> str | None:
     """The first id that means different tokens."""
     if target is None or draft is None:
         return None
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    index = next((each for each in sorted(ours.keys() & theirs.keys()) if ours[each] != theirs[each]), None)
-    if index is None:
+    target_tokens = {token_id: token for token, token_id in target.get_vocab().items()}
+    draft_tokens = {token_id: token for token, token_id in draft.get_vocab().items()}
+    mismatch_id = next(
+        (
+            token_id
+            for token_id in sorted(target_tokens.keys() & draft_tokens.keys())
+            if target_tokens[token_id] != draft_tokens[token_id]
+        ),
+        None,
+    )
+    if mismatch_id is None:
         return None
     return (
-        f"target and drafter have different tokenizers: token {index} is {ours[index]!r} for the target and "
-        f"{theirs[index]!r} for the drafter"
+        f"target and drafter have different tokenizers: token {mismatch_id} is {target_tokens[mismatch_id]!r} for the "
+        f"target and {draft_tokens[mismatch_id]!r} for the drafter"
     )

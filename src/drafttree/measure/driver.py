@@ -32,8 +32,8 @@ def by_turns(names: Sequence[str], turns: int, first: int = 0) -> Iterator[tuple
         first: index of the name that the first turn begins with.
     """
     for turn in range(turns):
-        place = (first + turn) % len(names)
-        yield from ((turn, name) for name in (*names[place:], *names[:place]))
+        start = (first + turn) % len(names)
+        yield from ((turn, name) for name in (*names[start:], *names[:start]))
 
 
 def race(
@@ -66,10 +66,12 @@ def race(
         ConfigError: there is no prompt or no way.
         NothingFinished: no turn is.
     """
-    for name, given in {"prompt": prompts, "way": ways}.items():
-        if not given:
+    for name, inputs in {"prompt": prompts, "way": ways}.items():
+        if not inputs:
             raise ConfigError(f"there is no {name} to measure; give at least one")
-    store, found, turn = store or RunStore(), list[Cell](), list[Cell]()
+    store = store or RunStore()
+    cells = list[Cell]()
+    turn_cells = list[Cell]()
 
     warm = cache(lambda name: None if warm_up is None else ways[name](warm_up))
 
@@ -80,13 +82,13 @@ def race(
     with store.interruptible():
         for repeat in range(repeats):
             for number, (group, prompt) in enumerate(prompts):
-                turn = []
+                turn_cells = []
                 for _, name in by_turns([name for name in ways if runs(name, group)], 1, repeat + number):
                     result = store.run((repeat, number, name), kind, partial(run, name, prompt))
-                    turn.append(Cell(name, group, number, repeat, result))
+                    turn_cells.append(Cell(name, group, number, repeat, result))
                     progress(name)
-                found += sorted(turn, key=lambda cell: [*ways].index(cell.way))
-    if not found:
+                cells += sorted(turn_cells, key=lambda cell: [*ways].index(cell.way))
+    if not cells:
         raise NothingFinished(store)
-    whole = found[-1].repeat + (found[-1].prompt == len(prompts) - 1)
-    return [cell for cell in found if cell.repeat < max(whole, 1)]
+    finished_repeats = cells[-1].repeat + (cells[-1].prompt == len(prompts) - 1)
+    return [cell for cell in cells if cell.repeat < max(finished_repeats, 1)]

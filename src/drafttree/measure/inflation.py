@@ -49,21 +49,21 @@ def inflate(model: PreTrainedModel, shape: Shape) -> PreTrainedModel:
         setattr(config, name, value)
     config.rms_norm_eps = model.config.rms_norm_eps * model.config.hidden_size / shape.hidden
     with torch.device(model.device), no_init_weights():
-        large: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
-    large.tie_weights()
-    _fill(large)
-    large.generation_config = copy.deepcopy(model.generation_config)
-    _copy(large.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
+        large_model: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
+    large_model.tie_weights()
+    _fill(large_model)
+    large_model.generation_config = copy.deepcopy(model.generation_config)
+    _copy(large_model.get_input_embeddings(), model.get_input_embeddings(), others=0.0)
     if not config.tie_word_embeddings:
-        _copy(large.get_output_embeddings(), model.get_output_embeddings())
-    _copy_norm(large.model.norm, model.model.norm)
+        _copy(large_model.get_output_embeddings(), model.get_output_embeddings())
+    _copy_norm(large_model.model.norm, model.model.norm)
     heads = _HeadPlacement(model, shape)
-    for index, block in enumerate(large.model.layers):
+    for index, block in enumerate(large_model.model.layers):
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
         if index < len(model.model.layers):
             _copy_block(block, model.model.layers[index], heads)
-    return large
+    return large_model
 
 
 def load_inflated(
@@ -79,17 +79,19 @@ def load_inflated(
 
     The weights stay row-major, also on a CPU, where transformers' passes over a few rows are faster on such weights.
     """
-    sizes, place = find_shape(shape), find_device(device)
-    check_quantization("quantize", quantize, place)
-    check_quantization("quantize_drafter", quantize_drafter, place, others=(BY_DEFAULT, NONE))
-    kind = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, place)
-    small = load_model(target, kind, place)
-    large, tokenizer = inflate(small, sizes), load_tokenizer(target)
+    large_shape = find_shape(shape)
+    model_device = find_device(device)
+    check_quantization("quantize", quantize, model_device)
+    check_quantization("quantize_drafter", quantize_drafter, model_device, others=(BY_DEFAULT, NONE))
+    model_dtype = torch.bfloat16 if quantize and dtype == "auto" else find_dtype(dtype, model_device)
+    small_model = load_model(target, model_dtype, model_device)
+    large_model = inflate(small_model, large_shape)
+    tokenizer = load_tokenizer(target)
     if quantize:
-        apply_quantization(large, quantize, shape, tokenizer, head=False)
-    decoder = load(large, "none", tokenizer=tokenizer, device=device)
+        apply_quantization(large_model, quantize, shape, tokenizer, head=False)
+    decoder = load(large_model, "none", tokenizer=tokenizer, device=device)
     name = choose_drafter(target).name if drafter == "auto" else drafter
-    return decoder.with_drafter(_find(name, TargetModel(small, choose_backend), decoder, quantize_drafter))
+    return decoder.with_drafter(_find(name, TargetModel(small_model, choose_backend), decoder, quantize_drafter))
 
 
 def drafters_for_inflated(
@@ -106,16 +108,16 @@ def drafters_for_inflated(
     Raises:
         ModelError: one cannot be loaded or does not fit the small target.
     """
-    large = transformers_model(decoder)
-    small = TargetModel(load_model(target, large.dtype, large.device), choose_backend)
-    found = {name: _find(name, small, decoder, quantize) for name in dict.fromkeys(names)}
-    return {name: drafter for name, drafter in found.items() if drafter}
+    large_target = transformers_model(decoder)
+    small_target = TargetModel(load_model(target, large_target.dtype, large_target.device), choose_backend)
+    drafters = {name: _find(name, small_target, decoder, quantize) for name in dict.fromkeys(names)}
+    return {name: drafter for name, drafter in drafters.items() if drafter}
 
 
 def _find(name: str, small: TargetModel, decoder: Decoder, quantize: str | None) -> Drafter | None:
     """A drafter that was made for the small target, for the decoder of the inflated one; None for "none"."""
-    found = find_drafter(name, small, decoder.tokenizer, None if quantize == NONE else quantize)
-    return _narrowed(found, small.module, transformers_model(decoder).module) if found else None
+    drafter = find_drafter(name, small, decoder.tokenizer, None if quantize == NONE else quantize)
+    return _narrowed(drafter, small.module, transformers_model(decoder).module) if drafter else None
 
 
 def _narrowed(drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> Drafter:
@@ -137,11 +139,15 @@ class NarrowDrafter:
     """
 
     def __init__(self, drafter: Drafter, small: PreTrainedModel, large: PreTrainedModel) -> None:
-        self._drafter, self._hidden = drafter, small.config.hidden_size
-        self.vocab_size, self.context = drafter.vocab_size, drafter.context
-        self.levels, self.nbytes, self.flat = drafter.levels, drafter.nbytes, getattr(drafter, "flat", False)
-        last = {small.config.num_hidden_layers: large.config.num_hidden_layers}
-        self.hidden_layers = tuple(last.get(layer, layer) for layer in drafter.hidden_layers)
+        self._drafter = drafter
+        self._hidden = small.config.hidden_size
+        self.vocab_size = drafter.vocab_size
+        self.context = drafter.context
+        self.levels = drafter.levels
+        self.nbytes = drafter.nbytes
+        self.flat = getattr(drafter, "flat", False)
+        layer_map = {small.config.num_hidden_layers: large.config.num_hidden_layers}
+        self.hidden_layers = tuple(layer_map.get(layer, layer) for layer in drafter.hidden_layers)
 
     def start(self, prompt: list[int], capacity: int) -> Session:
         """Begin a request, as the head itself does."""
@@ -152,7 +158,8 @@ class NarrowSession(Session):
     """A head's session, which gets the first columns of every hidden state."""
 
     def __init__(self, session: Session, hidden: int) -> None:
-        self._session, self._hidden = session, hidden
+        self._session = session
+        self._hidden = hidden
 
     def choose(self, source: int) -> Session:
         return self._session.choose(source)
@@ -195,22 +202,28 @@ class _HeadPlacement:
 
     def __init__(self, model: PreTrainedModel, shape: Shape) -> None:
         config = model.config
-        width, device = config.head_dim, model.device
-        groups = config.num_attention_heads // config.num_key_value_heads
-        large_groups = shape.heads // shape.key_value_heads
-        split = math.ceil(groups / large_groups)
-        heads = [divmod(head, groups) for head in range(config.num_attention_heads)]
+        width = config.head_dim
+        device = model.device
+        group_size = config.num_attention_heads // config.num_key_value_heads
+        large_group_size = shape.heads // shape.key_value_heads
+        copies = math.ceil(group_size / large_group_size)
+        heads = [divmod(head, group_size) for head in range(config.num_attention_heads)]
         query_heads = [
-            (group * split + place // large_groups) * large_groups + place % large_groups for group, place in heads
+            (group * copies + query_index // large_group_size) * large_group_size + query_index % large_group_size
+            for group, query_index in heads
         ]
-        inner = torch.arange(width, device=device)
-        spread = shape.head_dim // width
-        rotary_dims = inner % (width // 2) * spread + inner // (width // 2) * (shape.head_dim // 2)
-        self.query_scale = math.sqrt(spread)
-        self.query, self.out = (_rows(query_heads, shape.head_dim, dims) for dims in (rotary_dims, inner))
-        places = [group * split + part for group in range(config.num_key_value_heads) for part in range(split)]
-        self.key, self.value = (_rows(places, shape.head_dim, dims) for dims in (rotary_dims, inner))
-        self.sources = _rows([place // split for place in places], width, inner)
+        head_dims = torch.arange(width, device=device)
+        dim_ratio = shape.head_dim // width
+        rotary_dims = head_dims % (width // 2) * dim_ratio + head_dims // (width // 2) * (shape.head_dim // 2)
+        self.query_scale = math.sqrt(dim_ratio)
+        self.query = _rows(query_heads, shape.head_dim, rotary_dims)
+        self.out = _rows(query_heads, shape.head_dim, head_dims)
+        key_value_heads = [
+            group * copies + copy_index for group in range(config.num_key_value_heads) for copy_index in range(copies)
+        ]
+        self.key = _rows(key_value_heads, shape.head_dim, rotary_dims)
+        self.value = _rows(key_value_heads, shape.head_dim, head_dims)
+        self.sources = _rows([head // copies for head in key_value_heads], width, head_dims)
         self.whole_query = _rows(query_heads, shape.head_dim, torch.arange(shape.head_dim, device=device))
 
 
@@ -223,19 +236,19 @@ def _fill(model: PreTrainedModel) -> None:
     """Fill all weights with one piece of noise again and again: drawing each of them takes as long as loading."""
     noise = torch.randn(NOISE, generator=torch.Generator().manual_seed(0)).mul_(model.config.initializer_range)
     noise = noise.to(model.device, model.dtype)
-    for weight in (each for each in model.parameters() if each.ndim == 2):
+    for weight in (parameter for parameter in model.parameters() if parameter.ndim == 2):
         for piece in weight.view(-1).split(NOISE):
             piece.copy_(noise[: len(piece)])
 
 
 def _copy_block(large: Any, small: Any, heads: _HeadPlacement) -> None:
-    old, new = small.self_attn, large.self_attn
-    hidden = old.q_proj.in_features
-    new.q_proj.weight[heads.whole_query] = 0.0
-    new.q_proj.weight[heads.query, :hidden] = old.q_proj.weight * heads.query_scale
-    new.k_proj.weight[heads.key, :hidden] = old.k_proj.weight[heads.sources]
-    new.v_proj.weight[heads.value, :hidden] = old.v_proj.weight[heads.sources]
-    new.o_proj.weight[:hidden, heads.out] = old.o_proj.weight
+    small_attention, large_attention = small.self_attn, large.self_attn
+    hidden_size = small_attention.q_proj.in_features
+    large_attention.q_proj.weight[heads.whole_query] = 0.0
+    large_attention.q_proj.weight[heads.query, :hidden_size] = small_attention.q_proj.weight * heads.query_scale
+    large_attention.k_proj.weight[heads.key, :hidden_size] = small_attention.k_proj.weight[heads.sources]
+    large_attention.v_proj.weight[heads.value, :hidden_size] = small_attention.v_proj.weight[heads.sources]
+    large_attention.o_proj.weight[:hidden_size, heads.out] = small_attention.o_proj.weight
     for name in ("gate_proj", "up_proj", "down_proj"):
         _copy(getattr(large.mlp, name), getattr(small.mlp, name))
     for name in ("input_layernorm", "post_attention_layernorm"):
@@ -277,7 +290,7 @@ def _check(model: PreTrainedModel, shape: Shape) -> None:
         raise ConfigError(f"cannot inflate head_dim to {shape.head_dim}; it must be a multiple of {config.head_dim}")
     if shape.heads % shape.key_value_heads:
         raise ConfigError(f"{shape.heads} heads cannot share {shape.key_value_heads} key-value heads evenly")
-    groups = config.num_attention_heads // config.num_key_value_heads
-    needed = config.num_key_value_heads * math.ceil(groups * shape.key_value_heads / shape.heads)
-    if needed > shape.key_value_heads:
-        raise ConfigError(f"cannot inflate to {shape.key_value_heads} key-value heads; {needed} are needed")
+    group_size = config.num_attention_heads // config.num_key_value_heads
+    needed_heads = config.num_key_value_heads * math.ceil(group_size * shape.key_value_heads / shape.heads)
+    if needed_heads > shape.key_value_heads:
+        raise ConfigError(f"cannot inflate to {shape.key_value_heads} key-value heads; {needed_heads} are needed")

@@ -34,11 +34,12 @@ class Interval:
     @classmethod
     def by_student(cls, values: Sequence[float]) -> "Interval":
         """The mean of independent samples, by Student's t."""
-        found = np.asarray(values, float)
-        mean, count = float(found.mean()), len(found)
+        samples = np.asarray(values, float)
+        mean = float(samples.mean())
+        count = len(samples)
         if count < 2:
             return cls(mean)
-        reach = float(stdtrit(count - 1, 0.975) * found.std(ddof=1)) / math.sqrt(count)
+        reach = float(stdtrit(count - 1, 0.975) * samples.std(ddof=1)) / math.sqrt(count)
         return cls(mean, mean - reach, mean + reach)
 
     @classmethod
@@ -50,12 +51,13 @@ class Interval:
         two speeds would be another number.
         """
         runs = np.asarray([ours, theirs], float)  # [2, samples, tokens and seconds]
-        whole, count = runs.sum(axis=1, keepdims=True), runs.shape[1]
-        centre = float(_log_ratio(whole)[0])
+        totals = runs.sum(axis=1, keepdims=True)
+        count = runs.shape[1]
+        centre = float(_log_ratio(totals)[0])
         if count < 2:
             return cls(math.exp(centre))
-        left_out = _log_ratio(whole - runs)
-        error = math.sqrt((count - 1) / count * np.square(left_out - left_out.mean()).sum())
+        log_ratios = _log_ratio(totals - runs)
+        error = math.sqrt((count - 1) / count * np.square(log_ratios - log_ratios.mean()).sum())
         reach = float(stdtrit(count - 1, 0.975)) * error
         return cls(*(math.exp(end) for end in (centre, centre - reach, centre + reach)))
 
@@ -65,10 +67,11 @@ class Interval:
 
         Student's t on what the ratio of the means leaves of each pair, in the mean of the others.
         """
-        base, mine = np.mean(theirs), np.asarray(ours, float)
-        ratio = float(mine.mean() / base)
-        rest = cls.by_student(((mine - ratio * np.asarray(theirs, float)) / base).tolist())
-        return cls(ratio - 1, *(None if end is None else ratio - 1 + end for end in (rest.low, rest.high)))
+        base = np.mean(theirs)
+        our_values = np.asarray(ours, float)
+        ratio = float(our_values.mean() / base)
+        residual = cls.by_student(((our_values - ratio * np.asarray(theirs, float)) / base).tolist())
+        return cls(ratio - 1, *(None if end is None else ratio - 1 + end for end in (residual.low, residual.high)))
 
 
 def total_speed(runs: Iterable[Run]) -> float:
@@ -79,5 +82,5 @@ def total_speed(runs: Iterable[Run]) -> float:
 
 def _log_ratio(runs: np.ndarray) -> np.ndarray:
     """The logarithm of the ratio of two speeds, `[samples]`, from `[2, samples, tokens and seconds]`."""
-    ours, theirs = runs[..., 0] / runs[..., 1]
-    return np.log(ours / theirs)
+    our_speeds, their_speeds = runs[..., 0] / runs[..., 1]
+    return np.log(our_speeds / their_speeds)

@@ -21,10 +21,10 @@ def whole_lines(path: Path) -> list[str]:
     try:
         with path.open("a+b") as file:
             file.seek(0)
-            found = file.read()
-            end = found.rfind(b"\n") + 1
+            content = file.read()
+            end = content.rfind(b"\n") + 1
             file.truncate(end)
-        return found[:end].decode().split("\n")[:-1]
+        return content[:end].decode().split("\n")[:-1]
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}; name another") from error
     except UnicodeDecodeError as error:

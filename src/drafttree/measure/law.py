@@ -59,17 +59,19 @@ class SpeedupLaw:
         cls, speculative: np.recarray, plain: np.recarray, *, measured: float, decoding: float
     ) -> "SpeedupLaw":
         """The law's terms by the rounds of one text, of several, or of an engine that writes many at once."""
-        unit, alone = ratio(plain.target_seconds.sum(), len(plain)), len(plain)
-        rounds, passes = len(speculative), speculative.draft_passes.sum()
-        rest = speculative.seconds.sum() - speculative.target_seconds.sum() - speculative.draft_seconds.sum()
-        plain_rest = plain.seconds.sum() - plain.target_seconds.sum()  # an engine has draft seconds without any drafts
+        unit = ratio(plain.target_seconds.sum(), len(plain))
+        plain_rounds = len(plain)
+        rounds = len(speculative)
+        passes = speculative.draft_passes.sum()
+        host_seconds = speculative.seconds.sum() - speculative.target_seconds.sum() - speculative.draft_seconds.sum()
+        plain_host = plain.seconds.sum() - plain.target_seconds.sum()  # an engine has draft seconds without any drafts
         terms = {
             "tau": ratio(speculative.committed.sum(), speculative.batch.sum()),
             "v": ratio(ratio(speculative.target_seconds.sum(), rounds), unit),
             "c": ratio(ratio(speculative.draft_seconds.sum(), passes), unit),
             "delta": ratio(passes, rounds),
-            "h": ratio(ratio(rest, rounds), unit),
-            "h0": ratio(ratio(plain_rest, alone), unit),
+            "h": ratio(ratio(host_seconds, rounds), unit),
+            "h0": ratio(ratio(plain_host, plain_rounds), unit),
         }
         return cls(**{name: float(term) for name, term in terms.items()}, measured=measured, decoding=decoding)
 
@@ -102,17 +104,19 @@ class LimitingFactor:
     @classmethod
     def of(cls, law: SpeedupLaw, speculative: Metrics) -> "LimitingFactor":
         """Find the term that limits the gain, from the law and the rounds it was measured in."""
-        most = 1 + speculative.mean_levels
-        if most == 1:
+        possible_tokens = 1 + speculative.mean_levels
+        if possible_tokens == 1:
             return cls(
                 "acceptance", law.predicted, "acceptance limits the gain: nothing was drafted; try another drafter"
             )
-        paused = sum(not each.levels for each in speculative.rounds)
-        if 2 * paused > len(speculative.rounds):
-            said = f"nothing was drafted in {paused} of {len(speculative.rounds)} rounds, where it did not pay"
-            return cls("acceptance", law.predicted, f"acceptance limits the gain: {said}; try another drafter")
+        paused_rounds = sum(not round_.levels for round_ in speculative.rounds)
+        if 2 * paused_rounds > len(speculative.rounds):
+            sentence = (
+                f"nothing was drafted in {paused_rounds} of {len(speculative.rounds)} rounds, where it did not pay"
+            )
+            return cls("acceptance", law.predicted, f"acceptance limits the gain: {sentence}; try another drafter")
         ideals = {
-            "acceptance": replace(law, tau=most).predicted,
+            "acceptance": replace(law, tau=possible_tokens).predicted,
             "verification": replace(law, v=1.0).predicted,
             "drafting": replace(law, c=0.0).predicted,
             "overhead": replace(law, h=law.h0).predicted,
@@ -120,9 +124,9 @@ class LimitingFactor:
         factor = max(ideals, key=ideals.__getitem__)
         if ideals[factor] <= law.predicted:
             return cls("nothing", law.predicted, "nothing limits the gain with trees of this depth; try a deeper one")
-        possible = f"(without that, {ideals[factor]:.2f} times plain decoding)"
-        said = f"{factor} limits the gain: {_advice(law, most)[factor]} {possible}"
-        return cls(factor, ideals[factor], said)
+        potential = f"(without that, {ideals[factor]:.2f} times plain decoding)"
+        sentence = f"{factor} limits the gain: {_advice(law, possible_tokens)[factor]} {potential}"
+        return cls(factor, ideals[factor], sentence)
 
 
 def _advice(law: SpeedupLaw, most: float) -> dict[str, str]:
@@ -178,16 +182,20 @@ class Speedup:
         """
         drafted = self.drafted
         if self.drafts_nothing:
-            found = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
-            return f"No ratio: {found} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
-        alone = [each.target_seconds for each in drafted.rounds if each.nodes == 1]
-        plain = [each.target_seconds for each in self.plain.rounds]
-        row = median(alone) / median(plain) if any(plain) and len(alone) >= FEWEST else 1.0
-        whole = drafted.target_pass / self.plain.target_pass if any(plain) else 1.0
-        alike = LEAST_COST <= row <= MOST_COST
-        if alike and whole >= LEAST_COST:
+            reason = "nothing was drafted" if drafted.mean_nodes < LEAST_TOKENS else "no draft was accepted"
+            return f"No ratio: {reason} ({drafted.mean_accepted_tokens:.2f} tokens a pass)."
+        single_row_seconds = [round_.target_seconds for round_ in drafted.rounds if round_.nodes == 1]
+        plain_seconds = [round_.target_seconds for round_ in self.plain.rounds]
+        row_ratio = (
+            median(single_row_seconds) / median(plain_seconds)
+            if any(plain_seconds) and len(single_row_seconds) >= FEWEST
+            else 1.0
+        )
+        pass_ratio = drafted.target_pass / self.plain.target_pass if any(plain_seconds) else 1.0
+        is_alike = LEAST_COST <= row_ratio <= MOST_COST
+        if is_alike and pass_ratio >= LEAST_COST:
             return None
-        rows, cost = (f"{drafted.mean_nodes:.1f} rows", whole) if alike else ("one row", row)
+        rows, cost = (f"{drafted.mean_nodes:.1f} rows", pass_ratio) if is_alike else ("one row", row_ratio)
         return (
             f"No ratio: other work disturbed the times (a pass over {rows} cost {cost:.2f} plain passes); "
             "run it again when the machine is idle."
@@ -195,9 +203,10 @@ class Speedup:
 
     def summary(self) -> dict[str, object]:
         """The law and what limits the gain, for JSON; what is a ratio of times is None where there is a doubt."""
-        law, told = self.law, not self.doubt
+        law = self.law
+        is_reliable = not self.doubt
         terms = asdict(law) | {"predicted": law.predicted}
         return {
-            "law": terms if told else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta},
-            "limit": asdict(self.limit) if told else None,
+            "law": terms if is_reliable else dict.fromkeys(terms) | {"tau": law.tau, "delta": law.delta},
+            "limit": asdict(self.limit) if is_reliable else None,
         }

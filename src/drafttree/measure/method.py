@@ -41,19 +41,19 @@ class Method:
         Raises:
             ConfigError: it is not of that form, or a policy, parameter or verifier is unknown.
         """
-        parts = [part.strip() for part in spec.split(SEPARATOR)]
-        if not parts[0] or len(parts) > 3:
+        fields = [field.strip() for field in spec.split(SEPARATOR)]
+        if not fields[0] or len(fields) > 3:
             raise ConfigError(f"method {spec!r} is not of the form {FORM}; the last two may be left out")
-        drafter, policy, verifier = [*parts, "", ""][:3]
+        drafter, policy, verifier = [*fields, "", ""][:3]
         if drafter == NO_DRAFTER and (policy or verifier):
             raise ConfigError(
                 f"method {spec!r} drafts nothing, so it has no policy and no verifier; write {NO_DRAFTER!r}"
             )
         if drafter == AUTO:
             raise ConfigError(f"method {spec!r}: {AUTO!r} is not a drafter; name one")
-        judged = find_verifier(verifier or AUTO)
-        grown = make_policy(policy) if policy else default_policy(judged)
-        return cls(None if drafter == NO_DRAFTER else drafter, grown, judged)
+        verifier_class = find_verifier(verifier or AUTO)
+        tree_policy = make_policy(policy) if policy else default_policy(verifier_class)
+        return cls(None if drafter == NO_DRAFTER else drafter, tree_policy, verifier_class)
 
     @property
     def policy_spec(self) -> str:
@@ -70,8 +70,8 @@ class Method:
         """The canonical specification, which `parse` reads back."""
         if self.drafter is None:
             return NO_DRAFTER
-        parts = [self.drafter, self.policy_spec, *([self.verifier_name] if self.verifier else [])]
-        return SEPARATOR.join(parts)
+        fields = [self.drafter, self.policy_spec, *([self.verifier_name] if self.verifier else [])]
+        return SEPARATOR.join(fields)
 
 
 def parse_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
@@ -82,13 +82,13 @@ def parse_methods(methods: Sequence[str | Method]) -> dict[str, Method]:
     Raises:
         ConfigError: there is none, or as for `Method.parse`.
     """
-    found = [each for method in methods for each in _methods(method)]
-    if not found:
+    parsed_methods = [parsed_method for method in methods for parsed_method in _methods(method)]
+    if not parsed_methods:
         raise ConfigError(f"no method in {', '.join(map(repr, methods)) or 'an empty list'}; name one as {FORM}")
-    return {method.spec: method for method in found}
+    return {method.spec: method for method in parsed_methods}
 
 
 def _methods(method: str | Method) -> list[Method]:
     if isinstance(method, Method):
         return [method]
-    return [Method.parse(part) for part in method.split(";") if part.strip()]
+    return [Method.parse(spec) for spec in method.split(";") if spec.strip()]

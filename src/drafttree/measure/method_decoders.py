@@ -29,23 +29,23 @@ def make_decoders(
         ModelError: a drafter cannot be loaded or does not fit the target.
         TokenizerMismatch: a language model that drafts has less than a third of the target's tokens.
     """
-    chosen = list(methods)
-    names = dict.fromkeys(method.drafter for method in chosen if method.drafter)
-    found = {name: _find_drafter(decoder, drafters.get(name, name)) for name in names}
-    return {method.spec: _decoder(decoder, method, found) for method in chosen}
+    all_methods = list(methods)
+    names = dict.fromkeys(method.drafter for method in all_methods if method.drafter)
+    loaded_drafters = {name: _find_drafter(decoder, drafters.get(name, name)) for name in names}
+    return {method.spec: _decoder(decoder, method, loaded_drafters) for method in all_methods}
 
 
 def _decoder(decoder: Decoder, method: Method, drafters: Mapping[str, Drafter]) -> Decoder:
     if method.drafter is None:
         return decoder.plain()
-    free = decoder.with_drafter(drafters[method.drafter]).with_verifier(None)
-    return free.with_policy(method.policy).with_verifier(method.verifier or decoder.verifier)
+    free_decoder = decoder.with_drafter(drafters[method.drafter]).with_verifier(None)
+    return free_decoder.with_policy(method.policy).with_verifier(method.verifier or decoder.verifier)
 
 
 def _find_drafter(decoder: Decoder, source: DrafterSource) -> Drafter:
     """The drafter of a source, which may be one already."""
     if not isinstance(source, str | Path | type | PreTrainedModel):
         return source
-    if found := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
-        return found
+    if drafter := find_drafter(source, transformers_model(decoder), decoder.tokenizer):
+        return drafter
     raise ConfigError(f"{source!r} is not a drafter to measure; plain decoding is run in any case")

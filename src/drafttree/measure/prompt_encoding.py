@@ -49,31 +49,32 @@ def encode_turns(decoder: Decoder, example: Example, form: PromptForm, max_new_t
 
 
 def _plain_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
-    found = [_ids(decoder, turns[0])[:most]]
+    turn_ids = [_ids(decoder, turns[0])[:most]]
     for turn in turns[1:]:
-        answer = [token for token in _answer(decoder, found[-1], max_new_tokens).tokens if token not in decoder.eos]
-        asked = _ids(decoder, BETWEEN + turn, add_special_tokens=False)
-        found.append([*found[-1], *answer, *asked[:most]])
-    return found
+        answer = [token for token in _answer(decoder, turn_ids[-1], max_new_tokens).tokens if token not in decoder.eos]
+        question_ids = _ids(decoder, BETWEEN + turn, add_special_tokens=False)
+        turn_ids.append([*turn_ids[-1], *answer, *question_ids[:most]])
+    return turn_ids
 
 
 def _chat_turns(decoder: Decoder, turns: Sequence[str], most: int | None, max_new_tokens: int) -> list[list[int]]:
     messages: list[Message] = []
-    found: list[list[int]] = []
+    turn_ids: list[list[int]] = []
     for turn in turns:
-        if found:
-            answer = _answer(decoder, found[-1], max_new_tokens, chat=True)
+        if turn_ids:
+            answer = _answer(decoder, turn_ids[-1], max_new_tokens, chat=True)
             messages.append({"role": "assistant", "content": answer.text.strip()})
         messages.append({"role": "user", "content": _cut(decoder, turn, most)})
-        found.append(render_chat(messages, decoder.tokenizer))
-    return found
+        turn_ids.append(render_chat(messages, decoder.tokenizer))
+    return turn_ids
 
 
 def _cut(decoder: Decoder, text: str, most: int | None) -> str:
     """The text of its first tokens."""
     if most is None:
         return text
-    ids, tokenizer = _ids(decoder, text, add_special_tokens=False), cast(Any, decoder.tokenizer)
+    ids = _ids(decoder, text, add_special_tokens=False)
+    tokenizer = cast(Any, decoder.tokenizer)
     return text if len(ids) <= most else tokenizer.decode(ids[:most])
 
 

@@ -58,11 +58,11 @@ def _read_stdin() -> str:
     if sys.stdin is None:
         raise InputError("standard input is closed; give the prompt as an argument")
     try:
-        raw = sys.stdin.buffer.read()
+        raw_bytes = sys.stdin.buffer.read()
     except (OSError, ValueError) as error:
         raise InputError(f"standard input cannot be read: {_reason(error)}") from None
     try:
-        text = raw.decode()
+        text = raw_bytes.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from None
     if not text.strip():
@@ -99,18 +99,20 @@ def read_examples(
     """
     paths = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     examples = chain.from_iterable(_prompts(path, excerpt) for path in paths)
-    found = list(islice((each for each in examples if (each.category or "").startswith(category or "")), limit))
-    if not found:
+    selection = list(
+        islice((example for example in examples if (example.category or "").startswith(category or "")), limit)
+    )
+    if not selection:
         raise InputError(f"{', '.join(map(str, paths))}: no prompts in it{_of_category(paths, category)}")
-    return found
+    return selection
 
 
 def _of_category(paths: list[Path], category: str | None) -> str:
     """What to say of a category without prompts."""
     if not category:
         return ""
-    known = {each.category for path in paths for each in _prompts(path) if each.category}
-    return f" of the category {category!r}; known: {', '.join(sorted(known)) or 'none, as no line has a category'}"
+    categories = {example.category for path in paths for example in _prompts(path) if example.category}
+    return f" of the category {category!r}; known: {', '.join(sorted(categories)) or 'none, as no line has a category'}"
 
 
 def read_text(path: Path) -> str:
@@ -157,9 +159,9 @@ def _prompts(path: Path, excerpt: int | None = EXCERPT) -> Iterator[Example]:
     if name.endswith(".raw"):
         yield from (Example(_excerpt(article, excerpt)) for article in _articles(path))
         return
-    for number, raw in enumerate(_lines(path), start=1):
+    for number, raw_line in enumerate(_lines(path), start=1):
         try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            line = raw_line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             if line.strip():
                 yield _from_json(line, excerpt) if name.endswith(".jsonl") else Example(line)
         except UnicodeDecodeError:
@@ -205,10 +207,13 @@ def _from_json(line: str, excerpt: int | None) -> Example:
     key = next((key for key in candidates if key in entry), None)
     if key is None:
         raise ValueError("neither 'prompt' nor 'text' nor 'turns' in it")
-    prompt, later = _text(key, candidates[key]), tuple(_text("turns", turn) for turn in turns[1:])
+    prompt = _text(key, candidates[key])
+    later_turns = tuple(_text("turns", turn) for turn in turns[1:])
     category = _string("category", entry.get("category"))
-    document = next((found for name in ("document", "title") if (found := _string(name, entry.get(name)))), None)
-    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later, document)
+    document = next(
+        (document_name for name in ("document", "title") if (document_name := _string(name, entry.get(name)))), None
+    )
+    return Example(_excerpt(prompt, excerpt) if key == "text" else prompt, category, later_turns, document)
 
 
 def _text(key: str, value: object) -> str:

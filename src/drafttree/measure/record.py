@@ -8,20 +8,22 @@ import numpy as np
 
 from drafttree.engine.metrics import Metrics, Round
 
-NUMBERS = [each.name for each in fields(Round) if each.type in (int, float, float | None)]
+NUMBERS = [field.name for field in fields(Round) if field.type in (int, float, float | None)]
 LISTED = ("committed", "accepted", "nodes", "levels", "draft_passes", "ranks")
 TAIL, PERIOD = 48, 16
 
 
 def columns(rounds: Iterable[Round]) -> np.recarray:
     """A row for every round, with a column for each number that `Round` has; NaN stands for None."""
-    rows = [[getattr(each, name) for name in NUMBERS] for each in rounds]
+    rows = [[getattr(round_, name) for name in NUMBERS] for round_ in rounds]
     return from_lists(dict(zip(NUMBERS, np.array(rows, float).reshape(-1, len(NUMBERS)).T, strict=True)))
 
 
 def from_lists(lists: Mapping[str, Any]) -> np.recarray:
     """Columns as they are kept in files, by name."""
-    return np.rec.fromarrays([np.asarray(each, float) for each in lists.values()], dtype=[(n, float) for n in lists])
+    return np.rec.fromarrays(
+        [np.asarray(column, float) for column in lists.values()], dtype=[(n, float) for n in lists]
+    )
 
 
 def describe(metrics: Metrics) -> dict[str, object]:
@@ -32,7 +34,7 @@ def describe(metrics: Metrics) -> dict[str, object]:
         "ttft": metrics.time_to_first_token,
         "tpot": metrics.time_per_output_token,
         "mean_path_length": metrics.mean_path_length,
-        **{name: [getattr(each, name) for each in metrics.rounds] for name in LISTED},
+        **{name: [getattr(round_, name) for round_ in metrics.rounds] for name in LISTED},
     }
 
 

@@ -83,7 +83,8 @@ class Difference:
 @contextmanager
 def released(model: TargetModel) -> Iterator[PreTrainedModel]:
     """The wrapped module with its own attention, given back with the generation config it had."""
-    module, settings = model.module, model.module.generation_config
+    module = model.module
+    settings = model.module.generation_config
     model.release()
     try:
         yield module
@@ -121,40 +122,42 @@ def transformers_generate(
     Raises:
         ConfigError: the target is none of transformers' models, or has a `lossy_window`, which they do not know.
     """
-    chosen, model = RequestOptions.merge(decoder.defaults, options), transformers_model(decoder)
+    request_options = RequestOptions.merge(decoder.defaults, options)
+    model = transformers_model(decoder)
     if model.lossy_window:
         raise ConfigError("transformers' generate has no lossy_window; compare with Decoder.plain()")
-    arguments = _arguments(decoder, chosen, len(prompt))
-    if chosen.stop:
+    arguments = _arguments(decoder, request_options, len(prompt))
+    if request_options.stop:
         arguments["tokenizer"] = decoder.tokenizer
-    processors = list(chosen.get("logits_processor", ()))
-    if grammar := chosen.get("grammar"):
+    processors = list(request_options.get("logits_processor", ()))
+    if grammar := request_options.get("grammar"):
         state = grammar.new_state(decoder.tokenizer, model.vocab_size, decoder.eos)
         processors.append(_GrammarProcessor(state, len(prompt)))
-    forked = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
-    with released(model) as module, forked:
+    forked_rng = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])
+    with released(model) as module, forked_rng:
         ids = torch.tensor([list(prompt)], device=module.device)
-        torch.manual_seed(chosen.sampling.seed)
+        torch.manual_seed(request_options.sampling.seed)
         started = time.perf_counter()
-        out = module.generate(  # pyright: ignore[reportCallIssue]
+        output = module.generate(  # pyright: ignore[reportCallIssue]
             ids,
             attention_mask=torch.ones_like(ids),
             logits_processor=LogitsProcessorList(processors),
-            stopping_criteria=StoppingCriteriaList(chosen.get("stopping_criteria", ())),
-            prefix_allowed_tokens_fn=chosen.get("prefix_allowed_tokens_fn"),
+            stopping_criteria=StoppingCriteriaList(request_options.get("stopping_criteria", ())),
+            prefix_allowed_tokens_fn=request_options.get("prefix_allowed_tokens_fn"),
             **arguments,
             **(assistance or {}),
         )
-        tokens = out[0, len(prompt) :].tolist()
+        tokens = output[0, len(prompt) :].tolist()
         return ReferenceRun(tokens, time.perf_counter() - started)
 
 
 def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) -> dict[str, Any]:
     """What `generate` is told; what its model's generation config says already is left to it."""
-    eos, sampling = list(options.eos(decoder.eos, decoder.target.vocab_size)), options.sampling
+    eos = list(options.eos(decoder.eos, decoder.target.vocab_size))
+    sampling = options.sampling
     sampler = {name: value for name, value in vars(sampling).items() if name != "seed"}
     sampler |= {name: sampler[name] or None for name in ("min_p", "top_h")}
-    own = {
+    arguments = {
         "max_new_tokens": options.max_new_tokens(prompt_length),
         "do_sample": not sampling.greedy,
         "eos_token_id": eos or None,
@@ -162,11 +165,13 @@ def _arguments(decoder: Decoder, options: RequestOptions, prompt_length: int) ->
         "stop_strings": list(options.stop) or None,
     }
     config = transformers_model(decoder).module.generation_config
-    told = own.keys() | sampler.keys() | {"max_length"}
-    fields = vars(GenerationConfig()).keys() - told
-    rest = {name: value for name, value in options.values.items() if name in fields}
-    others = {name: value for name, value in rest.items() if value != getattr(config, name, None)}
-    return own | others | ({} if sampling.greedy else sampler)
+    argument_names = arguments.keys() | sampler.keys() | {"max_length"}
+    fields = vars(GenerationConfig()).keys() - argument_names
+    generation_options = {name: value for name, value in options.values.items() if name in fields}
+    changed_options = {
+        name: value for name, value in generation_options.items() if value != getattr(config, name, None)
+    }
+    return arguments | changed_options | ({} if sampling.greedy else sampler)
 
 
 def find_difference(
@@ -183,12 +188,12 @@ def find_difference(
     """
     if list(expected) == list(got):
         return None
-    pairs = zip(expected, got, strict=False)
-    position = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(got)))
-    wanted, found = (text[position] if position < len(text) else None for text in (expected, got))
+    token_pairs = zip(expected, got, strict=False)
+    position = next((i for i, (a, b) in enumerate(token_pairs) if a != b), min(len(expected), len(got)))
+    expected_token, got_token = (text[position] if position < len(text) else None for text in (expected, got))
     row = _reference_row(decoder, prompt, expected[:position], options)
-    gap = max(math.inf if token is None else row.gap(token) for token in (wanted, found))
-    return Difference(position, wanted, found, gap, row.rounding)
+    gap = max(math.inf if token is None else row.gap(token) for token in (expected_token, got_token))
+    return Difference(position, expected_token, got_token, gap, row.rounding)
 
 
 @dataclass(frozen=True)
@@ -235,15 +240,15 @@ class _ReferenceRow:
 
     def _may_be_chosen(self, token: int, moved: float) -> bool:
         """Whether a token that is moved up by so much is left by the truncation, and none that surely is beats it."""
-        raised = self.logits.clone()
-        raised[token] += moved
-        if not self._kept(raised)[token] > -torch.inf:
+        raised_logits = self.logits.clone()
+        raised_logits[token] += moved
+        if not self._kept(raised_logits)[token] > -torch.inf:
             return False
         scores = self.logits + self.noise
-        for other in (scores > scores[token] + moved).nonzero()[:, 0].tolist():
-            lowered = self.logits.clone()
-            lowered[other] -= moved
-            if self._kept(lowered)[other] > -torch.inf:
+        for rival in (scores > scores[token] + moved).nonzero()[:, 0].tolist():
+            lowered_logits = self.logits.clone()
+            lowered_logits[rival] -= moved
+            if self._kept(lowered_logits)[rival] > -torch.inf:
                 return False
         return True
 
@@ -253,21 +258,21 @@ def _reference_row(
     decoder: Decoder, prompt: Sequence[int], text: Sequence[int], options: Mapping[str, Any]
 ) -> _ReferenceRow:
     """The row behind a text."""
-    sequence = decoder.plain().new_request(prompt, **options)
-    sampling = sequence.verifier.sampling
+    request = decoder.plain().new_request(prompt, **options)
+    sampling = request.verifier.sampling
     for token in text:
-        sequence.commit([token], 0)
-    tokens = sequence.tokens
+        request.commit([token], 0)
+    tokens = request.tokens
     target = transformers_model(decoder)
     with released(target) as module:
         logits = module(torch.tensor([tokens], device=module.device), logits_to_keep=1).logits[0, -1]
-    rounds = target.dtype != torch.float32 or bool(quantized_layers(target.module))
-    rounding = _rounding(decoder, tokens, logits) if rounds else 0.0
-    shaped = sequence.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0]
+    is_rounded = target.dtype != torch.float32 or bool(quantized_layers(target.module))
+    rounding = _rounding(decoder, tokens, logits) if is_rounded else 0.0
+    shaped_logits = request.constraints.apply_to_draft(tokens, [()], logits[None], len(logits))[0]
     if sampling.greedy:
-        return _ReferenceRow(shaped, Sampling(), torch.zeros_like(shaped), rounding)
+        return _ReferenceRow(shaped_logits, Sampling(), torch.zeros_like(shaped_logits), rounding)
     noise = gumbel(sampling.seed, torch.tensor([len(tokens)], device=logits.device), len(logits))[0]
-    return _ReferenceRow(shaped / sampling.temperature, sampling, noise, rounding / sampling.temperature)
+    return _ReferenceRow(shaped_logits / sampling.temperature, sampling, noise, rounding / sampling.temperature)
 
 
 def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
@@ -276,22 +281,24 @@ def _rounding(decoder: Decoder, tokens: Sequence[int], logits: Tensor) -> float:
     The rows are transformers' own and those of the decoder's passes over one node and over several. What all logits of
     a row have in common changes no choice, so it does not count.
     """
-    plain, rows = decoder.plain(), [logits]
+    plain_decoder = decoder.plain()
+    rows = [logits]
     chain = DraftTree.forced(tokens[-1], [*tokens[:1]] * (NODES - 1), Proposal.TOP_K)
     for tree in (DraftTree.rooted(tokens[-1]), chain):
-        request = plain.new_request(tokens, max_new_tokens=1, temperature=0.0)
-        plain.loop.read_prompt(request)
-        (output,) = plain.loop.score([request], [tree])
+        request = plain_decoder.new_request(tokens, max_new_tokens=1, temperature=0.0)
+        plain_decoder.loop.read_prompt(request)
+        (output,) = plain_decoder.loop.score([request], [tree])
         rows.append(output.logits[0, 0])
-    finite = [row.double().where(row > -torch.inf, 0.0) for row in rows]  # a model may forbid tokens
-    return max(float((one - other).std()) for one, other in itertools.combinations(finite, 2))
+    finite_rows = [row.double().where(row > -torch.inf, 0.0) for row in rows]  # a model may forbid tokens
+    return max(float((row - other_row).std()) for row, other_row in itertools.combinations(finite_rows, 2))
 
 
 class _GrammarProcessor(LogitsProcessor):
     """Keeps one text of transformers' `generate` to a grammar, without a look ahead."""
 
     def __init__(self, state: ConstraintState, known: int) -> None:
-        self._state, self._known = state, known
+        self._state = state
+        self._known = known
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         for token in input_ids[0, self._known :].tolist():

@@ -50,7 +50,8 @@ class RunStore:
     ) -> None:
         self.interrupted = self.out_of_time = False
         self._ends = time.monotonic() + 60 * minutes if minutes is not None else math.inf
-        self.folder, self._partial = folder, partial
+        self.folder = folder
+        self._partial = partial
         self.command: dict[str, Any] = {"versions": versions(), **(command or {})}
         self._kept: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
@@ -87,8 +88,8 @@ class RunStore:
         self.check_time()
         result = self._made[name] = work()
         if self.folder:
-            kept = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
-            append_line(self.folder / RUNS, kept)
+            entry = {"run": key, "result": _adapter(kind).dump_python(result, mode="json")}
+            append_line(self.folder / RUNS, entry)
         return result
 
     def find(self, key: tuple[str | int | float, ...], kind: Any) -> Any:
@@ -108,7 +109,8 @@ class RunStore:
         try:
             yield
         except KeyboardInterrupt as error:
-            self.interrupted, self.out_of_time = True, isinstance(error, _TimeIsOver)
+            self.interrupted = True
+            self.out_of_time = isinstance(error, _TimeIsOver)
             if not self._partial:
                 raise
 
@@ -116,16 +118,16 @@ class RunStore:
         """Take over the results of a folder, or begin it."""
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / COMMAND).exists():
-            begun = folder / f"{COMMAND}.new"
-            if any(path != begun for path in folder.iterdir()):
+            new_path = folder / f"{COMMAND}.new"
+            if any(path != new_path for path in folder.iterdir()):
                 raise _refusal(folder, "holds something else than runs of drafttree")
-            begun.write_text(json.dumps(command, indent=1), encoding="utf-8")
-            begun.replace(folder / COMMAND)
-        known = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
-        for name in {**command, **known}:
-            if known.get(name) != command.get(name):
-                there = f"{name} = {known.get(name)!r} there, {command.get(name)!r} here"
-                raise _refusal(folder, f"holds the runs of another command ({there})")
+            new_path.write_text(json.dumps(command, indent=1), encoding="utf-8")
+            new_path.replace(folder / COMMAND)
+        stored_command = _read(folder, (folder / COMMAND).read_text(encoding="utf-8"))
+        for name in {**command, **stored_command}:
+            if stored_command.get(name) != command.get(name):
+                difference = f"{name} = {stored_command.get(name)!r} there, {command.get(name)!r} here"
+                raise _refusal(folder, f"holds the runs of another command ({difference})")
         self._read_runs(folder)
 
     def _read_runs(self, folder: Path) -> None:
@@ -159,12 +161,12 @@ def versions() -> dict[str, str]:
 
 def _read(folder: Path, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        contents = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        contents = None
+    if not isinstance(contents, dict):
         raise _refusal(folder, "holds something else than runs of drafttree")
-    return found
+    return contents
 
 
 def _refusal(folder: Path, reason: str) -> InputError:

@@ -19,14 +19,14 @@ def to_table(title: str, rows: Iterable[Row], columns: Mapping[str, str]) -> Tab
         rows: figures by name.
         columns: by name, how its numbers are formatted; "" for text.
     """
-    found = list(rows)
-    shown = {name: form for name, form in columns.items() if any(row.get(name) is not None for row in found)}
+    table_rows = list(rows)
+    formats = {name: form for name, form in columns.items() if any(row.get(name) is not None for row in table_rows)}
     style: Any = {"box": None, "header_style": "bold", "pad_edge": False, "padding": (0, 2, 0, 0)}
     table = Table(title=title, title_justify="left", **style)
-    for name, form in shown.items():
+    for name, form in formats.items():
         table.add_column(name, justify="right" if form else "left", overflow="fold")
-    for row in found:
-        values = ((row.get(name), form) for name, form in shown.items())
+    for row in table_rows:
+        values = ((row.get(name), form) for name, form in formats.items())
         table.add_row(*("" if value is None else format(value, form) for value, form in values))
     return table
 
@@ -36,7 +36,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Interval):
         return vars(value)
     if isinstance(value, Mapping):
-        return {str(name): to_json(each) for name, each in value.items()}
+        return {str(name): to_json(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json(each) for each in value]
+        return [to_json(member) for member in value]
     return value.item() if isinstance(value, np.generic) else value

@@ -67,18 +67,19 @@ def choose_backend(module: PreTrainedModel, wants: Wants = EVERY_TEXT) -> Backen
         ModelError: the model has layers that cannot be verified in a tree, its tree pass gives other logits, or there
             is no backend of it that has what is wanted.
     """
-    own, window = OwnLogits(module), wants.lossy_window
+    own_logits = OwnLogits(module)
+    window = wants.lossy_window
     if wants.exact_text:
-        return _exact_text(own)
+        return _exact_text(own_logits)
     if window and recurrent_layers(module):
-        kind = type(module).__name__
-        raise ModelError(f"lossy_window cannot hold for {kind}, whose recurrent layers remember the whole text")
+        class_name = type(module).__name__
+        raise ModelError(f"lossy_window cannot hold for {class_name}, whose recurrent layers remember the whole text")
     if tensor_parallel_size(module) > 1:
-        backend = ShardedBackend(verify(own))
+        backend = ShardedBackend(verify(own_logits))
     else:
-        backend = _fastest(own, native=window is None)
+        backend = _fastest(own_logits, native=window is None)
         if wants.recorded:
-            backend = _recorded(backend, own)
+            backend = _recorded(backend, own_logits)
     return WindowedBackend(backend, window) if window else backend
 
 
@@ -93,9 +94,11 @@ def _recorded(fast: Backend, own: OwnLogits) -> Backend:
     if fast.has_long_rope:
         return _instead(fast, RecordedBackend="its rotary embeddings change with the length of a text")
     key_heads, width, _ = fast.layout.buffers[0]
-    recorded = RecordedBackend(fast, CudaGraphs(own.module.device), find_varlen_attention(fast.empty, key_heads, width))
-    if _repeats(recorded, own.in_trees, own.allowed()):
-        return recorded
+    recorded_backend = RecordedBackend(
+        fast, CudaGraphs(own.module.device), find_varlen_attention(fast.empty, key_heads, width)
+    )
+    if _repeats(recorded_backend, own.in_trees, own.allowed()):
+        return recorded_backend
     return _instead(fast, RecordedBackend="its passes give other logits when they are replayed")
 
 
@@ -105,21 +108,22 @@ def _exact_text(own: OwnLogits) -> Backend:
     Raises:
         ModelError: the module cannot be verified in a tree, or no backend of it computes rows alike on its device.
     """
-    module, kind = own.module, type(own.module).__name__
-    if has := _own_sums(module):
+    module = own.module
+    class_name = type(module).__name__
+    if obstacle := _own_sums(module):
         verify(own)  # what cannot be verified at all is told so
-        raise ModelError(f"exact_text cannot hold for {kind}, which has {has}; leave it out")
-    inner = _fastest(own)
-    if inner.exact_text:
-        return inner
+        raise ModelError(f"exact_text cannot hold for {class_name}, which has {obstacle}; leave it out")
+    fastest_backend = _fastest(own)
+    if fastest_backend.exact_text:
+        return fastest_backend
     experts = routed_experts(module)
-    for least, most in ROWS:
-        found = ExactTextBackend(inner, least, most, experts)
-        if has_uniform_rows(found, module.dtype, logits_width(module), context_limit(module)):
-            return found
-    where = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
+    for min_rows, max_rows in ROWS:
+        exact_backend = ExactTextBackend(fastest_backend, min_rows, max_rows, experts)
+        if has_uniform_rows(exact_backend, module.dtype, logits_width(module), context_limit(module)):
+            return exact_backend
+    setting = f"{str(module.dtype).removeprefix('torch.')} on this {module.device.type}"
     raise ModelError(
-        f"exact_text cannot hold for {kind} in {where}: a token's logits depend on the others in its pass; "
+        f"exact_text cannot hold for {class_name} in {setting}: a token's logits depend on the others in its pass; "
         "leave it out, or try another dtype"
     )
 
@@ -148,25 +152,25 @@ def _fastest(own: OwnLogits, native: bool = True) -> NativeBackend | FusedBacken
     Raises:
         ModelError: as of `choose_backend`.
     """
-    refused: dict[str, str] = {}
+    refusal_reasons: dict[str, str] = {}
     if native and own.module.device.type == "cpu":
-        packed = _trusted_native(own)
-        if not isinstance(packed, str):
-            return packed
-        refused["NativeBackend"] = packed
+        native_backend = _trusted_native(own)
+        if not isinstance(native_backend, str):
+            return native_backend
+        refusal_reasons["NativeBackend"] = native_backend
     backend = verify(own)
-    fused = _trusted_fused(own)
-    if not isinstance(fused, str):
-        return _instead(fused, **refused)
-    return _instead(backend, **refused, FusedBackend=fused)
+    fused_backend = _trusted_fused(own)
+    if not isinstance(fused_backend, str):
+        return _instead(fused_backend, **refusal_reasons)
+    return _instead(backend, **refusal_reasons, FusedBackend=fused_backend)
 
 
 def _instead(backend: FusedOrModule, **refused: str) -> FusedOrModule:
     """A backend that is to say why faster ones, given by name, do not run the module."""
-    by_reason = defaultdict[str, list[str]](list)
+    names_by_reason = defaultdict[str, list[str]](list)
     for name, reason in refused.items():
-        by_reason[reason].append(name)
-    reasons = [f"no {' or '.join(names)}: {reason}" for reason, names in by_reason.items()]
+        names_by_reason[reason].append(name)
+    reasons = [f"no {' or '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
     backend.fallback_reason = "; ".join(reasons) or None
     return backend
 
@@ -177,16 +181,16 @@ def _trusted_native(own: OwnLogits) -> NativeBackend | str:
     if reason := why_not_native(module):
         return reason
     # before weights are packed that the module itself reads, since it would take them back
-    computed = own.for_native if reads_packed_weights(module) else None
+    native_reference = own.for_native if reads_packed_weights(module) else None
     try:
         native = NativeBackend(module)
     except WrongProductError as error:
         return str(error)
     except NOT_RUN as error:
         return _other_layer(error)
-    reference, allowed = computed or OwnLogits(module, native.packed).for_native
+    reference, tolerance = native_reference or OwnLogits(module, native.packed).for_native
     native.packed.take_back()  # what the module has read itself, such as a router
-    return native if (gap := largest_gap(native, reference)) <= allowed else _other_logits(gap)
+    return native if (gap := largest_gap(native, reference)) <= tolerance else _other_logits(gap)
 
 
 @unrounded_activations()
@@ -194,7 +198,7 @@ def _trusted_fused(own: OwnLogits) -> FusedBackend | str:
     """The fused layers of a module if they support it and give its own logits, else why not."""
     if reason := why_not_fused(own.module):
         return reason
-    if any(isinstance(part, BlockLinear) for part in own.module.modules()):
+    if any(isinstance(submodule, BlockLinear) for submodule in own.module.modules()):
         return "weights in blocks are multiplied by drafttree-native alone"
     try:
         fused = FusedBackend(own.module)

@@ -113,7 +113,7 @@ def prefill(
     """
     starts = range(0, len(tokens), chunk)
     outputs = [append(model, cache, tokens[start : start + chunk], hidden_layers, read) for start in starts]
-    return len(starts), tuple(torch.cat(parts, 1) for parts in zip(*(out.hidden for out in outputs), strict=True))
+    return len(starts), tuple(torch.cat(chunks, 1) for chunks in zip(*(out.hidden for out in outputs), strict=True))
 
 
 def append(
@@ -148,13 +148,17 @@ def prefill_and_score(
     """
     chunk -= len(tokens) % chunk == 1  # a last pass over a single token would be decoding
     cut = (len(tokens) - 1) // chunk * chunk
-    passes, hidden = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
+    passes, hidden_states = prefill(model, cache, tokens[:cut], hidden_layers, chunk, read)
     with cache.recurrent.reading():
         output = _read(model, cache, tokens[cut:], hidden_layers, read)
         cache.hold_last()
-    last = [layer[:, :-1] for layer in output.hidden]
-    before = tuple(torch.cat(parts, 1) for parts in zip(hidden, last, strict=True)) if passes else tuple(last)
-    return passes + 1, before, Output(output.logits, tuple(layer[:, -1:] for layer in output.hidden))
+    last_chunk = [layer[:, :-1] for layer in output.hidden]
+    prompt_states = (
+        tuple(torch.cat(chunks, 1) for chunks in zip(hidden_states, last_chunk, strict=True))
+        if passes
+        else tuple(last_chunk)
+    )
+    return passes + 1, prompt_states, Output(output.logits, tuple(layer[:, -1:] for layer in output.hidden))
 
 
 def _read(

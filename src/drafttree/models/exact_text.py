@@ -47,7 +47,9 @@ class ExactTextBackend(WrappedBackend):
     def __init__(self, inner: Backend, least: int, most: int | None, experts: Sequence[nn.Module] = ()) -> None:
         super().__init__(inner)
         self.exact_text = True
-        self._least, self._most, self._experts = least, most, experts
+        self._least = least
+        self._most = most
+        self._experts = experts
 
     def new_cache(self, capacity: int) -> TreeCache:
         cache = super().new_cache(capacity)
@@ -68,56 +70,75 @@ class ExactTextBackend(WrappedBackend):
         sizes = [segment.nodes for segment in segments]
         step = self._most or sum(sizes)
         starts = [*itertools.accumulate(sizes, initial=0)]
-        parts: list[list[Output]] = [[] for _ in segments]
-        for first in range(0, starts[-1], step):
-            cut = [
-                (index, segment.part(max(first - start, 0), min(first + step - start, segment.nodes)))
+        outputs_by_segment: list[list[Output]] = [[] for _ in segments]
+        for row in range(0, starts[-1], step):
+            indexed_segments = [
+                (
+                    index,
+                    segment.part(max(row - start, 0), min(row + step - start, segment.nodes)),
+                )
                 for index, (segment, start) in enumerate(zip(segments, starts, strict=False))
-                if start < first + step and start + segment.nodes > first
+                if start < row + step and start + segment.nodes > row
             ]
-            outputs = self._padded([part for _, part in cut], hidden_layers)
-            for (index, _), output in zip(cut, outputs, strict=True):
-                parts[index].append(output)
-        return [_joined(outputs) for outputs in parts]
+            outputs = self._padded([segment for _, segment in indexed_segments], hidden_layers)
+            for (index, _), output in zip(indexed_segments, outputs, strict=True):
+                outputs_by_segment[index].append(output)
+        return [_joined(segment_outputs) for segment_outputs in outputs_by_segment]
 
     def _padded(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
         """A pass whose last segment is padded, if there are too few rows."""
-        *others, last = segments
+        *earlier_segments, last_segment = segments
         padding = max(0, self._least - sum(segment.nodes for segment in segments))
         with token_by_token(self._experts, padding):
-            outputs = self._scored([*others, _pad(last, padding) if padding else last], hidden_layers)
-        last.cache.drop_last(padding)
-        hidden = tuple(states[:, : last.nodes] for states in outputs[-1].hidden)
-        return [*outputs[:-1], outputs[-1]._replace(hidden=hidden)]
+            outputs = self._scored(
+                [*earlier_segments, _pad(last_segment, padding) if padding else last_segment], hidden_layers
+            )
+        last_segment.cache.drop_last(padding)
+        hidden_states = tuple(states[:, : last_segment.nodes] for states in outputs[-1].hidden)
+        return [*outputs[:-1], outputs[-1]._replace(hidden=hidden_states)]
 
     def _scored(self, segments: list[Segment], hidden_layers: tuple[int, ...]) -> list[Output]:
         """A pass whose head is given enough rows as well, if any."""
-        wanted = [range(segment.nodes)[segment.wanted] for segment in segments]
-        if not 0 < sum(map(len, wanted)) < self._least:
+        wanted_ranges = [range(segment.nodes)[segment.wanted] for segment in segments]
+        if not 0 < sum(map(len, wanted_ranges)) < self._least:
             return self._inner.forward(segments, hidden_layers=hidden_layers)
-        starts = [own.start if own else segment.nodes for own, segment in zip(wanted, segments, strict=True)]
-        firsts = [max(0, min(start, each.nodes - self._least)) for start, each in zip(starts, segments, strict=True)]
-        more = [each._replace(wanted=slice(first, None)) for first, each in zip(firsts, segments, strict=True)]
-        outputs = self._inner.forward(more, hidden_layers=hidden_layers)
+        wanted_starts = [
+            wanted_range.start if wanted_range else segment.nodes
+            for wanted_range, segment in zip(wanted_ranges, segments, strict=True)
+        ]
+        scored_starts = [
+            max(0, min(wanted_start, segment.nodes - self._least))
+            for wanted_start, segment in zip(wanted_starts, segments, strict=True)
+        ]
+        widened_segments = [
+            segment._replace(wanted=slice(scored_start, None))
+            for scored_start, segment in zip(scored_starts, segments, strict=True)
+        ]
+        outputs = self._inner.forward(widened_segments, hidden_layers=hidden_layers)
         return [
-            output._replace(logits=output.logits[:, start - first : start - first + len(own)])
-            for output, start, first, own in zip(outputs, starts, firsts, wanted, strict=True)
+            output._replace(
+                logits=output.logits[:, wanted_start - scored_start : wanted_start - scored_start + len(wanted_range)]
+            )
+            for output, wanted_start, scored_start, wanted_range in zip(
+                outputs, wanted_starts, scored_starts, wanted_ranges, strict=True
+            )
         ]
 
 
 def _pad(segment: Segment, padding: int) -> Segment:
     """A segment padded with copies of its last token, which see all rows, so a chain stays one."""
     nodes, drafted = segment.visible.shape
-    seen = np.tri(nodes + padding, drafted + padding, drafted - nodes, dtype=bool)
-    seen[:nodes, :drafted] = segment.visible
-    tokens, positions = (np.pad(each, (0, padding), mode="edge") for each in segment[1:3])
-    return Segment(segment.cache, tokens, positions, seen, segment.wanted)
+    padded_visible = np.tri(nodes + padding, drafted + padding, drafted - nodes, dtype=bool)
+    padded_visible[:nodes, :drafted] = segment.visible
+    tokens = np.pad(segment.tokens, (0, padding), mode="edge")
+    positions = np.pad(segment.positions, (0, padding), mode="edge")
+    return Segment(segment.cache, tokens, positions, padded_visible, segment.wanted)
 
 
 def _joined(outputs: list[Output]) -> Output:
     """The output of a segment from those of its parts."""
-    hidden = zip(*(output.hidden for output in outputs), strict=True)
-    return Output(join([output.logits for output in outputs]), tuple(join(parts) for parts in hidden))
+    layer_chunks = zip(*(output.hidden for output in outputs), strict=True)
+    return Output(join([output.logits for output in outputs]), tuple(join(chunks) for chunks in layer_chunks))
 
 
 @torch.inference_mode()
@@ -130,29 +151,29 @@ def has_uniform_rows(backend: Backend, dtype: torch.dtype, vocab: int, context: 
         vocab: size of the vocabulary.
         context: largest number of positions, None for no limit.
     """
-    prompt = sum(PARTS)
+    prompt_length = sum(PARTS)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab, (prompt + PATH,), generator=generator).tolist()
-    others = torch.randint(vocab, (PATH * LARGE,), generator=generator).tolist()
+    tokens = torch.randint(vocab, (prompt_length + PATH,), generator=generator).tolist()
+    sibling_tokens = torch.randint(vocab, (PATH * LARGE,), generator=generator).tolist()
     prefix = max(0, min(PREFIX, (context or PREFIX + len(tokens)) - len(tokens)))
-    text, path = tokens[:prompt], tokens[prompt:]
+    text, path = tokens[:prompt_length], tokens[prompt_length:]
 
     def read(*parts: int) -> TreeCache:
-        cache = _random_cache(backend, dtype, prefix, prefix + len(tokens) + len(others))
+        cache = _random_cache(backend, dtype, prefix, prefix + len(tokens) + len(sibling_tokens))
         for start, end in itertools.pairwise(itertools.accumulate(parts, initial=0)):
             append(backend, cache, text[start:end])
         return cache
 
-    cache = read(prompt)
-    own = torch.cat([append(backend, cache, [token]).logits[0] for token in path])
+    cache = read(prompt_length)
+    plain_logits = torch.cat([append(backend, cache, [token]).logits[0] for token in path])
     cache = read(*PARTS)
-    half = PATH // 2
-    found = [
-        _tree_logits(backend, read(prompt), path, others, LARGE),
-        _tree_logits(backend, cache, path[:half], others, SMALL),
-        _tree_logits(backend, cache, path[half:], others, 1),
+    half_length = PATH // 2
+    tree_logits = [
+        _tree_logits(backend, read(prompt_length), path, sibling_tokens, LARGE),
+        _tree_logits(backend, cache, path[:half_length], sibling_tokens, SMALL),
+        _tree_logits(backend, cache, path[half_length:], sibling_tokens, 1),
     ]
-    return torch.equal(found[0], own) and torch.equal(torch.cat(found[1:]), own)
+    return torch.equal(tree_logits[0], plain_logits) and torch.equal(torch.cat(tree_logits[1:]), plain_logits)
 
 
 def _random_cache(backend: Backend, dtype: torch.dtype, rows: int, capacity: int) -> TreeCache:
@@ -172,17 +193,19 @@ def _tree_logits(backend: Backend, cache: TreeCache, path: list[int], others: li
 
     The path is at another place on every level, and the other nodes have the same parent as its node.
     """
-    nodes, parents, places = [path[0]], [-1], [0]
+    tokens = [path[0]]
+    parents = [-1]
+    path_nodes = [0]
     for level, token in enumerate(path[1:], start=1):
         siblings = others[level * branches : (level + 1) * branches]
         siblings[level % branches] = token
-        parents += [places[-1]] * branches
-        places.append(len(nodes) + level % branches)
-        nodes += siblings
-    visible = np.eye(len(nodes), dtype=bool)
+        parents += [path_nodes[-1]] * branches
+        path_nodes.append(len(tokens) + level % branches)
+        tokens += siblings
+    visible = np.eye(len(tokens), dtype=bool)
     for node, parent in enumerate(parents[1:], start=1):
         visible[node] |= visible[parent]
     positions = visible.sum(1) - 1 + cache.length
-    (output,) = backend.forward([Segment(cache, np.array(nodes), positions, visible)])
-    cache.commit(places)
-    return output.logits[0, places]
+    (output,) = backend.forward([Segment(cache, np.array(tokens), positions, visible)])
+    cache.commit(path_nodes)
+    return output.logits[0, path_nodes]

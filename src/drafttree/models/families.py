@@ -379,8 +379,8 @@ def why_not_known(config: PreTrainedConfig) -> str | None:
         return f"layers of the family {config.model_type} are not known"
     if getattr(config, "attn_logit_softcapping", None):
         return "its config has attn_logit_softcapping"
-    if changing := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
-        return f"rotary embeddings of the type {min(changing)} are not known"
+    if foreign_types := {str(rope.get("rope_type")) for rope in ropes(config)} - ROPES:
+        return f"rotary embeddings of the type {min(foreign_types)} are not known"
     return None
 
 
@@ -393,7 +393,8 @@ def llama_block(block: Any, config: PreTrainedConfig) -> Block:
     experts = mlp = None
     before_attention, after_attention, before_mlp, after_mlp = _norms(block)
     if hasattr(block.mlp, "experts"):
-        experts, before_mlp = _qwen3_experts(block.mlp, before_mlp), None
+        experts = _qwen3_experts(block.mlp, before_mlp)
+        before_mlp = None
     else:
         mlp = _gated_mlp(block.mlp)
     return Block(
@@ -424,7 +425,8 @@ def gemma4_block(block: Any, config: PreTrainedConfig) -> Block:
 
 def neox_block(block: Any, config: PreTrainedConfig) -> Block:
     """A layer of GPT-NeoX: layer norms, no gates, attention and MLP in parallel or in sequence."""
-    attention, mlp = block.attention, block.mlp
+    attention = block.attention
+    mlp = block.mlp
     return Block(
         Attention(
             qkv=[attention.query_key_value],
@@ -456,15 +458,17 @@ def rotaries_of(blocks: Iterable[Block], rotary: Any) -> dict[str | None, Rotary
 
 
 def _llama_attention(attention: Any) -> Attention:
-    kind, width, projected = LayerKind.of(attention), attention.head_dim, _projected(attention)
+    layer_kind = LayerKind.of(attention)
+    width = attention.head_dim
+    projected = _projected(attention)
     names = ("q_proj", "k_proj", "v_proj")[: 1 + projected]
     qkv = _joined(attention, "qkv_proj", *names)
     return Attention(
         qkv=qkv,
         out=attention.o_proj,
-        key_heads=sum(layer.out_features for layer in qkv) // width // (projected + kind.groups),
+        key_heads=sum(layer.out_features for layer in qkv) // width // (projected + layer_kind.groups),
         width=width,
-        kind=kind,
+        kind=layer_kind,
         scale=float(attention.scaling),
         turns=bool(getattr(attention, "use_rope", True)),
         projected=projected,
@@ -491,7 +495,8 @@ def _activation(part: Any) -> Any:
 
 def _qwen3_experts(mlp: Any, before: Any) -> Experts:
     """The experts of Qwen3, which are chosen by a softmax over the scores of all."""
-    router, experts = mlp.gate, mlp.experts
+    router = mlp.gate
+    experts = mlp.experts
     return Experts(
         mix=lambda _, normed: mlp(normed[None])[0],
         router=Stacked.of(router, "weight"),
@@ -508,16 +513,17 @@ def _qwen3_experts(mlp: Any, before: Any) -> Experts:
 def _expert_weights(experts: Any) -> StackedExperts | Sequence[Mlp]:
     if not isinstance(experts, LinearExperts):
         return StackedExperts(Stacked.of(experts, "gate_up_proj"), Stacked.of(experts, "down_proj"))
-    parts = zip(experts.gate_proj, experts.up_proj, experts.down_proj, strict=True)
-    return [Mlp([gate, up], down, experts.act_fn) for gate, up, down in parts]
+    projections = zip(experts.gate_proj, experts.up_proj, experts.down_proj, strict=True)
+    return [Mlp([gate, up], down, experts.act_fn) for gate, up, down in projections]
 
 
 def _gemma4_experts(block: Any) -> Experts:
-    router, experts = block.router, block.experts
+    router = block.router
+    experts = block.experts
 
     def mix(x: Tensor, normed: Tensor) -> Tensor:
-        _, shares, chosen = router(x)
-        return experts(normed, chosen, shares)
+        _, shares, selected_experts = router(x)
+        return experts(normed, selected_experts, shares)
 
     scales = router.per_expert_scale.detach().float()
     return Experts(
@@ -538,13 +544,13 @@ def _gemma4_experts(block: Any) -> Experts:
 
 def _norms(block: Any) -> tuple[Any, Any, Any, Any]:
     """The norms of a layer before and after attention and MLP; transformers' name does not always say where one is."""
-    second = block.post_attention_layernorm
+    post_attention_norm = block.post_attention_layernorm
     if not hasattr(block, "post_feedforward_layernorm"):
-        return block.input_layernorm, None, second, None
-    last = block.post_feedforward_layernorm
+        return block.input_layernorm, None, post_attention_norm, None
+    post_feedforward_norm = block.post_feedforward_layernorm
     if not hasattr(block, "pre_feedforward_layernorm"):
-        return None, second, None, last
-    return block.input_layernorm, second, block.pre_feedforward_layernorm, last
+        return None, post_attention_norm, None, post_feedforward_norm
+    return block.input_layernorm, post_attention_norm, block.pre_feedforward_layernorm, post_feedforward_norm
 
 
 def _joined(part: Any, joined: str, *names: str) -> list[Any]:
@@ -571,14 +577,15 @@ def _key_owners(layers: Iterable[nn.Module], blocks: Sequence[Block]) -> list[in
     Raises:
         AttributeError: there are none that a layer could share.
     """
-    owners, stored = list[int](), dict[str, int]()
+    owners = list[int]()
+    owner_by_type = dict[str, int]()
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         attention: Any = getattr(layer, "self_attn", layer)
-        owners.append(index if block.attention.projected else stored.get(attention.layer_type, -1))
+        owners.append(index if block.attention.projected else owner_by_type.get(attention.layer_type, -1))
         if owners[-1] < 0:
             raise AttributeError(f"there are no keys that layer {index} could share")
         if getattr(attention, "store_full_length_kv", False):
-            stored[attention.layer_type] = index
+            owner_by_type[attention.layer_type] = index
     return owners
 
 

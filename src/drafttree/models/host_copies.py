@@ -18,13 +18,13 @@ ALIGNED = 16
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     """Tensors of the arrays' dtypes and shapes on a device. On a CPU they are the arrays' own memory."""
     if device.type == "cpu":
-        return [torch.from_numpy(each) for each in arrays]
+        return [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
-        return [torch.from_numpy(each).to(device) for each in arrays]
-    begins = byte_places(arrays)
-    there = torch.empty(begins[-1], dtype=torch.uint8, device=device)
-    ring_of(device).send(arrays, there)
-    return as_placed(there, arrays)
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    offsets = byte_places(arrays)
+    device_bytes = torch.empty(offsets[-1], dtype=torch.uint8, device=device)
+    ring_of(device).send(arrays, device_bytes)
+    return as_placed(device_bytes, arrays)
 
 
 def send_to(arrays: Sequence[Array], there: Tensor) -> None:
@@ -37,8 +37,8 @@ def send_to(arrays: Sequence[Array], there: Tensor) -> None:
     if there.device.type == "cuda":
         ring_of(there.device).send(arrays, there)
         return
-    for array, place in zip(arrays, as_placed(there, arrays), strict=True):
-        place.copy_(torch.from_numpy(array))
+    for array, view in zip(arrays, as_placed(there, arrays), strict=True):
+        view.copy_(torch.from_numpy(array))
 
 
 def packed_bits(mask: Array) -> Array:
@@ -48,20 +48,20 @@ def packed_bits(mask: Array) -> Array:
 
 def unpacked_bits(bits: Tensor, columns: int) -> Tensor:
     """Bool `[rows, columns]` of `packed_bits`."""
-    each = bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
-    return each.flatten(1)[:, :columns].bool()
+    flags = bits[..., None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
+    return flags.flatten(1)[:, :columns].bool()
 
 
 def byte_places(arrays: Sequence[Array]) -> list[int]:
     """Where each array begins when they lie behind each other, in bytes, and where the last one ends."""
-    return [*accumulate((-(-each.nbytes // ALIGNED) * ALIGNED for each in arrays), initial=0)]
+    return [*accumulate((-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays), initial=0)]
 
 
 def as_placed(there: Tensor, arrays: Sequence[Array]) -> list[Tensor]:
     """Views of the bytes that arrays were copied to, of their dtypes and shapes."""
     return [
-        there[begin : begin + each.nbytes].view(torch.from_numpy(each[:0]).dtype).view(each.shape)
-        for each, begin in zip(arrays, byte_places(arrays), strict=False)
+        there[offset : offset + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        for array, offset in zip(arrays, byte_places(arrays), strict=False)
     ]
 
 
@@ -85,7 +85,8 @@ class StagingRing:
     """
 
     def __init__(self, device: torch.device, buffers: int = 2) -> None:
-        self._device, self._lock = device, threading.Lock()
+        self._device = device
+        self._lock = threading.Lock()
         self._staged: list[Tensor] = [self.make_buffer(0)] * buffers
         self._copied: list[Copied | None] = [None] * buffers
         self._turn = 0
@@ -97,24 +98,25 @@ class StagingRing:
     def copy(self, there: Tensor, staged: Tensor) -> Copied:
         """Begin a copy to the device."""
         there.copy_(staged, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(torch.cuda.current_stream(self._device))
-        return copied
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
     def send(self, arrays: Sequence[Array], there: Tensor) -> None:
         """Copy arrays to bytes of the device, where they are to lie at their `byte_places`."""
-        begins = byte_places(arrays)
+        offsets = byte_places(arrays)
         with self._lock:
-            own, self._turn = self._turn, (self._turn + 1) % len(self._staged)
-            if copied := self._copied[own]:
-                copied.synchronize()
-            if len(self._staged[own]) < begins[-1]:
-                self._staged[own] = self.make_buffer(2 * begins[-1])
-            staged = self._staged[own][: begins[-1]]
-            host = staged.numpy()
-            for array, (begin, _) in zip(arrays, pairwise(begins), strict=True):
-                host[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            self._copied[own] = self.copy(there[: begins[-1]], staged)
+            turn = self._turn
+            self._turn = (self._turn + 1) % len(self._staged)
+            if event := self._copied[turn]:
+                event.synchronize()
+            if len(self._staged[turn]) < offsets[-1]:
+                self._staged[turn] = self.make_buffer(2 * offsets[-1])
+            staging_buffer = self._staged[turn][: offsets[-1]]
+            staging_bytes = staging_buffer.numpy()
+            for array, (offset, _) in zip(arrays, pairwise(offsets), strict=True):
+                staging_bytes[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            self._copied[turn] = self.copy(there[: offsets[-1]], staging_buffer)
 
 
 @lru_cache

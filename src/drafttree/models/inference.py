@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 def in_inference_mode(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Run a function in torch's inference mode, which takes ten times as long to enter as to be looked for."""
-    entering = torch.inference_mode()(function)
+    inference_function = torch.inference_mode()(function)
 
     @wraps(function)
     def run(*given: Given.args, **named: Given.kwargs) -> Result:
-        return (function if torch.is_inference_mode_enabled() else entering)(*given, **named)
+        return (function if torch.is_inference_mode_enabled() else inference_function)(*given, **named)
 
     return run

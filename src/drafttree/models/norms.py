@@ -44,7 +44,8 @@ def norm_of(norm: Any, width: int = 0) -> Norm | None:
     weight = scale.float()
     if isinstance(norm, nn.LayerNorm):
         return Norm(weight, None if norm.bias is None else norm.bias.detach().float(), float(norm.eps), True)
-    offset, epsilon = _offset(norm, scale), _epsilon(norm)
+    offset = _offset(norm, scale)
+    epsilon = _epsilon(norm)
     if offset is None or epsilon is None:
         raise AttributeError(f"{type(norm).__name__} is no norm that is known")
     return Norm(weight + offset, None, float(epsilon), False)
@@ -58,15 +59,16 @@ def norm_call(norm: Any) -> Callable[[Tensor], Tensor]:
     """
     if getattr(norm, "weight", None) is None or isinstance(norm, nn.LayerNorm):
         return norm
-    weight, epsilon = norm.weight.detach(), _epsilon(norm)
+    weight = norm.weight.detach()
+    epsilon = _epsilon(norm)
     offset = _offset(norm, weight)
     if epsilon is None or offset is None:
         return norm
     if weight.is_cuda or weight.dtype != torch.float32:
         return norm if offset else lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
     scale = (weight + offset) * math.sqrt(len(weight))
-    shortest = torch.tensor(math.sqrt(len(weight) * epsilon))
-    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(shortest)).mul_(scale)
+    length_floor = torch.tensor(math.sqrt(len(weight) * epsilon))
+    return lambda x: (x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(length_floor)).mul_(scale)
 
 
 def _epsilon(norm: Any) -> float | None:

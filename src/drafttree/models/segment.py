@@ -40,8 +40,9 @@ class Segment(NamedTuple):
     @classmethod
     def of_text(cls, cache: TreeCache, tokens: Sequence[int]) -> "Segment":
         """The next tokens of a text, each of which attends to those before it; the last one's logits are wanted."""
-        begin, count = cache.next_position, len(tokens)
-        positions = np.arange(begin, begin + count)
+        start_position = cache.next_position
+        count = len(tokens)
+        positions = np.arange(start_position, start_position + count)
         return cls(cache, np.array(tokens, dtype=np.int64), positions, causal(count), slice(-1, None))
 
     @property
@@ -55,11 +56,13 @@ class Segment(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Segment":
         """The nodes from `start` to `stop`, to be scored after those before `start`."""
-        wanted = range(self.nodes)[self.wanted]
-        own = slice(max(wanted.start - start, 0), max(wanted.stop - start, 0))
-        seen = self.visible.shape[1] - self.nodes + stop
+        wanted_nodes = range(self.nodes)[self.wanted]
+        wanted_slice = slice(max(wanted_nodes.start - start, 0), max(wanted_nodes.stop - start, 0))
+        drafted_rows = self.visible.shape[1] - self.nodes + stop
         nodes = slice(start, stop)
-        return Segment(self.cache, self.tokens[nodes], self.positions[nodes], self.visible[nodes, :seen], own)
+        return Segment(
+            self.cache, self.tokens[nodes], self.positions[nodes], self.visible[nodes, :drafted_rows], wanted_slice
+        )
 
 
 @lru_cache(maxsize=64)
@@ -88,15 +91,17 @@ class PassTensors(NamedTuple):
         """Bring segments to a device, in one copy."""
         if len(segments) == 1:
             _, *arrays, _ = segments[0]
-            tokens, positions, visible = send([each[None] for each in arrays], device)
+            tokens, positions, visible = send([array[None] for array in arrays], device)
             return cls(tokens, positions, [positions], [visible])
-        joined = [np.concatenate([each.tokens for each in segments])[None]]
-        joined.append(np.concatenate([each.positions for each in segments])[None])
-        joined.append(np.concatenate([each.visible.reshape(-1) for each in segments]))
-        tokens, positions, seen = send(joined, device)
-        parts = seen.split([each.visible.size for each in segments])
-        visible = [part.view(1, *each.visible.shape) for part, each in zip(parts, segments, strict=True)]
-        return cls(tokens, positions, positions.split([each.nodes for each in segments], 1), visible)
+        joined_arrays = [np.concatenate([segment.tokens for segment in segments])[None]]
+        joined_arrays.append(np.concatenate([segment.positions for segment in segments])[None])
+        joined_arrays.append(np.concatenate([segment.visible.reshape(-1) for segment in segments]))
+        tokens, positions, flat_visible = send(joined_arrays, device)
+        flat_masks = flat_visible.split([segment.visible.size for segment in segments])
+        visible = [
+            flat_mask.view(1, *segment.visible.shape) for flat_mask, segment in zip(flat_masks, segments, strict=True)
+        ]
+        return cls(tokens, positions, positions.split([segment.nodes for segment in segments], 1), visible)
 
 
 class Output(NamedTuple):
@@ -124,8 +129,8 @@ def join(parts: Sequence[Tensor], dim: int = 1) -> Tensor:
 def split_layers(segments: Sequence[Segment], layers: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """The states `[1, nodes, hidden]` of some layers by segment."""
     sizes = [segment.nodes for segment in segments]
-    parts = [split(layer, sizes) for layer in layers]
-    return [tuple(own[index] for own in parts) for index in range(len(sizes))]
+    states_by_layer = [split(layer, sizes) for layer in layers]
+    return [tuple(layer_states[index] for layer_states in states_by_layer) for index in range(len(sizes))]
 
 
 def forward_in_groups(

@@ -53,7 +53,7 @@ class TargetModel:
         self.module = module
         self._max_context: int | None = None
         self._backend_name: str | None = None
-        self._training = [part for part in module.modules() if part.training]
+        self._training = [submodule for submodule in module.modules() if submodule.training]
         module.eval()
         try:
             self._selected = SelectedBackend(module, select)
@@ -61,22 +61,22 @@ class TargetModel:
             self.release()
             raise
         self._describe()
-        configured = getattr(module.config.get_text_config(), "max_position_embeddings", None)
-        if self.context and configured and self.context < configured:
+        configured_context = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+        if self.context and configured_context and self.context < configured_context:
             logger.warning(
                 "%s is used up to LongRoPE's original context of %d tokens, not to %d: beyond it, its own texts depend "
                 "on where a prompt ended, as keys keep the frequencies they were read with",
-                *(type(module).__name__, self.context, configured),
+                *(type(module).__name__, self.context, configured_context),
             )
 
     def __repr__(self) -> str:
-        packed = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
-        parts = [f"{self.nbytes / 1e6:.1f} MB{packed}", self.precision, str(self.device)]
-        parts += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
-        parts += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
-        unseen = [f"reuses no rows by default because of {self.unseen}"] if self.unseen else []
-        parts += [self.runs_on]
-        return f"TargetModel({', '.join([type(self.module).__name__, *parts, *unseen])})"
+        packed_size = f" + {self.packed_nbytes / 1e6:.1f} MB packed" if self.packed_nbytes else ""
+        details = [f"{self.nbytes / 1e6:.1f} MB{packed_size}", self.precision, str(self.device)]
+        details += [f"lossy_window={self.lossy_window.size}+{self.lossy_window.sinks}"] if self.lossy_window else []
+        details += [f"1 of {self.tensor_parallel_size} processes"] if self.tensor_parallel_size > 1 else []
+        unseen_details = [f"reuses no rows by default because of {self.unseen}"] if self.unseen else []
+        details += [self.runs_on]
+        return f"TargetModel({', '.join([type(self.module).__name__, *details, *unseen_details])})"
 
     @property
     def backend(self) -> Backend:
@@ -86,7 +86,8 @@ class TargetModel:
     @property
     def runs_on(self) -> str:
         """The backend that runs the passes, and why faster ones do not."""
-        name, reason = type(self.backend).__name__, self.backend.fallback_reason
+        name = type(self.backend).__name__
+        reason = self.backend.fallback_reason
         return f"{name} ({reason})" if reason else name
 
     @property
@@ -112,8 +113,8 @@ class TargetModel:
 
     def release(self) -> None:
         """Give the parts of the module that were in training mode that mode back."""
-        for part in self._training:
-            part.training = True
+        for submodule in self._training:
+            submodule.training = True
 
     @property
     def shares_passes(self) -> bool:
@@ -152,8 +153,8 @@ class TargetModel:
         module = self.module
         self.vocab_size: int = logits_width(module)
         self.own_context = context_limit(module)
-        known = [each for each in (self.own_context, self._max_context) if each is not None]
-        self.context = min(known, default=None)
+        limits = [limit for limit in (self.own_context, self._max_context) if limit is not None]
+        self.context = min(limits, default=None)
         self.rope_switch = rope_switch(module)
         self.device = input_device(module)
         self.dtype = module.dtype
@@ -162,12 +163,14 @@ class TargetModel:
         self.unseen = self._selected.unseen
         if self.unseen:
             logger.info("no rows are reused by default: %s may have a state that cannot be compared", self.unseen)
-        self.nbytes = sum(each.nbytes for each in [*module.parameters(), *quantized_scales(module)])
+        self.nbytes = sum(weight.nbytes for weight in [*module.parameters(), *quantized_scales(module)])
         self._log_backend()
 
     def _log_backend(self) -> None:
         """Say which backend runs the passes, if it is not the fastest, or is another one since the module changed."""
-        model, name, reason = type(self.module).__name__, type(self.backend).__name__, self.backend.fallback_reason
+        model = type(self.module).__name__
+        name = type(self.backend).__name__
+        reason = self.backend.fallback_reason
         is_another = self._backend_name not in (None, name)
         if reason:
             level = logging.WARNING if is_another else logging.INFO

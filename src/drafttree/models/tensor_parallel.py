@@ -77,11 +77,11 @@ def check_same_pass(inputs: Sequence[Array], device: torch.device) -> None:
     digest = hashlib.blake2b(digest_size=8)
     for array in inputs:
         digest.update(repr(array.shape).encode() + array.tobytes())
-    own = int.from_bytes(digest.digest(), signed=True)
-    extremes = torch.tensor([own, ~own], device=device)
+    fingerprint = int.from_bytes(digest.digest(), signed=True)
+    extremes = torch.tensor([fingerprint, ~fingerprint], device=device)
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
-    largest, inverse_of_least = extremes.tolist()
-    if largest != ~inverse_of_least:
+    maximum, inverse_minimum = extremes.tolist()
+    if maximum != ~inverse_minimum:
         raise ModelError(
             "the processes of the sharded target drafted different trees; give all of them the same prompt, options "
             "and drafter, on devices of one kind"

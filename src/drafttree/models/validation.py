@@ -70,22 +70,23 @@ class OwnLogits:
             ModelError: the module cannot be verified in a tree, computes no finite logits, or computes wrong ones here.
         """
         check_module(self.module)
-        kind = type(self.module).__name__
+        class_name = type(self.module).__name__
         try:
             with self._multiplied():
                 ModuleBackend(self.module)  # refuses what no tree can be verified in
             reference = self._of(make_probes(self.module)[:1])
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             reason = str(error).partition("\n")[0]
-            raise ModelError(f"{kind} cannot compute its own logits ({reason}); load it anew") from error
+            raise ModelError(f"{class_name} cannot compute its own logits ({reason}); load it anew") from error
         if setting := self._limits_products(reference[0][0].shifted(logits_width(self.module))):
-            dtype, threads = str(self.module.dtype).removeprefix("torch."), torch.get_num_threads()
+            dtype = str(self.module.dtype).removeprefix("torch.")
+            threads = torch.get_num_threads()
             raise ModelError(
-                f"{kind} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
+                f"{class_name} computes wrong logits in {dtype} here: torch counts on {threads} threads, and "
                 f"OpenMP may give it fewer by {setting}; unset that, or call torch.set_num_threads(1)"
             )
         if not all(logits.isfinite().all() for _, logits in reference):
-            raise ModelError(f"{kind} computes no finite logits; its weights may be damaged")
+            raise ModelError(f"{class_name} computes no finite logits; its weights may be damaged")
         return reference
 
     @cached_property
@@ -143,14 +144,14 @@ class OwnLogits:
         if input_device(self.module).type != "cpu" or not (setting := limit_of_threads(threads)):
             return None
         with a_single_thread():
-            limited = self._logits(probe)
+            limited_logits = self._logits(probe)
         torch.set_num_threads(1)
         try:
-            right = self._logits(probe)
+            single_thread_logits = self._logits(probe)
         finally:
             torch.set_num_threads(threads)
-        is_right = relative_gap(limited, right) <= tolerance(self.module.dtype)
-        return None if is_right or not right.isfinite().all() else setting
+        is_right = relative_gap(limited_logits, single_thread_logits) <= tolerance(self.module.dtype)
+        return None if is_right or not single_thread_logits.isfinite().all() else setting
 
     def _multiplied(self) -> AbstractContextManager[None]:
         return self._packed.multiplies_for(self.module) if self._packed else nullcontext()
@@ -162,13 +163,13 @@ def verify_once(module: PreTrainedModel) -> ModuleBackend:
     Raises:
         ModelError: the module cannot be verified in a tree.
     """
-    kept: _Kept | None = vars(module).get(KEPT)
-    if kept is None:
-        kept = _Kept(SelectedBackend(module, lambda module: verify(OwnLogits(module))))
-        setattr(module, KEPT, kept)
+    holder: _Kept | None = vars(module).get(KEPT)
+    if holder is None:
+        holder = _Kept(SelectedBackend(module, lambda module: verify(OwnLogits(module))))
+        setattr(module, KEPT, holder)
     else:
-        kept.selected.refresh()
-    return kept.selected.backend
+        holder.selected.refresh()
+    return holder.selected.backend
 
 
 class _Kept:
@@ -203,10 +204,12 @@ def told_of_training(module: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if not any(part.training for part in module.modules()):
+        if not any(submodule.training for submodule in module.modules()):
             raise
-        kind = type(module).__name__
-        raise ModelError(f"{kind} cannot be verified in a tree: it is in training mode; call its eval()") from error
+        class_name = type(module).__name__
+        raise ModelError(
+            f"{class_name} cannot be verified in a tree: it is in training mode; call its eval()"
+        ) from error
 
 
 def _incompatibility(backend: ModuleBackend, own: Reference, allowed: float) -> str | None:

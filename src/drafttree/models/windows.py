@@ -50,12 +50,12 @@ def span_of(module: Any, sliding_window: int | None = CONFIGURED) -> Span:
     """How far back a layer attends. Some models leave it to the mask, and do not pass it on."""
     types = getattr(module.config, "layer_types", None)
     index = getattr(module, "layer_idx", None)  # none of Zamba's attention, which several layers share
-    kind = "sliding_attention" if index is None or not types else types[index]
-    if kind == "chunked_attention":
+    layer_type = "sliding_attention" if index is None or not types else types[index]
+    if layer_type == "chunked_attention":
         return Span(chunk=module.config.attention_chunk_size)
     if sliding_window != CONFIGURED:
         return Span(sliding_window)
-    return Span(getattr(module.config, "sliding_window", None) if kind == "sliding_attention" else None)
+    return Span(getattr(module.config, "sliding_window", None) if layer_type == "sliding_attention" else None)
 
 
 class LossyWindow(NamedTuple):
@@ -110,12 +110,13 @@ class WindowedRows:
             buffers: `[slots, 1, heads, capacity, width]`; the rows behind the dropped ones move up.
             rows: committed ones in them.
         """
-        window, count = self.window, rows - self.window.rows
+        window = self.window
+        count = rows - window.rows
         if count < window.slack:
             return 0
         for buffer in buffers:
-            latest = buffer[..., window.sinks + count : rows, :]
-            buffer[..., window.sinks : window.rows, :] = latest.clone()
+            newest_rows = buffer[..., window.sinks + count : rows, :]
+            buffer[..., window.sinks : window.rows, :] = newest_rows.clone()
         self.dropped += count
         return count
 

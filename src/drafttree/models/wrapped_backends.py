@@ -21,8 +21,10 @@ class WrappedBackend:
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
         self.device = inner.device
-        self.exact_text, self.lossy_window = inner.exact_text, inner.lossy_window
-        self.packed_nbytes, self.fallback_reason = inner.packed_nbytes, inner.fallback_reason
+        self.exact_text = inner.exact_text
+        self.lossy_window = inner.lossy_window
+        self.packed_nbytes = inner.packed_nbytes
+        self.fallback_reason = inner.fallback_reason
 
     @property
     def shares_passes(self) -> bool:
@@ -48,7 +50,7 @@ class WindowedBackend(WrappedBackend):
         self.lossy_window = self._window = window
 
     def new_cache(self, capacity: int) -> TreeCache:
-        most = self._window.rows + self._window.slack + LONGEST_PASS
-        cache = super().new_cache(min(capacity, most))
+        max_rows = self._window.rows + self._window.slack + LONGEST_PASS
+        cache = super().new_cache(min(capacity, max_rows))
         cache.windowed = WindowedRows(self._window)
         return cache

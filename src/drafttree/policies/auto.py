@@ -42,8 +42,8 @@ class Auto(TreePolicy):
         return self
 
     def candidates(self, depth: int) -> int:
-        first, later = FLAT_CHILDREN if self.flat else (self.children, LATER_CHILDREN)
-        return min(self.children, max(self.budget - 1, 1), first if depth == 1 else later)
+        first_children, later_children = FLAT_CHILDREN if self.flat else (self.children, LATER_CHILDREN)
+        return min(self.children, max(self.budget - 1, 1), first_children if depth == 1 else later_children)
 
     def levels(self) -> int:
         return self.depth

@@ -198,27 +198,27 @@ def best_mask(scores: Array, among: Array, count: int) -> Array:
     """
     if not 0 < count < scores.size:
         return among & (count > 0)
-    ranked = np.where(among, scores, -math.inf).reshape(-1)
-    least = np.partition(ranked, ranked.size - count)[ranked.size - count]
-    best = ranked >= least
-    if np.count_nonzero(best) > count:  # among those that tie for the last places the first ones stay
-        above = ranked > least
-        ties = np.flatnonzero(best & ~above)
-        best[ties[count - np.count_nonzero(above) :]] = False
-    return best.reshape(scores.shape) & among
+    ranked_scores = np.where(among, scores, -math.inf).reshape(-1)
+    threshold = np.partition(ranked_scores, ranked_scores.size - count)[ranked_scores.size - count]
+    mask = ranked_scores >= threshold
+    if np.count_nonzero(mask) > count:  # among those that tie for the last places the first ones stay
+        winners = ranked_scores > threshold
+        ties = np.flatnonzero(mask & ~winners)
+        mask[ties[count - np.count_nonzero(winners) :]] = False
+    return mask.reshape(scores.shape) & among
 
 
 def _explain(policy: type[TreePolicy], error: ValidationError) -> ConfigError:
     """An error of one line for the first problem that pydantic found."""
-    first = error.errors()[0]
-    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if not first["loc"]:
+    problem = error.errors()[0]
+    reason = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not problem["loc"]:
         return ConfigError(f"{policy.__name__}: {reason}")
-    name = str(first["loc"][0])
-    if first["type"] == "extra_forbidden":
+    name = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
         return unknown(f"parameter of {policy.__name__}", name, policy.model_fields)
-    if first["type"].startswith(("less_than", "greater_than")):
+    if problem["type"].startswith(("less_than", "greater_than")):
         limits = policy.model_fields[name].metadata
         bounds = [getattr(limit, side) for limit in limits for side in ("ge", "le") if hasattr(limit, side)]
         reason = f"between {' and '.join(map(str, bounds))}"
-    return ConfigError(f"{policy.__name__}: {name} is {first['input']!r}; it should be {reason}")
+    return ConfigError(f"{policy.__name__}: {name} is {problem['input']!r}; it should be {reason}")

@@ -113,11 +113,11 @@ class DynaTree(TreePolicy):
     def init_state(self, context: TextContext) -> DynaTreeState:
         if not self.remembers or context.learned is None:
             return DynaTreeState(self.base_depth, self.high, self.deep_above)
-        last: DynaTreeState = context.learned  # the rest is the rule of the authors' code, between two texts
-        if not last.rounds:
-            return last
-        share = last.tokens / (last.rounds * (self.base_depth + 2))
-        state = replace(last, shares=(*last.shares, share)[-self.window :], tokens=0, rounds=0)
+        learned_state: DynaTreeState = context.learned  # the rest is the rule of the authors' code, between two texts
+        if not learned_state.rounds:
+            return learned_state
+        share = learned_state.tokens / (learned_state.rounds * (self.base_depth + 2))
+        state = replace(learned_state, shares=(*learned_state.shares, share)[-self.window :], tokens=0, rounds=0)
         error = self._error(state.shares)
         if len(state.shares) < min(FEWEST_TEXTS, self.window) or abs(error) <= DEAD_BAND:
             return state

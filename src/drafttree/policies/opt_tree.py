@@ -29,11 +29,13 @@ class OptTree(TreePolicy):
         return best_mask(layer.path_logprobs, layer.possible, self.budget - 1)
 
     def stop(self, tree: DraftTree, frontier: Array) -> bool:
-        paths, last = tree.path_logprobs, tree.depths.index(tree.levels)
-        after, before = (self._expected(seen, frontier.dtype) for seen in (paths, paths[:last]))
-        return bool(after - before <= self.threshold)
+        paths = tree.path_logprobs
+        level_start = tree.depths.index(tree.levels)
+        tokens_after = self._expected(paths, frontier.dtype)
+        tokens_before = self._expected(paths[:level_start], frontier.dtype)
+        return bool(tokens_after - tokens_before <= self.threshold)
 
     def _expected(self, paths: Sequence[float], dtype: "np.dtype") -> float:
         """Expected tokens of a round: path probabilities of the best `budget` nodes, the root's included."""
-        best = np.array(sorted(paths, reverse=True)[: self.budget], dtype=dtype)
-        return np.exp(best).cumsum()[-1]
+        best_logprobs = np.array(sorted(paths, reverse=True)[: self.budget], dtype=dtype)
+        return np.exp(best_logprobs).cumsum()[-1]

@@ -43,15 +43,15 @@ class Template(TreePolicy):
     @field_validator("paths", mode="before")
     @classmethod
     def _read(cls, value: object) -> object:
-        return [_path(part) for part in value.split("+")] if isinstance(value, str) else value
+        return [_path(text) for text in value.split("+")] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        known = {(), *self._sorted}
+        known_paths = {(), *self._sorted}
         for path in self._sorted:
             if path and max(path) >= MOST_CHILDREN:
                 raise ValueError(f"child ranks below {MOST_CHILDREN}, not {max(path)}")
-            if not path or min(path) < 0 or path[:-1] not in known:
+            if not path or min(path) < 0 or path[:-1] not in known_paths:
                 raise ValueError(f"path {'.'.join(map(str, path))!r} has no parent in the list")
         if not self._sorted:
             raise ValueError("a template needs at least one path")
@@ -85,12 +85,12 @@ class Template(TreePolicy):
 
     @cached_property
     def _tables(self) -> "_Tables":
-        index = {(): 0} | {path: place for place, path in enumerate(self._sorted, start=1)}
+        index = {(): 0} | {path: node for node, path in enumerate(self._sorted, start=1)}
         children = np.full((len(index), self.candidates(1)), -1)
         for path in self._sorted:
             children[index[path[:-1]], path[-1]] = index[path]
-        kept = children >= 0
-        return _Tables(children, kept, np.any(kept, axis=1)[children.clip(0)])
+        child_mask = children >= 0
+        return _Tables(children, child_mask, np.any(child_mask, axis=1)[children.clip(0)])
 
 
 @dataclass(eq=False)
@@ -111,9 +111,9 @@ class _Tables:
 
 
 def _path(text: str) -> Path:
-    if not all(part.isdigit() for part in text.split(".")):
+    if not all(rank.isdigit() for rank in text.split(".")):
         raise ValueError(f"a path of child ranks such as 0.2.1, not {text!r}")
-    return tuple(int(part) for part in text.split("."))
+    return tuple(int(rank) for rank in text.split("."))
 
 
 def _shipped(name: str) -> list[Path]:

@@ -96,8 +96,12 @@ class TreeView:
 
     def __init__(self, tree: DraftTree, logits: Tensor, sampling: Sampling, randomness: Randomness) -> None:
         self.randomness = randomness
-        self.tokens, self.children, self.child = tree.tokens, [[*own] for own in tree.children], tree.child
-        self._logits, self._sampling, self._draft = logits, sampling, tree.draft_probs
+        self.tokens = tree.tokens
+        self.children = [[*siblings] for siblings in tree.children]
+        self.child = tree.child
+        self._logits = logits
+        self._sampling = sampling
+        self._draft = tree.draft_probs
 
     def target(self, node: int) -> Tensor:
         """`[vocab]` the target's distribution after a node, a new tensor each time."""
@@ -114,8 +118,8 @@ class TreeView:
         if node not in self._draft:
             raise ConfigError("this tree does not say which distribution its children were drawn from")
         row = self._draft[node]
-        missing = self._logits.shape[-1] - len(row)
-        return torch.nn.functional.pad(row, (0, missing)) if missing else row
+        missing_columns = self._logits.shape[-1] - len(row)
+        return torch.nn.functional.pad(row, (0, missing_columns)) if missing_columns else row
 
     def draw(self, distribution: Tensor) -> int:
         """A token of a distribution `[vocab]`.
@@ -182,10 +186,11 @@ def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: i
     name = type(verifier).__name__
     try:
         nodes, token = cast(Any, verdict)
-        path, bonus = [*map(index, nodes)], index(token)
+        path = [*map(index, nodes)]
+        bonus = index(token)
     except (TypeError, ValueError):
         raise _no_verdict(verifier, verdict) from None
-    if path[:1] != [0] or any(below not in tree.children[node] for node, below in pairwise(path)):
+    if path[:1] != [0] or any(child not in tree.children[node] for node, child in pairwise(path)):
         raise ConfigError(f"{name} accepts the nodes {path}, which do not form a path from the root")
     if not 0 <= bonus < vocab:
         raise ConfigError(f"{name} gives the bonus token {bonus}; the vocabulary has {vocab}")
@@ -193,14 +198,14 @@ def check_verdict(verifier: Verifier, tree: DraftTree, verdict: object, vocab: i
 
 
 def _no_verdict(verifier: Verifier, given: object) -> ConfigError:
-    wanted = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
-    return ConfigError(f"{type(verifier).__name__} returns {given!r}; {wanted}")
+    expectation = "a verdict is the accepted nodes, from the root's 0 down, and the bonus token"
+    return ConfigError(f"{type(verifier).__name__} returns {given!r}; {expectation}")
 
 
 def not_numbers() -> ModelError:
     """The error for logits that say nothing."""
-    broken = "its weights are damaged, or its dtype is too narrow for them"
-    return ModelError(f"the target's logits are not finite (NaN, or -inf for every token); {broken}")
+    cause = "its weights are damaged, or its dtype is too narrow for them"
+    return ModelError(f"the target's logits are not finite (NaN, or -inf for every token); {cause}")
 
 
 def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
@@ -211,8 +216,8 @@ def normalise(mass: Tensor, otherwise: Tensor) -> Tensor:
 
 def ratio(p: Tensor, q: Tensor, token: int) -> Tensor:
     """p/q of a token, a number on the device; 0 if q has none of it: what cannot have been drawn is not accepted."""
-    offered = q[token]
-    return torch.where(offered > 0, p[token] / offered, 0.0)
+    draft_prob = q[token]
+    return torch.where(draft_prob > 0, p[token] / draft_prob, 0.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -222,9 +227,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 def without(q: Tensor, token: int) -> Tensor:
     """q with a token's probability removed, normalised."""
-    rest = q.clone()
-    rest[token] = 0
-    return normalise(rest, rest)
+    remainder = q.clone()
+    remainder[token] = 0
+    return normalise(remainder, remainder)
 
 
 def walk(tree: DraftTree, best: Callable[[int], int]) -> Verdict:

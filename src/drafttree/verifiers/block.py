@@ -18,16 +18,18 @@ class Block(SamplingVerifier):
         while view.children[chain[-1]]:
             chain.append(view.children[chain[-1]][0])
         # Per node the probability to accept the block up to it, and what the bonus token is drawn from.
-        rate, thresholds, kept = torch.ones(()), list[Tensor](), list[Tensor]()
+        rate = torch.ones(())
+        thresholds = list[Tensor]()
+        bonus_weights = list[Tensor]()
         for node, child in pairwise(chain):
             target, draft = view.target(node), view.draft(node)
-            left = (rate * target).sub_(draft).clamp_min_(0)
-            mass = left.sum()
+            residual = (rate * target).sub_(draft).clamp_min_(0)
+            mass = residual.sum()
             thresholds.append(torch.where(mass > 0, mass / (mass + (1 - rate)), 0.0))
-            kept.append(torch.where(mass > 0, left, target))
+            bonus_weights.append(torch.where(mass > 0, residual, target))
             rate = (rate * ratio(target, draft, view.tokens[child])).clamp_max(1.0)
-        best = 0
+        accepted_length = 0
         for position, threshold in enumerate(view.read([*thresholds, rate][1:]), start=1):
             if view.randomness.accept(threshold):
-                best = position
-        return chain[: best + 1], view.draw([*kept, view.target(chain[-1])][best])
+                accepted_length = position
+        return chain[: accepted_length + 1], view.draw([*bonus_weights, view.target(chain[-1])][accepted_length])

@@ -25,8 +25,8 @@ class Coupled(Verifier):
 
     def guide(self, logits: Tensor, depth: int, randomness: Randomness) -> Tensor:
         noise = randomness.gumbel(depth)
-        if missing := logits.shape[-1] - len(noise):
-            noise = torch.nn.functional.pad(noise, (0, missing))  # a negative width cuts
+        if missing_columns := logits.shape[-1] - len(noise):
+            noise = torch.nn.functional.pad(noise, (0, missing_columns))  # a negative width cuts
         return self.sampling.process(logits) + noise
 
     def guide_candidates(self, candidates: Candidates, depth: int, randomness: Randomness) -> Candidates | None:

@@ -4,7 +4,8 @@ from drafttree.core.lazy import Tensor, torch
 from drafttree.core.tree import Proposal
 from drafttree.verifiers.base import SamplingVerifier, TreeView, normalise, ratio
 
-STEPS, NEAR = 24, 1e-8
+STEPS = 24
+NEAR = 1e-8
 
 
 class KSeq(SamplingVerifier):
@@ -22,8 +23,8 @@ class KSeq(SamplingVerifier):
             p, q = view.target(path[-1]), view.draft(path[-1])
             scale = scale_of(p, q, len(children))
             chances = view.read([ratio(p, q, view.tokens[child]) / scale for child in children])
-            pairs = zip(children, chances, strict=True)
-            accepted = next((child for child, chance in pairs if view.randomness.accept(chance)), None)
+            child_chances = zip(children, chances, strict=True)
+            accepted = next((child for child, chance in child_chances if view.randomness.accept(chance)), None)
             if accepted is None:
                 common = torch.minimum(q, p / scale)
                 beta = float(common.sum())
@@ -45,17 +46,26 @@ def scale_of(p: Tensor, q: Tensor, count: int) -> float:
         beta = float(torch.minimum(q, torch.div(p, scale, out=common), out=common).sum())
         return 1 - (1 - beta) ** count - scale * beta
 
-    low, high, above = 1.0, float(count), excess(1.0) if count > 1 else 0.0
-    if above <= 0:
+    low = 1.0
+    high = float(count)
+    low_excess = excess(1.0) if count > 1 else 0.0
+    if low_excess <= 0:
         return 1.0
-    below, rose = excess(high), None
+    high_excess = excess(high)
+    rose = None
     for _ in range(STEPS):
-        middle = (high * above - low * below) / (above - below)
-        value = excess(middle)
-        if value > 0:
-            low, above, below, rose = middle, value, below / 2 if rose is True else below, True
+        middle = (high * low_excess - low * high_excess) / (low_excess - high_excess)
+        middle_excess = excess(middle)
+        if middle_excess > 0:
+            low = middle
+            low_excess = middle_excess
+            high_excess = high_excess / 2 if rose is True else high_excess
+            rose = True
         else:
-            high, below, above, rose = middle, value, above / 2 if rose is False else above, False
-        if high - low < NEAR or -NEAR < value <= 0:
+            high = middle
+            high_excess = middle_excess
+            low_excess = low_excess / 2 if rose is False else low_excess
+            rose = False
+        if high - low < NEAR or -NEAR < middle_excess <= 0:
             break
     return high

@@ -14,17 +14,19 @@ class GreedyMultiDraft(SamplingVerifier):
     proposal: ClassVar[Proposal] = Proposal.TOP_K_PLUS_SAMPLE
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        drawn = {node: children[-1] for node, children in enumerate(view.children) if children}
-        chances = [ratio(view.target(node), view.draft(node), view.tokens[child]) for node, child in drawn.items()]
-        chance = dict(zip(drawn, view.read(chances), strict=True))
+        drawn_child = {node: children[-1] for node, children in enumerate(view.children) if children}
+        chances = [
+            ratio(view.target(node), view.draft(node), view.tokens[child]) for node, child in drawn_child.items()
+        ]
+        chance = dict(zip(drawn_child, view.read(chances), strict=True))
         path = [0]
         while children := view.children[path[-1]]:
             if view.randomness.accept(chance[path[-1]]):
                 path.append(children[-1])
                 continue
             bonus = view.draw(residual(view.target(path[-1]), view.draft(path[-1])))
-            best = [child for child in children[:-1] if view.tokens[child] == bonus]
-            if not best:
+            matches = [child for child in children[:-1] if view.tokens[child] == bonus]
+            if not matches:
                 return path, bonus
-            path += best
+            path += matches
         return path, view.draw(view.target(path[-1]))

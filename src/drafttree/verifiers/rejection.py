@@ -13,20 +13,21 @@ class SiblingRejection(SamplingVerifier):
     """
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        rejected = {node: self._reject_all(view, node) for node, children in enumerate(view.children) if children}
-        read = iter(view.read([chance for chances, _ in rejected.values() for chance in chances]))
-        chance = {child: next(read) for node in rejected for child in view.children[node]}
+        rejections = {node: self._reject_all(view, node) for node, children in enumerate(view.children) if children}
+        numbers = iter(view.read([chance for chances, _ in rejections.values() for chance in chances]))
+        chance = {child: next(numbers) for node in rejections for child in view.children[node]}
         path = [0]
         while children := view.children[path[-1]]:
             accepted = next((child for child in children if view.randomness.accept(chance[child])), None)
             if accepted is None:
-                return path, view.draw(rejected[path[-1]][1])
+                return path, view.draw(rejections[path[-1]][1])
             path.append(accepted)
         return path, view.draw(view.target(path[-1]))
 
     def _reject_all(self, view: TreeView, node: int) -> tuple[list[Tensor], Tensor]:
         """The acceptance probability of each child after the rejection of those before it, and what p is in the end."""
-        p, q, chances = view.target(node), self.proposed(view, node), []
+        p, q = view.target(node), self.proposed(view, node)
+        chances = []
         for child in view.children[node]:
             token = view.tokens[child]
             chances.append(self.chance(p, q, token))

@@ -32,7 +32,8 @@ def traverse(view: TreeView) -> list[tuple[list[int], "ChainNode"]]:
     The traversal ends with the first leaf that is accepted, so nothing in it depends on a random number, and the rates
     of all leaves can be read at once.
     """
-    chain, judgements = [ChainNode(view, 0, torch.ones(()))], []
+    chain = [ChainNode(view, 0, torch.ones(()))]
+    judgements = []
     while chain:
         leaf = chain[-1]
         if leaf.children:
@@ -55,7 +56,8 @@ class ChainNode:
     """
 
     def __init__(self, view: TreeView, index: int, rate: Tensor) -> None:
-        self.index, self.rate = index, rate
+        self.index = index
+        self.rate = rate
         self.children = list(view.children[index])
         self._view = view
 
@@ -76,9 +78,9 @@ class ChainNode:
 
     def reject(self, token: int) -> None:
         """Equations 2 and 3: the distributions and the rate after the child with this token has been cut off."""
-        left = (self.rate * self.target).sub_(self.draft).clamp_min_(0)
-        mass = left.sum()
-        self.target = normalise(left, self.target)
+        residual = (self.rate * self.target).sub_(self.draft).clamp_min_(0)
+        mass = residual.sum()
+        self.target = normalise(residual, self.target)
         self.rate = torch.where(mass > 0, mass / (mass + (1 - self.rate)), 0.0)
         if self.children:
             self.draft = without(self.draft, token)

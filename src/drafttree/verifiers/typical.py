@@ -20,22 +20,22 @@ class LossyTypical(SamplingVerifier):
     alpha: ClassVar[float] = 0.3
 
     def judge(self, view: TreeView) -> tuple[list[int], int]:
-        inner = [node for node, children in enumerate(view.children) if children]
-        rows = {node: view.target(node) for node in inner}
+        inner_nodes = [node for node, children in enumerate(view.children) if children]
+        rows = {node: view.target(node) for node in inner_nodes}
         entropies = [-(row * (row + 1e-5).log()).sum() for row in rows.values()]
-        drafted = {child: rows[node][view.tokens[child]] for node in inner for child in view.children[node]}
-        numbers = view.read([*entropies, *drafted.values()])
+        drafted_probs = {child: rows[node][view.tokens[child]] for node in inner_nodes for child in view.children[node]}
+        numbers = view.read([*entropies, *drafted_probs.values()])
         threshold = {
             node: math.log(min(self.epsilon, self.alpha * math.exp(-entropy)))
-            for node, entropy in zip(inner, numbers, strict=False)
+            for node, entropy in zip(inner_nodes, numbers, strict=False)
         }
-        chances = zip(drafted, numbers[len(inner) :], strict=True)
+        chances = zip(drafted_probs, numbers[len(inner_nodes) :], strict=True)
         logprob = {child: math.log(chance) if chance else -math.inf for child, chance in chances}
-        best: tuple[list[int], float] = ([0], 0.0)
-        below = [best]
-        while below:
-            path, likelihood = below.pop()
-            best = max(best, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
+        best_candidate: tuple[list[int], float] = ([0], 0.0)
+        stack = [best_candidate]
+        while stack:
+            path, likelihood = stack.pop()
+            best_candidate = max(best_candidate, (path, likelihood), key=lambda found: (len(found[0]), found[1]))
             accepted = (child for child in reversed(view.children[path[-1]]) if logprob[child] > threshold[path[-1]])
-            below += [([*path, child], likelihood + logprob[child]) for child in accepted]
-        return best[0], int(view.target(best[0][-1]).argmax())
+            stack += [([*path, child], likelihood + logprob[child]) for child in accepted]
+        return best_candidate[0], int(view.target(best_candidate[0][-1]).argmax())

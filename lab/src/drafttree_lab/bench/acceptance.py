@@ -103,15 +103,17 @@ def bench(
     each file, evenly spaced.
     """
     warmth = parse_temperatures(temperatures)
-    grown, judges = shapes and [*parse_policies(shapes).values()], [*parse_verifiers(verifiers).values()]
+    shape_policies = shapes and [*parse_policies(shapes).values()]
+    judges = [*parse_verifiers(verifiers).values()]
 
     from drafttree.interfaces.cli.decoders import load_speculative
 
     decoder = load_speculative(target, drafter, dtype, device)
     tasks = prompts.token_ids_by_task(decoder, rounds * stride + 64)
-    ids, store = [each for _, each in tasks], results.open_store(context, tasks)
+    ids = [prompt_ids for _, prompt_ids in tasks]
+    store = results.open_store(context, tasks)
     options = {"temperatures": warmth, "rounds": rounds, "stride": stride, "seed": seed}
-    options |= {"shapes": grown, "verifiers": judges, "tasks": [task for task, _ in tasks]}
+    options |= {"shapes": shape_policies, "verifiers": judges, "tasks": [task for task, _ in tasks]}
     with progress(len(warmth) * len(ids)) as advance:
         report = measure_acceptance(decoder, ids, progress=advance, store=store, **options)
     results.finish(store, measure.to_json(report), lambda: _show(report))
@@ -160,31 +162,45 @@ def measure_acceptance(
         raise ConfigError(
             "acceptance is measured with a language model as drafter; name one, such as --drafter embedded-draft"
         )
-    judges, decoder = parse_verifiers(verifiers), decoder.with_verifier(Coupled)
-    grown: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
-    _check(grown, judges)
+    judges = parse_verifiers(verifiers)
+    decoder = decoder.with_verifier(Coupled)
+    tree_shapes: Shapes = SHAPES if shapes is None else {spec: {spec: MAX_LEVELS} for spec in parse_policies(shapes)}
+    _check(tree_shapes, judges)
 
     def run(temperature: float, asked: "tuple[int, Prompt]") -> list[Lengths]:
-        own = {"temperature": temperature, "seed": seed + asked[0]}
+        options = {"temperature": temperature, "seed": seed + asked[0]}
         with torch.inference_mode():
-            contexts = _contexts(decoder, asked[1], rounds, stride, own)
-            return [_lengths(decoder, text, grown, judges) for text in contexts]
+            contexts = _contexts(decoder, asked[1], rounds, stride, options)
+            return [_lengths(decoder, text, tree_shapes, judges) for text in contexts]
 
     ways: dict[str, Way] = {f"{temperature:g}": partial(run, temperature) for temperature in temperatures}
-    named = [*tasks] or [ALL] * len(prompts)
-    asked = [(task, each) for task, each in zip(named, enumerate(prompts), strict=True)]
-    cells = measure.race(ways, asked, list[Lengths], store=store, progress=progress)
+    task_names = [*tasks] or [ALL] * len(prompts)
+    task_prompts = [
+        (task, numbered_prompt) for task, numbered_prompt in zip(task_names, enumerate(prompts), strict=True)
+    ]
+    cells = measure.race(ways, task_prompts, list[Lengths], store=store, progress=progress)
     rows = list[dict[str, Any]]()
     for temperature in ways:
-        found = [(cell.group, _mean(cell.result)) for cell in cells if cell.way == temperature]
-        groups = {ALL: [each for _, each in found]}
-        if len({*named}) > 1:
+        group_lengths = [(cell.group, _mean(cell.result)) for cell in cells if cell.way == temperature]
+        groups = {ALL: [lengths for _, lengths in group_lengths]}
+        if len({*task_names}) > 1:
             groups |= {
-                task: [each for own, each in found if own == task] for task in dict.fromkeys(own for own, _ in found)
+                task: [lengths for group, lengths in group_lengths if group == task]
+                for task in dict.fromkeys(group for group, _ in group_lengths)
             }
-        rows += [_row(float(temperature), task, shape, own) for task, own in groups.items() for shape in own[0]]
-    judged = sum(len(cell.result) for cell in cells)
-    return {"rows": rows, "prompts": len(prompts), "rounds": judged, "stride": stride, "published_gain": PUBLISHED_GAIN}
+        rows += [
+            _row(float(temperature), task, shape, task_lengths)
+            for task, task_lengths in groups.items()
+            for shape in task_lengths[0]
+        ]
+    round_count = sum(len(cell.result) for cell in cells)
+    return {
+        "rows": rows,
+        "prompts": len(prompts),
+        "rounds": round_count,
+        "stride": stride,
+        "published_gain": PUBLISHED_GAIN,
+    }
 
 
 def _contexts(
@@ -193,20 +209,20 @@ def _contexts(
     """One sequence, moved along a text of the target's, with the caches of the target and the drafter."""
     from drafttree.models import prefill
 
-    ahead = (rounds - 1) * stride
-    text = decoder.generate(prompt, max_new_tokens=ahead, **options).tokens if ahead else []
-    request = decoder.new_request(prompt, max_new_tokens=ahead + MAX_LEVELS, **options)
+    text_length = (rounds - 1) * stride
+    text = decoder.generate(prompt, max_new_tokens=text_length, **options).tokens if text_length else []
+    request = decoder.new_request(prompt, max_new_tokens=text_length + MAX_LEVELS, **options)
     decoder.loop.read_prompt(request)
     yield request
-    for first in range(0, ahead, stride):
-        following = text[first : first + stride]
-        if len(following) < stride or following[-1] in decoder.eos:
+    for start in range(0, text_length, stride):
+        next_tokens = text[start : start + stride]
+        if len(next_tokens) < stride or next_tokens[-1] in decoder.eos:
             return
         assert request.drafting.session is not None
         with torch.inference_mode():
-            prefill(decoder.target, request.cache, [request.tokens[-1], *following[:-1]])
-            request.drafting.session.commit(following, ())
-        request.tokens += following
+            prefill(decoder.target, request.cache, [request.tokens[-1], *next_tokens[:-1]])
+            request.drafting.session.commit(next_tokens, ())
+        request.tokens += next_tokens
         yield request
 
 
@@ -217,10 +233,14 @@ def _lengths(
     from drafttree_lab.judged_tree import JudgedTree, grower_of, score_trees
 
     growers = dict.fromkeys(map(grower_of, verifiers.values()))
-    grown = {(spec, each): JudgedTree(decoder, request, make_policy(spec), each) for spec in shapes for each in growers}
-    score_trees(decoder, request, list(grown.values()))
+    trees = {
+        (spec, grower): JudgedTree(decoder, request, make_policy(spec), grower) for spec in shapes for grower in growers
+    }
+    score_trees(decoder, request, list(trees.values()))
     return {
-        shape: {name: grown[spec, grower_of(each)].accepted(each, levels) for name, each in verifiers.items()}
+        shape: {
+            name: trees[spec, grower_of(verifier)].accepted(verifier, levels) for name, verifier in verifiers.items()
+        }
         for spec, upper in shapes.items()
         for shape, levels in upper.items()
     }
@@ -261,10 +281,10 @@ def _row(temperature: float, task: str, shape: str, found: Sequence[Lengths]) ->
 
 def _show(report: Mapping[str, Any]) -> None:
     for temperature, task in dict.fromkeys((row["temperature"], row["task"]) for row in report["rows"]):
-        own = [row for row in report["rows"] if (row["temperature"], row["task"]) == (temperature, task)]
-        rows = [{"tree": row["shape"], **row["tokens"], "traversal over rrsw": row["gain"]} for row in own]
-        columns = {"tree": "", **dict.fromkeys(own[0]["tokens"], ".3f"), "traversal over rrsw": ".1%"}
-        title = f"T = {temperature:g}, {task}: tokens per round, {own[0]['prompts']} prompts"
+        task_rows = [row for row in report["rows"] if (row["temperature"], row["task"]) == (temperature, task)]
+        rows = [{"tree": row["shape"], **row["tokens"], "traversal over rrsw": row["gain"]} for row in task_rows]
+        columns = {"tree": "", **dict.fromkeys(task_rows[0]["tokens"], ".3f"), "traversal over rrsw": ".1%"}
+        title = f"T = {temperature:g}, {task}: tokens per round, {task_rows[0]['prompts']} prompts"
         make_console().print(measure.to_table(title, rows, columns), "")
     rounds = f"{report['rounds']} rounds, {report['stride']} tokens apart"
     print(f"intervals are 95 % over prompts, by Student's t; {rounds}")

@@ -98,39 +98,40 @@ def bench(
     prompts, with texts of the same length.
     """
     sizes = list(dict.fromkeys(sorted(parse_numbers(batches, "--batches", 1))))
-    nodes, programs = parse_numbers(budgets, "--budgets", 1), split_names(peers) if peers else []
+    nodes = parse_numbers(budgets, "--budgets", 1)
+    programs = split_names(peers) if peers else []
     check_installed(programs)
-    if wrong := {*programs} - {*PEERS}:
-        raise ConfigError(f"{wrong.pop()} writes one text at a time; leave it out of --peers")
+    if unsupported_peers := {*programs} - {*PEERS}:
+        raise ConfigError(f"{unsupported_peers.pop()} writes one text at a time; leave it out of --peers")
     if programs and draws.temperature:
         raise ConfigError("other programs draw in their own ways; leave out --temperature or --peers")
-    chosen = make_policy(policy) if policy else default_policy(None)
+    tree_policy = make_policy(policy) if policy else default_policy(None)
     Sampling.from_options(asdict(draws))
     if models.inflated:
         find_shape(models.inflated)
 
-    decoder = models.load(drafter).with_policy(chosen)
+    decoder = models.load(drafter).with_policy(tree_policy)
     if decoder.drafter is None:
         raise ConfigError(f"there is no drafter for {models.target!r}; name one with --drafter")
     ids = prompts.mixed_token_ids(decoder, draws.max_new_tokens)
     store = results.open_store(context, ids)
     options = {**asdict(draws), "ignore_eos": True}
     turns = [(str(size), (size, turn_prompts(ids, size, turn))) for turn in range(repeats) for size in sizes]
-    alone = str(max((size for size in sizes if size <= ALONE_AT), default=sizes[0]))
+    alone_size = str(max((size for size in sizes if size <= ALONE_AT), default=sizes[0]))
     ways: dict[str, Way] = {
         SPECULATIVE: EngineWay(decoder, options).run,
         PLAIN: EngineWay(decoder.plain(), options).run,
-        **{f"{FIXED}{own}": EngineWay(decoder.with_target(decoder.target), options, own).run for own in nodes},
+        **{f"{FIXED}{budget}": EngineWay(decoder.with_target(decoder.target), options, budget).run for budget in nodes},
     }
     if one_by_one:
-        lone = EngineWay(decoder.plain(), options)
-        ways[ONE_BY_ONE] = lambda turn: lone.run((1, turn[1][:ALONE]))
+        plain_way = EngineWay(decoder.plain(), options)
+        ways[ONE_BY_ONE] = lambda turn: plain_way.run((1, turn[1][:ALONE]))
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
-        others, notes = _peers(programs, decoder, ids[0], draws.max_new_tokens, max(sizes), models, Path(folder))
-        ways |= others
+        peer_ways, notes = _peers(programs, decoder, ids[0], draws.max_new_tokens, max(sizes), models, Path(folder))
+        ways |= peer_ways
 
         def runs(way: str, size: str) -> bool:
-            return way != ONE_BY_ONE or size == alone
+            return way != ONE_BY_ONE or size == alone_size
 
         with progress(sum(runs(way, size) for size, _ in turns for way in ways)) as advance:
             cells = measure.race(ways, turns, BatchRun, runs=runs, store=store, progress=advance)
@@ -150,8 +151,8 @@ def turn_prompts(prompts: Sequence[Sequence[int]], size: int, turn: int) -> list
     """
     from drafttree.engine.round_loop import LONGEST_PART
 
-    longest = LONGEST_PART // size + 1  # the last token of a prompt is not read with the others
-    return [[*prompt[-longest:]] for prompt in islice(cycle(prompts), turn * size, (turn + 1) * size)]
+    prompt_length = LONGEST_PART // size + 1  # the last token of a prompt is not read with the others
+    return [[*prompt[-prompt_length:]] for prompt in islice(cycle(prompts), turn * size, (turn + 1) * size)]
 
 
 class EngineWay:
@@ -167,7 +168,9 @@ class EngineWay:
     """
 
     def __init__(self, decoder: "Decoder", options: Mapping[str, Any], budget: int | None = None) -> None:
-        self._decoder, self._options, self._budget = decoder, options, budget
+        self._decoder = decoder
+        self._options = options
+        self._budget = budget
         self._loops: dict[int, BatchLoop] = {}
 
     def run(self, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
@@ -175,35 +178,41 @@ class EngineWay:
         size, prompts = turn
         if size not in self._loops:
             self._loops[size] = self._decoder.batch_loop(size, budget=self._budget)
-            short = [prompt[-WARM_UP_TOKENS:] for prompt in prompts]
-            self._write(size, short, {**self._options, "max_new_tokens": WARM_UP_TOKENS})
+            warm_up_prompts = [prompt[-WARM_UP_TOKENS:] for prompt in prompts]
+            self._write(size, warm_up_prompts, {**self._options, "max_new_tokens": WARM_UP_TOKENS})
         return self._write(size, prompts, self._options)
 
     def _write(self, size: int, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]) -> BatchRun:
         from drafttree.engine.batching.loop import Result
 
         errors: list[Exception] = []
-        loop, begun = self._loops[size], time.perf_counter()
-        metrics, failures, results = loop.metrics, loop.metrics.drafter_failures, [Result(errors) for _ in prompts]
-        for place, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-            request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + place})
-            request.reader, request.order = result, place
+        loop = self._loops[size]
+        start_time = time.perf_counter()
+        metrics = loop.metrics
+        failures = loop.metrics.drafter_failures
+        results = [Result(errors) for _ in prompts]
+        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
+            request = self._decoder.prepare([*prompt], **{**options, "seed": options.get("seed", 0) + index})
+            request.reader = result
+            request.order = index
             loop.add(request)
-        rounds, gains = [], list[float]()
+        rounds = []
+        gains = list[float]()
         while loop.busy:
             started = time.perf_counter()
             loop.step()
             turn = metrics.latest
             if turn and turn.batch == size and not turn.prefill_rows:
-                expected = turn.batch if turn.expected is None else turn.expected
-                rounds.append(replace(turn, seconds=time.perf_counter() - started, expected=expected))
+                expected_tokens = turn.batch if turn.expected is None else turn.expected
+                rounds.append(replace(turn, seconds=time.perf_counter() - started, expected=expected_tokens))
                 gains.append(metrics.predicted_gain or 0.0)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         if errors:
             raise errors[0]
-        found, texts = measure.columns(rounds), [result.text.tokens for result in results]
-        kept = {name: found[name].tolist() for name in found.dtype.names or ()} | {"gain": gains}
-        return BatchRun(texts, seconds, kept, metrics.drafter_failures - failures)
+        columns = measure.columns(rounds)
+        texts = [result.text.tokens for result in results]
+        round_columns = {name: columns[name].tolist() for name in columns.dtype.names or ()} | {"gain": gains}
+        return BatchRun(texts, seconds, round_columns, metrics.drafter_failures - failures)
 
 
 def _peers(
@@ -216,11 +225,12 @@ def _peers(
     folder: Path,
 ) -> tuple[dict[str, "Way"], list[str]]:
     """Other programs as ways, and what they are, or why they do not run."""
-    ways, notes = dict[str, "Way"](), list[str]()
+    ways = dict[str, "Way"]()
+    notes = list[str]()
 
     def way(program: Any, turn: tuple[int, Sequence[Sequence[int]]]) -> BatchRun:
         texts, times = program(turn[1], length)
-        return BatchRun(texts, max(own[-1] for own in times), steady_rounds(times))
+        return BatchRun(texts, max(text_times[-1] for text_times in times), steady_rounds(times))
 
     if TRANSFORMERS in programs:
         from drafttree_lab.peers import continuous_batching
@@ -243,8 +253,12 @@ def steady_rounds(times: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     Args:
         times: when each token of each text was there.
     """
-    begin, shortest = max(own[0] for own in times), min(times, key=lambda own: own[-1])
-    seconds = [later - sooner for sooner, later in pairwise([begin, *(time for time in shortest if time > begin)])]
+    begin = max(text_times[0] for text_times in times)
+    shortest_times = min(times, key=lambda own: own[-1])
+    seconds = [
+        next_time - previous_time
+        for previous_time, next_time in pairwise([begin, *(time for time in shortest_times if time > begin)])
+    ]
     texts = [float(len(times))] * len(seconds)
     return {"seconds": seconds, "committed": texts, "batch": texts, "nodes": texts}
 
@@ -257,25 +271,26 @@ def make_rows(cells: Sequence["Cell"]) -> list[dict[str, Any]]:
     """
     sizes = dict.fromkeys(cell.group for cell in cells)
     rows = [_row(size, [cell for cell in cells if cell.group == size]) for size in sizes]
-    alone = next((row["speeds"][ONE_BY_ONE] for row in rows if ONE_BY_ONE in row["speeds"]), None)
+    one_by_one_speed = next((row["speeds"][ONE_BY_ONE] for row in rows if ONE_BY_ONE in row["speeds"]), None)
     for row in rows:
-        if alone and row["plain over one by one"] is None and (speed := row["speeds"].get(PLAIN)):
-            row["plain over one by one"] = measure.Interval(speed / alone)
+        if one_by_one_speed and row["plain over one by one"] is None and (speed := row["speeds"].get(PLAIN)):
+            row["plain over one by one"] = measure.Interval(speed / one_by_one_speed)
     return rows
 
 
 def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
     ways = dict.fromkeys(cell.way for cell in cells)
     runs = {way: [cell.result for cell in cells if cell.way == way] for way in ways}
-    rounds = {way: [measure.from_lists(run.rounds) for run in own] for way, own in runs.items()}
+    rounds = {way: [measure.from_lists(run.rounds) for run in way_runs] for way, way_runs in runs.items()}
     steady = {
-        way: [(float(each.committed.sum()), float(each.seconds.sum())) for each in own]
-        for way, own in rounds.items()
-        if all(each.seconds.sum() for each in own)
+        way: [(float(turn_rounds.committed.sum()), float(turn_rounds.seconds.sum())) for turn_rounds in way_rounds]
+        for way, way_rounds in rounds.items()
+        if all(turn_rounds.seconds.sum() for turn_rounds in way_rounds)
     }
-    whole = {way: [(sum(map(len, run.texts)), run.seconds) for run in own] for way, own in runs.items()}
-    speeds, end_to_end = ({way: measure.total_speed(own) for way, own in by.items()} for by in (steady, whole))
-    best = max((way for way in speeds if way.startswith(FIXED)), key=speeds.__getitem__, default=None)
+    whole_turns = {way: [(sum(map(len, run.texts)), run.seconds) for run in way_runs] for way, way_runs in runs.items()}
+    speeds = {way: measure.total_speed(totals) for way, totals in steady.items()}
+    end_to_end = {way: measure.total_speed(totals) for way, totals in whole_turns.items()}
+    best_fixed = max((way for way in speeds if way.startswith(FIXED)), key=speeds.__getitem__, default=None)
 
     def ratio(own: str, other: str | None) -> "measure.Interval | None":
         if own not in steady or other not in steady:
@@ -284,20 +299,30 @@ def _row(size: str, cells: Sequence["Cell"]) -> dict[str, Any]:
 
     row: dict[str, Any] = {"batch": size, "turns": len(runs[PLAIN]), "plain/s": speeds.get(PLAIN)}
     row |= {"speeds": speeds, "end to end": end_to_end, "R": ratio(SPECULATIVE, PLAIN)}
-    row["R end to end"] = measure.Interval.of_speeds_by_jackknife(whole[SPECULATIVE], whole[PLAIN])
-    row |= {"best fixed": best and best.removeprefix(FIXED), "over best fixed": ratio(SPECULATIVE, best)}
+    row["R end to end"] = measure.Interval.of_speeds_by_jackknife(whole_turns[SPECULATIVE], whole_turns[PLAIN])
+    row |= {
+        "best fixed": best_fixed and best_fixed.removeprefix(FIXED),
+        "over best fixed": ratio(SPECULATIVE, best_fixed),
+    }
     row |= {f"over {name}": ratio(SPECULATIVE, name) for name in PEERS}
     row |= {f"plain over {name}": ratio(PLAIN, name) for name in (*PEERS, ONE_BY_ONE)}
     if SPECULATIVE not in steady or PLAIN not in steady:
         return row
-    own, plain = (np.concatenate(rounds[way]).view(np.recarray) for way in (SPECULATIVE, PLAIN))
-    drafted, requests = own.nodes - own.batch, own.batch.sum()
-    predicted = own.gain[(drafted > 0) & (own.gain > 0)]
-    speed, base = (float(each.committed.sum() / each.seconds.sum()) for each in (own, plain))
+    speculative_rounds = np.concatenate(rounds[SPECULATIVE]).view(np.recarray)
+    plain_rounds = np.concatenate(rounds[PLAIN]).view(np.recarray)
+    draft_nodes = speculative_rounds.nodes - speculative_rounds.batch
+    requests = speculative_rounds.batch.sum()
+    predicted_gains = speculative_rounds.gain[(draft_nodes > 0) & (speculative_rounds.gain > 0)]
+    speed = float(speculative_rounds.committed.sum() / speculative_rounds.seconds.sum())
+    base = float(plain_rounds.committed.sum() / plain_rounds.seconds.sum())
     measured = end_to_end[SPECULATIVE] / end_to_end[PLAIN]
-    law = measure.SpeedupLaw.of_rounds(own, plain, measured=measured, decoding=speed / base)
-    row |= {"k": drafted.sum() / requests, "drafted": (drafted > 0).mean(), "expected": own.expected.sum() / requests}
-    row |= {"predicted gain": predicted.mean() if len(predicted) else None, "R law": law.predicted}
+    law = measure.SpeedupLaw.of_rounds(speculative_rounds, plain_rounds, measured=measured, decoding=speed / base)
+    row |= {
+        "k": draft_nodes.sum() / requests,
+        "drafted": (draft_nodes > 0).mean(),
+        "expected": speculative_rounds.expected.sum() / requests,
+    }
+    row |= {"predicted gain": predicted_gains.mean() if len(predicted_gains) else None, "R law": law.predicted}
     return row | {name: term for name, term in asdict(law).items() if name not in ("measured", "decoding")}
 
 
@@ -311,18 +336,21 @@ def find_differences(
     plain = {cell.prompt: cell.result.texts for cell in cells if cell.way == PLAIN}
     for cell in cells:
         size, prompts = turns[cell.prompt][1]
-        for place, text in enumerate(cell.result.texts):
-            given = {**options, "seed": options["seed"] + place}
-            if found := measure.find_difference(decoder, prompts[place], plain[cell.prompt][place], text, **given):
-                where = {"batch": size, "turn": cell.prompt // len({c.group for c in cells}), "way": cell.way}
-                tie = found.is_tie or found.gap <= TIE
-                yield where | {"prompt": place, "position": found.position, "gap": found.gap, "tie": tie}
+        for index, text in enumerate(cell.result.texts):
+            seeded_options = {**options, "seed": options["seed"] + index}
+            if difference := measure.find_difference(
+                decoder, prompts[index], plain[cell.prompt][index], text, **seeded_options
+            ):
+                labels = {"batch": size, "turn": cell.prompt // len({c.group for c in cells}), "way": cell.way}
+                tie = difference.is_tie or difference.gap <= TIE
+                yield labels | {"prompt": index, "position": difference.position, "gap": difference.gap, "tie": tie}
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    console, rows = make_console(), report["rows"]
-    told = "each all tokens over all seconds; intervals are 95 %, by jackknife over the turns"
-    console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain, {told}", rows, RATIOS))
+    console = make_console()
+    rows = report["rows"]
+    caption = "each all tokens over all seconds; intervals are 95 %, by jackknife over the turns"
+    console.print(measure.to_table(f"tokens/s in the steady state, R speculative over plain, {caption}", rows, RATIOS))
     drafts = "k nodes per request and round; R law = tau (1 + h0) / (v + c*delta + h), in plain passes at this batch"
     console.print(measure.to_table(drafts, rows, DRAFTS))
     ways = dict.fromkeys(way for row in rows for way in row["end to end"])
@@ -349,12 +377,22 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     yield from report["peers"]
     if max(int(row["batch"]) for row in report["rows"]) > report["prompts"]:
         yield f"{report['prompts']} different prompts: larger batches hold some of them more than once"
-    different, texts = report["differences"], report["texts"]
-    said = f"texts: {texts - len(different)} of {texts} are plain decoding's token for token"
-    ties = sum(each["tie"] for each in different)
-    yield f"{said}, {ties} differ by a tie, {len(different) - ties} DIFFER" if different else said
-    for each in sorted(different, key=lambda each: each["tie"])[:SHOWN]:
-        where = f"batch {each['batch']}, turn {each['turn']}, prompt {each['prompt']}, token {each['position']}"
-        yield f"  {each['way']}: {where}: best logits {each['gap']:.2e} apart{' (tie)' if each['tie'] else ''}"
-    if len(different) > SHOWN:
-        yield f"  in all: {', '.join(f'{way} {n}' for way, n in Counter(each['way'] for each in different).items())}"
+    differences = report["differences"]
+    texts = report["texts"]
+    summary = f"texts: {texts - len(differences)} of {texts} are plain decoding's token for token"
+    ties = sum(difference["tie"] for difference in differences)
+    yield f"{summary}, {ties} differ by a tie, {len(differences) - ties} DIFFER" if differences else summary
+    for difference in sorted(differences, key=lambda each: each["tie"])[:SHOWN]:
+        location = (
+            f"batch {difference['batch']}, turn {difference['turn']}, prompt {difference['prompt']}, "
+            f"token {difference['position']}"
+        )
+        yield (
+            f"  {difference['way']}: {location}: best logits {difference['gap']:.2e} apart"
+            f"{' (tie)' if difference['tie'] else ''}"
+        )
+    if len(differences) > SHOWN:
+        yield (
+            "  in all: "
+            f"{', '.join(f'{way} {n}' for way, n in Counter(difference['way'] for difference in differences).items())}"
+        )

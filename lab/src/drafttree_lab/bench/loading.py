@@ -53,23 +53,23 @@ def bench(
 ) -> None:
     """Measure what loading takes, in seconds and in memory."""
     programs = split_names(peers) if peers else []
-    if other := next((name for name in programs if name != LLAMA_CPP), None):
-        raise unknown("peer", other, [LLAMA_CPP])
+    if unknown_peer := next((name for name in programs if name != LLAMA_CPP), None):
+        raise unknown("peer", unknown_peer, [LLAMA_CPP])
     check_installed(programs)
     if programs and (folder := next((model for model in models if not model.endswith(".gguf")), None)):
         raise ConfigError(f"{LLAMA_CPP} reads GGUF files, and {folder!r} is none; leave out --peers, or give files")
-    kinds: list[str | None] = [*quantize] if quantize else [None]
+    quantizations: list[str | None] = [*quantize] if quantize else [None]
     names = [Path(model).name for model in models]
     labels = {model: name if names.count(name) == 1 else model for model, name in zip(models, names, strict=True)}
     tasks = {
-        f"{labels[model]} {kind if kind not in (None, 'none') else dtype}": {
+        f"{labels[model]} {quantization if quantization not in (None, 'none') else dtype}": {
             "target": model,
             "dtype": dtype,
-            "quantize": kind,
+            "quantize": quantization,
             "drafter": drafter,
         }
         for model in models
-        for kind in kinds
+        for quantization in quantizations
     }
     tasks |= {f"{labels[model]} {peer}": {"target": model, "peer": peer} for model in models for peer in programs}
     store = results.open_store(context, [], versions(programs))
@@ -88,14 +88,20 @@ def bench(
 
 def _in_seconds(row: Mapping[str, Any]) -> dict[str, Any]:
     stages = {name: row["stages"].get(name, 0.0) for name in STAGES}
-    own = {name: row[name] for name in ("imports", "loaded")}
-    return {"model": row["model"], "precision": row["precision"], **own, **stages, "first token": row["first_token"]}
+    durations = {name: row[name] for name in ("imports", "loaded")}
+    return {
+        "model": row["model"],
+        "precision": row["precision"],
+        **durations,
+        **stages,
+        "first token": row["first_token"],
+    }
 
 
 def _in_mb(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("imports", "weights", "steady", "peak", "resident peak")
-    own = {name: row[f"{name.replace(' ', '_')}_bytes"] / 1e6 for name in kept}
-    return {"model": row["model"], **own, "peak / weights": row["peak_bytes"] / row["weights_bytes"]}
+    columns = ("imports", "weights", "steady", "peak", "resident peak")
+    megabytes = {name: row[f"{name.replace(' ', '_')}_bytes"] / 1e6 for name in columns}
+    return {"model": row["model"], **megabytes, "peak / weights": row["peak_bytes"] / row["weights_bytes"]}
 
 
 def measure_loading(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,23 +134,24 @@ def load_by_llama_cpp(path: str) -> dict[str, Any]:
 
     from drafttree_lab.peers.llama_cpp import LlamaCpp
 
-    imports, before = time.perf_counter() - BEGUN, resident("RssAnon")
+    imports = time.perf_counter() - BEGUN
+    imports_memory = resident("RssAnon")
     with watched_peak() as peak:
         started = time.perf_counter()
         program = LlamaCpp(Path(path), exact_cache=False, threads=os.cpu_count() or 1, eos=(), context=CONTEXT)
-        loaded = time.perf_counter() - started
+        load_seconds = time.perf_counter() - started
         program.generate(program.encode(PROMPT), 1)
         first_token = time.perf_counter() - started
     return {
         "imports": imports,
-        "loaded": loaded,
+        "loaded": load_seconds,
         "first_token": first_token,
         "stages": {},
         "precision": f"the file's, llama-cpp-python {llama_cpp.__version__}",
         "weights_bytes": Path(path).stat().st_size,
-        "imports_bytes": before,
-        "steady_bytes": resident("RssAnon") - before,
-        "peak_bytes": peak[0] - before,
+        "imports_bytes": imports_memory,
+        "steady_bytes": resident("RssAnon") - imports_memory,
+        "peak_bytes": peak[0] - imports_memory,
         "resident_peak_bytes": resident("VmHWM"),
     }
 
@@ -153,26 +160,27 @@ def load_by_drafttree(task: Mapping[str, Any]) -> dict[str, Any]:
     """The same by drafttree, with the seconds of its stages."""
     from drafttree.loading.load import load
 
-    imports, before = time.perf_counter() - BEGUN, resident("RssAnon")
+    imports = time.perf_counter() - BEGUN
+    imports_memory = resident("RssAnon")
     with watched_peak() as peak:
         started = time.perf_counter()
         with counted_stages() as stages:
             decoder = load(**task)
-        loaded = time.perf_counter() - started
+        load_seconds = time.perf_counter() - started
         next(iter(decoder.stream(PROMPT, max_new_tokens=1)))
         first_token = time.perf_counter() - started
     target: Any = decoder.target
     return {
         "imports": imports,
-        "loaded": loaded,
+        "loaded": load_seconds,
         "first_token": first_token,
         "stages": stages.seconds,
         "precision": target.precision,
         "runs_on": target.runs_on,
         "weights_bytes": target.nbytes + target.packed_nbytes,
-        "imports_bytes": before,
-        "steady_bytes": resident("RssAnon") - before,
-        "peak_bytes": peak[0] - before,
+        "imports_bytes": imports_memory,
+        "steady_bytes": resident("RssAnon") - imports_memory,
+        "peak_bytes": peak[0] - imports_memory,
         "resident_peak_bytes": resident("VmHWM"),
     }
 
@@ -180,10 +188,11 @@ def load_by_drafttree(task: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def watched_peak() -> Iterator[list[int]]:
     """The most anonymous memory that the process has meanwhile, as often as it looks; Linux keeps no peak of it."""
-    peak, ends = [resident("RssAnon")], threading.Event()
+    peak = [resident("RssAnon")]
+    stop_event = threading.Event()
 
     def watch() -> None:
-        while not ends.wait(INTERVAL):
+        while not stop_event.wait(INTERVAL):
             peak[0] = max(peak[0], resident("RssAnon"))
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -191,7 +200,7 @@ def watched_peak() -> Iterator[list[int]]:
     try:
         yield peak
     finally:
-        ends.set()
+        stop_event.set()
         watcher.join()
 
 

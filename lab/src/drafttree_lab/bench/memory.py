@@ -51,14 +51,16 @@ def bench(
 ) -> None:
     """Measure the peak memory of methods, each in its own process."""
     judge = find_verifier(verifier)
-    chosen = [replace(each, verifier=each.verifier or judge) for each in parse_methods(methods or [METHODS]).values()]
-    specs = [NO_DRAFTER, *(each.spec for each in chosen if each.drafter)]
+    run_methods = [
+        replace(method, verifier=method.verifier or judge) for method in parse_methods(methods or [METHODS]).values()
+    ]
+    specs = [NO_DRAFTER, *(method.spec for method in run_methods if method.drafter)]
 
     from drafttree.engine import compatibility
 
-    for each in chosen:
-        if each.verifier:
-            compatibility.check(each.policy, each.verifier)
+    for method in run_methods:
+        if method.verifier:
+            compatibility.check(method.policy, method.verifier)
     texts = prompts.token_ids(TargetOptions(target, dtype, device).load(), draws.max_new_tokens)
     task = {"target": target, "dtype": dtype, "device": device, "prompts": texts, "options": asdict(draws)}
     store = results.open_store(context, texts)
@@ -67,16 +69,19 @@ def bench(
         cells = measure.race(ways, [("all", task)], Use, store=store, progress=advance)
     rows = []
     for cell in cells:
-        added = {f"{kind}added": cell.result[f"{kind}peak"] - cell.result[f"{kind}loaded"] for kind in ("", "device_")}
-        rows.append({"method": cell.way, **cell.result, **added})
+        growth = {
+            f"{prefix}added": cell.result[f"{prefix}peak"] - cell.result[f"{prefix}loaded"]
+            for prefix in ("", "device_")
+        }
+        rows.append({"method": cell.way, **cell.result, **growth})
     table = measure.to_table("MB", map(_in_mb, rows), COLUMNS)
     results.finish(store, {"rows": rows}, lambda: make_console().print(table))
 
 
 def _in_mb(row: Mapping[str, Any]) -> dict[str, Any]:
     names = {name: name.replace("GPU ", "device_") for name in COLUMNS if name != "method"}
-    own = {name: row[key] / 1e6 for name, key in names.items() if row["device_peak"] or name == key}
-    return {"method": row["method"], **own}
+    megabytes = {name: row[key] / 1e6 for name, key in names.items() if row["device_peak"] or name == key}
+    return {"method": row["method"], **megabytes}
 
 
 def measure_memory(spec: str, task: Mapping[str, Any]) -> Use:
@@ -99,17 +104,18 @@ def decode(task: Mapping[str, Any]) -> Use:
     from drafttree.loading.load import load
 
     method = Method.parse(task["method"])
-    parts = (method.drafter or NO_DRAFTER, method.policy, method.verifier)
-    decoder = load(task["target"], *parts, dtype=task["dtype"], device=task["device"])
+    arguments = (method.drafter or NO_DRAFTER, method.policy, method.verifier)
+    decoder = load(task["target"], *arguments, dtype=task["dtype"], device=task["device"])
     gc.collect()
-    loaded, device_loaded = resident("VmRSS"), _on_device(torch.cuda.memory_allocated)
+    loaded_memory = resident("VmRSS")
+    device_memory = _on_device(torch.cuda.memory_allocated)
     reset_peak()
     _on_device(torch.cuda.reset_peak_memory_stats)
     tokens = sum(len(decoder.generate(prompt, **task["options"]).tokens) for prompt in task["prompts"])
     return {
-        "loaded": loaded,
-        "peak": max(loaded, resident("VmHWM")),  # memory may be given back between the reading and the reset
-        "device_loaded": device_loaded,
+        "loaded": loaded_memory,
+        "peak": max(loaded_memory, resident("VmHWM")),  # memory may be given back between the reading and the reset
+        "device_loaded": device_memory,
         "device_peak": _on_device(torch.cuda.max_memory_allocated),
         "tokens": tokens,
     }

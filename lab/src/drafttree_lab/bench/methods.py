@@ -98,13 +98,15 @@ def bench(
     """
     if methods and (drafters or policies):
         raise ConfigError("--methods names drafters and policies; leave out --drafters and --policies")
-    names, judge = split_names(";".join(drafters or [AUTO]), ";"), find_verifier(verifier)
+    names = split_names(";".join(drafters or [AUTO]), ";")
+    judge = find_verifier(verifier)
     if NO_DRAFTER in names:
         raise ConfigError(f"--drafters: {NO_DRAFTER!r} is not a drafter; plain decoding is run in any case")
-    every = [Method(name, policy) for name in names for policy in parse_policies(policies or [POLICIES]).values()]
-    chosen = [each for each in parse_methods(methods or every).values() if each.drafter]
+    method_grid = [Method(name, policy) for name in names for policy in parse_policies(policies or [POLICIES]).values()]
+    drafting_methods = [method for method in parse_methods(methods or method_grid).values() if method.drafter]
     sizes = parse_numbers(passes, "--passes", 1) if passes else []
-    behind, programs = parse_numbers(contexts, "--contexts", 1), split_names(peers) if peers else []
+    context_sizes = parse_numbers(contexts, "--contexts", 1)
+    programs = split_names(peers) if peers else []
     lengths = parse_numbers(reading, "--reading", 1) if reading else []
     check_installed(programs)
     if TRANSFORMERS in programs and models.quantize:
@@ -118,38 +120,54 @@ def bench(
     from drafttree.interfaces.cli.decoders import judged_by
     from drafttree_lab.round_work import count_work
 
-    names = [str(each.drafter) for each in chosen]
-    loaded = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=quantize_drafter)
-    decoder = judged_by(loaded.with_drafter(None), judge)
-    drafting = _load_drafters(decoder, models, {*names} - {AUTO}, quantize_drafter) | {AUTO: loaded.drafter}
-    decoders = _make_decoders(decoder, chosen, drafting, exact_text=exact_text)
+    names = [str(method.drafter) for method in drafting_methods]
+    loaded_decoder = models.load(AUTO if AUTO in names else NO_DRAFTER, quantize_drafter=quantize_drafter)
+    decoder = judged_by(loaded_decoder.with_drafter(None), judge)
+    drafters_by_name = _load_drafters(decoder, models, {*names} - {AUTO}, quantize_drafter) | {
+        AUTO: loaded_decoder.drafter
+    }
+    decoders = _make_decoders(decoder, drafting_methods, drafters_by_name, exact_text=exact_text)
     sets = prompts.token_ids_by_file(decoder, draws.max_new_tokens)
     store = results.open_store(context, sets, versions(programs))
     options = asdict(draws) | ({} if draft_temperature is None else {"draft_temperature": draft_temperature})
-    asked = [(group, ids) for group, each in sets.items() for ids in each]
-    longest = max(max(len(ids) for _, ids in asked) + draws.max_new_tokens, max(behind) + max(sizes, default=0))
-    longest = max(longest, max(lengths, default=0) + 1)
+    grouped_prompts = [(group, ids) for group, group_ids in sets.items() for ids in group_ids]
+    context_length = max(
+        max(len(ids) for _, ids in grouped_prompts) + draws.max_new_tokens, max(context_sizes) + max(sizes, default=0)
+    )
+    context_length = max(context_length, max(lengths, default=0) + 1)
     with TemporaryDirectory(prefix="drafttree-peers-") as folder:
-        others = [name for name in programs if name != TRANSFORMERS]
-        opened = {name: open_program(name, decoder, models, Path(folder), longest) for name in others}
-        ways: dict[str, Way] = {name: partial(each.generate, **options) for name, each in decoders.items()}
+        peer_names = [name for name in programs if name != TRANSFORMERS]
+        peer_programs = {name: open_program(name, decoder, models, Path(folder), context_length) for name in peer_names}
+        ways: dict[str, Way] = {
+            name: partial(way_decoder.generate, **options) for name, way_decoder in decoders.items()
+        }
         ways |= _transformers(decoders, options) if TRANSFORMERS in programs else {}
-        ways |= {name: partial(each.generate, max_new_tokens=draws.max_new_tokens) for name, each in opened.items()}
-        with progress(repeats * len(asked) * len(ways)) as advance:
-            how: dict[str, Any] = {"repeats": repeats, "warm_up": asked[0][1], "store": store, "progress": advance}
-            cells = measure.race(ways, asked, Generation | measure.ReferenceRun, **how)
-        machine = {} if store.interrupted else _measure_machine(decoder, opened, sizes, behind, repeats)
-        prompt_seconds = [] if store.interrupted else _time_reading(decoder, opened, lengths, repeats)
+        ways |= {
+            name: partial(program.generate, max_new_tokens=draws.max_new_tokens)
+            for name, program in peer_programs.items()
+        }
+        with progress(repeats * len(grouped_prompts) * len(ways)) as advance:
+            race_options: dict[str, Any] = {
+                "repeats": repeats,
+                "warm_up": grouped_prompts[0][1],
+                "store": store,
+                "progress": advance,
+            }
+            cells = measure.race(ways, grouped_prompts, Generation | measure.ReferenceRun, **race_options)
+        machine = {} if store.interrupted else _measure_machine(decoder, peer_programs, sizes, context_sizes, repeats)
+        prompt_seconds = [] if store.interrupted else _time_reading(decoder, peer_programs, lengths, repeats)
 
     def find(plain: "Cell", own: "Cell") -> Any:
-        return measure.find_difference(decoder, asked[own.prompt][1], plain.result.tokens, own.result.tokens, **options)
+        return measure.find_difference(
+            decoder, grouped_prompts[own.prompt][1], plain.result.tokens, own.result.tokens, **options
+        )
 
-    rows = [*make_rows(cells, chains(chosen), _seeded(ways, decoders, draws.temperature), find)]
+    rows = [*make_rows(cells, chains(drafting_methods), _seeded(ways, decoders, draws.temperature), find)]
     for row in rows:
-        if each := decoders.get(row["method"]):
-            row |= _read_bytes(each, row, machine) if sizes and machine else {}
+        if way_decoder := decoders.get(row["method"]):
+            row |= _read_bytes(way_decoder, row, machine) if sizes and machine else {}
             if count and not store.interrupted:
-                row |= count_work(each, asked[0][1], **options)._asdict()
+                row |= count_work(way_decoder, grouped_prompts[0][1], **options)._asdict()
     report = {"rows": rows, "texts": [*_texts(cells)], "machine": machine, "versions": versions(programs)}
     report |= {"reading": prompt_seconds}
     report |= {"prompts": len({cell.prompt for cell in cells}), "looping": len(looping_prompts(cells))}
@@ -158,12 +176,12 @@ def bench(
 
 def chains(methods: Sequence[Method]) -> dict[str, str]:
     """By method, the first one of the same drafter and verifier that drafts chains."""
-    first: dict[tuple[str | None, str], str] = {}
+    first_chains: dict[tuple[str | None, str], str] = {}
     for method in methods:
         if isinstance(method.policy, Chain):
-            first.setdefault((method.drafter, method.verifier_name), method.spec)
-    found = {method.spec: first.get((method.drafter, method.verifier_name)) for method in methods}
-    return {spec: chain for spec, chain in found.items() if chain}
+            first_chains.setdefault((method.drafter, method.verifier_name), method.spec)
+    chain_specs = {method.spec: first_chains.get((method.drafter, method.verifier_name)) for method in methods}
+    return {spec: chain for spec, chain in chain_specs.items() if chain}
 
 
 def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
@@ -171,8 +189,8 @@ def _texts(cells: Sequence["Cell"]) -> Iterator[dict[str, object]]:
     numbers = {group: sorted({c.prompt for c in cells if c.group == group}) for group in {c.group for c in cells}}
     for cell in cells:
         if metrics := getattr(cell.result, "metrics", None):
-            where = {"prompt": numbers[cell.group].index(cell.prompt), "repeat": cell.repeat}
-            yield {"way": cell.way, "group": cell.group, **where, **measure.describe(metrics)}
+            labels = {"prompt": numbers[cell.group].index(cell.prompt), "repeat": cell.repeat}
+            yield {"way": cell.way, "group": cell.group, **labels, **measure.describe(metrics)}
 
 
 def _load_drafters(decoder: "Decoder", models: TargetOptions, names: set[str], quantize: str | None) -> dict[str, Any]:
@@ -193,13 +211,16 @@ def _make_decoders(
     from drafttree.measure.method_decoders import make_decoders
     from drafttree.models import TargetModel, Wants, choose_backend
 
-    found = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
+    method_decoders = {PLAIN: decoder.plain(), **make_decoders(decoder, methods, drafters)}
     if exact_text:
-        exact = TargetModel(
+        exact_target = TargetModel(
             measure.transformers_model(decoder).module, partial(choose_backend, wants=Wants(exact_text=True))
         )
-        found |= {f"{name}{EXACT}": each.with_target(exact) for name, each in found.items()}
-    return found
+        method_decoders |= {
+            f"{name}{EXACT}": method_decoder.with_target(exact_target)
+            for name, method_decoder in method_decoders.items()
+        }
+    return method_decoders
 
 
 def _seeded(
@@ -208,8 +229,10 @@ def _seeded(
     """Whether prompt and seed decide a way's text: those of drawing verifiers and of other programs follow drafts."""
     from drafttree.engine.compatibility import is_text_of_seed
 
-    drawn = {name for name in ways if name not in decoders or not is_text_of_seed(decoders[name].verifier or Coupled)}
-    return lambda name: not temperature or name not in drawn
+    drawing_ways = {
+        name for name in ways if name not in decoders or not is_text_of_seed(decoders[name].verifier or Coupled)
+    }
+    return lambda name: not temperature or name not in drawing_ways
 
 
 def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any]) -> dict[str, "Way"]:
@@ -220,8 +243,8 @@ def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any])
     from drafttree.measure.reference import released
     from drafttree.models import TargetModel
 
-    own = {name: value for name, value in options.items() if name != "draft_temperature"}
-    run = partial(measure.transformers_generate, decoders[PLAIN], **own)
+    generate_options = {name: value for name, value in options.items() if name != "draft_temperature"}
+    run = partial(measure.transformers_generate, decoders[PLAIN], **generate_options)
 
     def assisted(model: TargetModel, schedule: str, ids: list[int]) -> Any:
         with released(model) as assistant:
@@ -232,11 +255,11 @@ def _transformers(decoders: Mapping[str, "Decoder"], options: Mapping[str, Any])
         "transformers": run,
         "transformers prompt lookup": partial(run, assistance={"prompt_lookup_num_tokens": 10}),
     }
-    drafters = {name.partition("|")[0]: each.drafter for name, each in decoders.items()}
+    drafters = {name.partition("|")[0]: decoder.drafter for name, decoder in decoders.items()}
     models = {
-        name: each.model
-        for name, each in drafters.items()
-        if isinstance(each, LanguageModelDrafter) and isinstance(each.model, TargetModel)
+        name: drafter.model
+        for name, drafter in drafters.items()
+        if isinstance(drafter, LanguageModelDrafter) and isinstance(drafter.model, TargetModel)
     }
     return ways | {
         f"transformers assisted by {name}, {schedule}": partial(assisted, model, schedule)
@@ -255,24 +278,29 @@ def _measure_machine(
     from drafttree.engine.drafting.measure import time_passes
 
     target = measure.transformers_model(decoder)
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "device": str(target.device),
         "dtype": target.precision,
         "threads": torch.get_num_threads(),
     }
-    found["parameters"] = sum(parameter.numel() for parameter in target.module.parameters())
+    machine["parameters"] = sum(parameter.numel() for parameter in target.module.parameters())
     if not sizes:
-        return found
+        return machine
     times = {"drafttree": lambda context: time_passes(target, sizes, context, 10 * repeats)}
     if LLAMA_CPP in programs:
         times[LLAMA_CPP] = lambda context: programs[LLAMA_CPP].time_passes(sizes, context, 10 * repeats)
     passes = [
-        {"passes": f"{name}, behind {context}", "ms": {size: 1e3 * spent for size, spent in work(context).items()}}
+        {"passes": f"{name}, behind {context}", "ms": {size: 1e3 * seconds for size, seconds in timer(context).items()}}
         for context in contexts
-        for name, work in times.items()
+        for name, timer in times.items()
     ]
-    read = pass_bytes(target, contexts[0])
-    return found | {"passes": passes, "bandwidth": copy_bandwidth(target.device), "context": contexts[0], "bytes": read}
+    bytes_read = pass_bytes(target, contexts[0])
+    return machine | {
+        "passes": passes,
+        "bandwidth": copy_bandwidth(target.device),
+        "context": contexts[0],
+        "bytes": bytes_read,
+    }
 
 
 def _time_reading(
@@ -318,13 +346,19 @@ def pass_bytes(model: Any, context: int) -> int:
 
     module = model.module
     weights = {id(parameter): parameter.nbytes for parameter in module.parameters()}
-    table, head = table_of(module.get_input_embeddings()), getattr(*weight_place(module.get_output_embeddings()))
+    table = table_of(module.get_input_embeddings())
+    head = getattr(*weight_place(module.get_output_embeddings()))
     if table is not head:
         weights[id(table)] = table[0].nbytes
-    chosen = getattr(module.config, "num_experts_per_tok", None) or getattr(module.config, "top_k_experts", None)
-    for part in module.modules():
-        if chosen and "Experts" in type(part).__name__:
-            weights |= {id(own): own.nbytes * chosen // module.config.num_experts for own in part.parameters()}
+    active_experts = getattr(module.config, "num_experts_per_tok", None) or getattr(
+        module.config, "top_k_experts", None
+    )
+    for submodule in module.modules():
+        if active_experts and "Experts" in type(submodule).__name__:
+            weights |= {
+                id(weight): weight.nbytes * active_experts // module.config.num_experts
+                for weight in submodule.parameters()
+            }
     cache = model.new_cache(context)
     prefill(model, cache, [0])
     return sum(weights.values()) + cache.nbytes * context // cache.capacity
@@ -335,34 +369,36 @@ def _read_bytes(decoder: "Decoder", row: Mapping[str, Any], machine: Mapping[str
     from drafttree.models import TargetModel
 
     draft = getattr(decoder.drafter, "model", None)
-    drafted = pass_bytes(draft, machine["context"]) if isinstance(draft, TargetModel) else 0
-    moved = row["tokens/s"] / row["tau"] * (machine["bytes"] + row["delta"] * drafted)
-    return {"GB/s": moved / 1e9, "of the roofline": moved / machine["bandwidth"]}
+    draft_bytes = pass_bytes(draft, machine["context"]) if isinstance(draft, TargetModel) else 0
+    bytes_per_second = row["tokens/s"] / row["tau"] * (machine["bytes"] + row["delta"] * draft_bytes)
+    return {"GB/s": bytes_per_second / 1e9, "of the roofline": bytes_per_second / machine["bandwidth"]}
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    console, machine = make_console(), report["machine"]
+    console = make_console()
+    machine = report["machine"]
     if machine:
         size = f"{machine['parameters'] / 1e6:.1f} M parameters, {machine['threads']} threads"
         console.print(f"{machine['device']}, {machine['dtype']}, {size}", soft_wrap=True)
     if "passes" in machine:
-        reads = f"behind {machine['context']} tokens a target pass reads {machine['bytes'] / 1e6:.1f} MB"
-        console.print(f"a large copy moves {machine['bandwidth'] / 1e9:.1f} GB/s; {reads}", soft_wrap=True)
+        read_note = f"behind {machine['context']} tokens a target pass reads {machine['bytes'] / 1e6:.1f} MB"
+        console.print(f"a large copy moves {machine['bandwidth'] / 1e9:.1f} GB/s; {read_note}", soft_wrap=True)
         sizes = [*machine["passes"][0]["ms"]]
-        shown = [
+        timing_rows = [
             {"": f"{row['passes']}, {name}"} | {str(size): row["ms"][size] / unit for size in sizes}
             for row in machine["passes"]
             for name, unit in (("ms", 1), ("v", row["ms"][sizes[0]]))
         ]
         console.print(
-            measure.to_table("passes over so many rows", shown, {"": "", **dict.fromkeys(map(str, sizes), ".2f")})
+            measure.to_table("passes over so many rows", timing_rows, {"": "", **dict.fromkeys(map(str, sizes), ".2f")})
         )
     if report["reading"]:
-        shown = [
-            {"": row["program"]} | {str(size): spent for size, spent in row["s"].items()} for row in report["reading"]
+        timing_rows = [
+            {"": row["program"]} | {str(size): seconds for size, seconds in row["s"].items()}
+            for row in report["reading"]
         ]
-        columns = {"": "", **dict.fromkeys([*shown[0]][1:], ".2f")}
-        console.print(measure.to_table("seconds of reading prompts of so many tokens", shown, columns))
+        columns = {"": "", **dict.fromkeys([*timing_rows[0]][1:], ".2f")}
+        console.print(measure.to_table("seconds of reading prompts of so many tokens", timing_rows, columns))
     for group in dict.fromkeys(row["group"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["group"] == group]
         console.print(measure.to_table(f"{group}: {rows[0]['prompts']} prompts", rows, LAW))
@@ -371,8 +407,8 @@ def _show(report: Mapping[str, Any]) -> None:
                 print(f"{row['method']}: {row['doubt']}")
         rows = [row for row in rows if "tau" in row]
         console.print(measure.to_table("mean µs per round outside the passes, by part; what drafters cost", rows, REST))
-    loops = "texts loop (their last 48 tokens repeat with a period of at most 16)"
-    print(f"{report['looping']} of {report['prompts']} {loops}")
+    loop_note = "texts loop (their last 48 tokens repeat with a period of at most 16)"
+    print(f"{report['looping']} of {report['prompts']} {loop_note}")
     print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
     print("R law = tau (1 + h0) / (v + c*delta + h), prompts left out as in R decoding; terms are medians over repeats")
     if report["versions"]:

@@ -79,21 +79,27 @@ def bench(
 
     Verifiers beside the logits they need; growth on rows that follow Zipf's law. "none" leaves one of the two out.
     """
-    sizes, vocabs = parse_numbers(nodes, "--nodes"), parse_numbers(vocab, "--vocab")
+    sizes = parse_numbers(nodes, "--nodes")
+    vocabs = parse_numbers(vocab, "--vocab")
     alphas = parse_floats(alpha, "--alpha", "numbers above 0,", lambda each: each > 0 and math.isfinite(each))
     judges = [] if verifiers == [NONE] else [*parse_verifiers(verifiers).values()]
-    grown = [] if policies == [NONE] else [*parse_policies(policies).values()]
+    growth_policies = [] if policies == [NONE] else [*parse_policies(policies).values()]
 
     from drafttree.loading import find_device
 
-    on, store = find_device(device), results.open_store(context)
-    shared: dict[str, Any] = {"vocabs": vocabs, "device": on, "store": store}
-    with progress(len(vocabs) * (len(sizes) * len(judges) + len(alphas) * len(grown))) as advance:
-        shared["progress"] = advance
-        own = {"nodes": sizes, "hidden": hidden, "temperature": temperature, "repeats": repeats}
-        judged = time_verifiers(judges, **own, **shared) if judges else []
-        rows = time_growth(grown, alphas=alphas, repeats=trees, **shared) if grown and not store.interrupted else []
-    report = {"verifiers": judged, "growth": rows, "device": str(on), "threads": torch.get_num_threads()}
+    torch_device = find_device(device)
+    store = results.open_store(context)
+    common_options: dict[str, Any] = {"vocabs": vocabs, "device": torch_device, "store": store}
+    with progress(len(vocabs) * (len(sizes) * len(judges) + len(alphas) * len(growth_policies))) as advance:
+        common_options["progress"] = advance
+        judging_options = {"nodes": sizes, "hidden": hidden, "temperature": temperature, "repeats": repeats}
+        judge_rows = time_verifiers(judges, **judging_options, **common_options) if judges else []
+        rows = (
+            time_growth(growth_policies, alphas=alphas, repeats=trees, **common_options)
+            if growth_policies and not store.interrupted
+            else []
+        )
+    report = {"verifiers": judge_rows, "growth": rows, "device": str(torch_device), "threads": torch.get_num_threads()}
     report |= {"hidden": hidden, "temperature": temperature, "trees": trees}
     results.finish(store, measure.to_json(report), lambda: _show(report))
 
@@ -125,7 +131,8 @@ def time_verifiers(
     """
     from drafttree.engine.drafting.measure import time_work
 
-    device, chosen = device or torch.device("cpu"), parse_verifiers(verifiers)
+    device = device or torch.device("cpu")
+    verifier_types = parse_verifiers(verifiers)
 
     @lru_cache(maxsize=1)
     def head(vocab: int) -> Tensor:
@@ -133,34 +140,36 @@ def time_verifiers(
 
     @lru_cache(maxsize=1)
     def synthetic(vocab: int, size: int) -> tuple[_SyntheticLogits, float]:
-        ones = torch.ones(size, hidden, device=device)
-        times = [time_work(lambda: ones @ head(vocab), device) for _ in range(repeats + 1)]
+        hidden_states = torch.ones(size, hidden, device=device)
+        times = [time_work(lambda: hidden_states @ head(vocab), device) for _ in range(repeats + 1)]
         return _SyntheticLogits(size, vocab, device), statistics.median(times[1:])
 
     def run(verifier: type[Verifier], at: tuple[int, int]) -> dict[str, float]:
         judge = verifier(Sampling(0.0 if issubclass(verifier, Greedy) else temperature))
         with torch.inference_mode():
             rows, logits = synthetic(*at)
-            found = _judge(judge, rows, repeats)
-        return found | {"logits": logits, "share": found["verify"] / (found["verify"] + logits)}
+            figures = _judge(judge, rows, repeats)
+        return figures | {"logits": logits, "share": figures["verify"] / (figures["verify"] + logits)}
 
-    ways: dict[str, Way] = {name: partial(run, verifier) for name, verifier in chosen.items()}
-    sizes = [("verifiers", at) for at in product(vocabs, nodes)]
+    ways: dict[str, Way] = {name: partial(run, verifier) for name, verifier in verifier_types.items()}
+    sizes = [("verifiers", point) for point in product(vocabs, nodes)]
     cells = measure.race(ways, sizes, dict[str, float], store=store, progress=progress)
     return [_at(cell, ("vocab", "nodes"), sizes) for cell in cells]
 
 
 def _at(cell: Any, names: Sequence[str], prompts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A row of a cell, with what it was measured at."""
-    kind = "verifier" if cell.group == "verifiers" else "policy"
-    return {kind: cell.way, **dict(zip(names, prompts[cell.prompt][1], strict=True)), **cell.result}
+    label = "verifier" if cell.group == "verifiers" else "policy"
+    return {label: cell.way, **dict(zip(names, prompts[cell.prompt][1], strict=True)), **cell.result}
 
 
 class _SyntheticLogits:
     """Synthetic logits of target and drafter, in the order in which nodes are expanded."""
 
     def __init__(self, nodes: int, vocab: int, device: "torch.device") -> None:
-        self.nodes, self.vocab, self.device = nodes, vocab, device
+        self.nodes = nodes
+        self.vocab = vocab
+        self.device = device
         spread = PEAK * (2 * torch.tensor(float(vocab)).log()).sqrt().item()
         generator = torch.Generator(device).manual_seed(0)
         self.draft = spread * torch.randn(nodes, vocab, device=device, generator=generator)
@@ -177,8 +186,8 @@ class _SyntheticLogits:
         draft = AdjustedDraft(
             [Session(_Rows(self.draft), self.device)], [LogitsAdjustment(judge, randomness)], self.device
         )
-        how = {"proposal": judge.proposal, "randomness": [randomness]}
-        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], **how)
+        grow_options = {"proposal": judge.proposal, "randomness": [randomness]}
+        (tree,) = grow(policy, draft, [0], [2 * self.nodes], states=[None], **grow_options)
         return tree
 
 
@@ -186,14 +195,15 @@ class _Rows:
     """The logits of a drafter whose passes cost nothing."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows, self._next = rows, 1
+        self._rows = rows
+        self._next = 1
 
     def root(self, sessions: "Sequence[Session]") -> Tensor:
         return self._rows[:1]
 
     def expand(self, sessions: "Sequence[Session]", frontiers: "Sequence[Frontier]") -> Tensor:
-        first, self._next = self._next, self._next + len(frontiers[0].tokens)
-        return self._rows[first : self._next]
+        start, self._next = self._next, self._next + len(frontiers[0].tokens)
+        return self._rows[start : self._next]
 
 
 def _judge(judge: Verifier, synthetic: "_SyntheticLogits", repeats: int) -> dict[str, float]:
@@ -208,18 +218,20 @@ def _judge(judge: Verifier, synthetic: "_SyntheticLogits", repeats: int) -> dict
         wait_for(synthetic.device)
         return time.perf_counter()
 
-    growing, verifying, accepted = [], [], []
+    growth_seconds = []
+    verify_seconds = []
+    accepted_counts = []
     for seed in range(repeats + 1):
         randomness = SeededRandomness(seed, synthetic.vocab, synthetic.device).at(7)
-        begun = now()
+        start = now()
         tree = synthetic.tree(judge, randomness)
-        grown = now()
+        growth_end = now()
         verdict = judge.verify(tree, synthetic.target[: tree.size], randomness)
-        verifying.append(now() - grown)
-        growing.append(grown - begun)
-        accepted.append(len(verdict.path) - 1)
-    times = {"verify": statistics.median(verifying[1:]), "growing": statistics.median(growing[1:])}
-    return {"accepted": statistics.fmean(accepted[1:]), **times}
+        verify_seconds.append(now() - growth_end)
+        growth_seconds.append(growth_end - start)
+        accepted_counts.append(len(verdict.path) - 1)
+    times = {"verify": statistics.median(verify_seconds[1:]), "growing": statistics.median(growth_seconds[1:])}
+    return {"accepted": statistics.fmean(accepted_counts[1:]), **times}
 
 
 def time_growth(
@@ -253,7 +265,7 @@ def time_growth(
             return _grow(policy, draft(*at), repeats, device)
 
     ways: dict[str, Way] = {spec: partial(run, policy) for spec, policy in parse_policies(policies).items()}
-    rows = [("growth", at) for at in product(vocabs, alphas)]
+    rows = [("growth", point) for point in product(vocabs, alphas)]
     cells = measure.race(ways, rows, dict[str, float], store=store, progress=progress)
     return [_at(cell, ("vocab", "alpha"), rows) for cell in cells]
 
@@ -289,34 +301,37 @@ def _grow(policy: TreePolicy, rows: Any, repeats: int, device: "torch.device") -
     from drafttree.engine.drafting.prices import Prices
     from drafttree.engine.tree_growth import grow
 
-    states, controller = [policy.init_state(TextContext(TRIAL_COSTS))], Controller(Prices(TRIAL_COSTS, frozen=True))
+    states = [policy.init_state(TextContext(TRIAL_COSTS))]
+    controller = Controller(Prices(TRIAL_COSTS, frozen=True))
 
     def work() -> DraftTree:
         limits = controller.limits(policy, Proposal.TOP_K, [(True, 0)], 1, 1) if policy.uses_costs else None
         return grow(policy, rows, [0], [policy.budget], states=states, limits=limits)[0]
 
     tree = work()
-    kept = [time_work(work, device) for _ in range(WARM_UP - 1 + repeats)][-repeats:]
-    seconds, levels = statistics.median(kept), len(tree.widths)
-    times = {"seconds": seconds, "per_level": seconds / max(levels, 1), "mean_seconds": statistics.fmean(kept)}
+    tree_seconds = [time_work(work, device) for _ in range(WARM_UP - 1 + repeats)][-repeats:]
+    seconds = statistics.median(tree_seconds)
+    levels = len(tree.widths)
+    times = {"seconds": seconds, "per_level": seconds / max(levels, 1), "mean_seconds": statistics.fmean(tree_seconds)}
     return {"nodes": tree.size, "levels": levels, **times}
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    console, where = make_console(), f"{report['device']}, {report['threads']} threads"
+    console = make_console()
+    machine = f"{report['device']}, {report['threads']} threads"
     for vocab in dict.fromkeys(row["vocab"] for row in report["verifiers"]):
-        own = [row for row in report["verifiers"] if row["vocab"] == vocab]
+        group_rows = [row for row in report["verifiers"] if row["vocab"] == vocab]
         names = {"ms": "verify", "grow ms": "growing", "logits ms": "logits"}
-        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in own]
-        title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {where}"
+        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in group_rows]
+        title = f"vocabulary {vocab}; hidden {report['hidden']}, temperature {report['temperature']:g}, {machine}"
         console.print(measure.to_table(title, rows, JUDGED), "")
     if report["verifiers"]:
         print("ms: judging a tree of so many nodes; share: of that in judging and logits; grow: its noise or its draws")
     for vocab, alpha in dict.fromkeys((row["vocab"], row["alpha"]) for row in report["growth"]):
-        own = [row for row in report["growth"] if (row["vocab"], row["alpha"]) == (vocab, alpha)]
+        group_rows = [row for row in report["growth"] if (row["vocab"], row["alpha"]) == (vocab, alpha)]
         names = {"ms a tree": "seconds", "ms a level": "per_level", "mean ms a tree": "mean_seconds"}
-        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in own]
-        title = f"vocabulary {vocab}, alpha {alpha:g}; {where}, {report['trees']} trees each"
+        rows = [row | {name: 1e3 * row[key] for name, key in names.items()} for row in group_rows]
+        title = f"vocabulary {vocab}, alpha {alpha:g}; {machine}, {report['trees']} trees each"
         console.print(measure.to_table(title, rows, GROWN), "")
     if report["growth"]:
         print("medians but for the last column; the drafter's passes are left out, the softmax of its logits is not")

@@ -61,15 +61,17 @@ def bench(
     """
     from drafttree.loading.pretrained import load_tokenizer
 
-    asked = quantize or ["int8", "int8-head"]
-    if wrong := next((name for name in asked if name not in WAYS), None):
-        raise unknown("--quantize", wrong, WAYS)
+    quantizations = quantize or ["int8", "int8-head"]
+    if unknown_name := next((name for name in quantizations if name not in WAYS), None):
+        raise unknown("--quantize", unknown_name, WAYS)
     tokenizer = load_tokenizer(model)
-    parts = read_parts(text, tokenizer, tokens, length)
-    store = results.open_store(context, parts)
-    ways = {name: Way(name, model, dtype) for name in (BASE, *asked)}
-    with progress(len(ways) * len(parts)) as advance:
-        cells = measure.race(ways, [("all", part) for part in parts], Scores, store=store, progress=advance)
+    text_parts = read_parts(text, tokenizer, tokens, length)
+    store = results.open_store(context, text_parts)
+    ways = {name: Way(name, model, dtype) for name in (BASE, *quantizations)}
+    with progress(len(ways) * len(text_parts)) as advance:
+        cells = measure.race(
+            ways, [("all", text_part) for text_part in text_parts], Scores, store=store, progress=advance
+        )
     by_way = {name: [cell.result for cell in cells if cell.way == name] for name in ways}
     rows = [compare(name, by_way[name], by_way[BASE]) for name in ways]
     results.finish(
@@ -83,21 +85,23 @@ def read_parts(path: Path, tokenizer: Any, tokens: int, length: int) -> list[lis
     Raises:
         InputError: the text is too short for one part.
     """
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
         ids = tokenizer(file.read(tokens * 16), add_special_tokens=False, verbose=False)["input_ids"][:tokens]
-    first = tokenizer("")["input_ids"]
-    whole = len(ids) // length
-    if not whole:
+    prefix_ids = tokenizer("")["input_ids"]
+    part_count = len(ids) // length
+    if not part_count:
         raise InputError(f"{path} has {len(ids)} tokens, and a part has {length}; give a longer text or --length")
-    return [[*first, *ids[part * length : (part + 1) * length]] for part in range(whole)]
+    return [[*prefix_ids, *ids[index * length : (index + 1) * length]] for index in range(part_count)]
 
 
 class Way:
     """Scores parts with a model whose weights are quantised in one way; it is loaded for the first."""
 
     def __init__(self, name: str, model: str, dtype: str) -> None:
-        self._name, self._model, self._dtype = name, model, dtype
+        self._name = name
+        self._model = model
+        self._dtype = dtype
         self._target: TargetModel | None = None
 
     def __call__(self, part: list[int]) -> Scores:
@@ -113,8 +117,8 @@ class Way:
         from drafttree.models.quantization.quantize import quantize_int8
 
         device, dtype = find_placement(self._model, self._dtype, "auto")
-        kind = {"int4": "int4", "as-stored": AS_STORED}.get(self._name)
-        module = load_model(self._model, dtype, device, kind)
+        quantization = {"int4": "int4", "as-stored": AS_STORED}.get(self._name)
+        module = load_model(self._model, dtype, device, quantization)
         if self._name in ("int8", "int8-head"):
             quantize_int8(module, head=self._name == "int8-head")
         return TargetModel(module, choose_backend)
@@ -124,31 +128,35 @@ def score(target: "TargetModel", part: Sequence[int]) -> Scores:
     """Read a part and score its tokens."""
     from drafttree.models.segment import Segment
 
-    cache, found = target.new_cache(len(part)), Scores(logprobs=[], best=[])
-    for first in range(0, len(part) - 1, AT_ONCE):
-        ids = list(part[first : first + AT_ONCE])
+    cache = target.new_cache(len(part))
+    scores = Scores(logprobs=[], best=[])
+    for start in range(0, len(part) - 1, AT_ONCE):
+        ids = list(part[start : start + AT_ONCE])
         segment = Segment.of_text(cache, ids)._replace(wanted=slice(None))
         logits = target.forward([segment])[0].logits[0].float()
         cache.commit(range(len(ids)))
-        following = torch.tensor(part[first + 1 : first + 1 + AT_ONCE], device=logits.device)
-        own = logits[: len(following)]
-        picked = own.gather(1, following[:, None])[:, 0] - own.logsumexp(1)
-        found["logprobs"] += picked.tolist()
-        found["best"] += own.argmax(1).tolist()
-    return found
+        next_ids = torch.tensor(part[start + 1 : start + 1 + AT_ONCE], device=logits.device)
+        scored_logits = logits[: len(next_ids)]
+        logprobs = scored_logits.gather(1, next_ids[:, None])[:, 0] - scored_logits.logsumexp(1)
+        scores["logprobs"] += logprobs.tolist()
+        scores["best"] += scored_logits.argmax(1).tolist()
+    return scores
 
 
 def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[str, Any]:
     """A row: the perplexity, by how much it differs from that of the base, and its standard error."""
-    logprobs = [each for part in own for each in part["logprobs"]]
+    logprobs = [logprob for text_part in own for logprob in text_part["logprobs"]]
     differences = [
-        statistics.fmean(before - after for after, before in zip(part["logprobs"], first["logprobs"], strict=True))
-        for part, first in zip(own, base, strict=True)
+        statistics.fmean(
+            base_logprob - logprob
+            for logprob, base_logprob in zip(text_part["logprobs"], base_part["logprobs"], strict=True)
+        )
+        for text_part, base_part in zip(own, base, strict=True)
     ]
-    same = [
-        after == before
-        for part, first in zip(own, base, strict=True)
-        for after, before in zip(part["best"], first["best"], strict=True)
+    unchanged_flags = [
+        token == base_token
+        for text_part, base_part in zip(own, base, strict=True)
+        for token, base_token in zip(text_part["best"], base_part["best"], strict=True)
     ]
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else None
@@ -158,12 +166,12 @@ def compare(name: str, own: Sequence[Scores], base: Sequence[Scores]) -> dict[st
         "perplexity": math.exp(-statistics.fmean(logprobs)),
         "change_percent": 100 * math.expm1(mean),
         "error_percent": None if error is None else 100 * error,
-        "best_tokens_unchanged": statistics.fmean(same),
+        "best_tokens_unchanged": statistics.fmean(unchanged_flags),
     }
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     error = "" if row["error_percent"] is None else f" +- {row['error_percent']:.3f}"
     change = "" if row["weights"] == BASE else f"{row['change_percent']:+.3f}{error} %"
-    shown = {name: row[name] for name in ("weights", "tokens", "perplexity")}
-    return {**shown, "change": change, "best tokens unchanged": row["best_tokens_unchanged"]}
+    columns = {name: row[name] for name in ("weights", "tokens", "perplexity")}
+    return {**columns, "change": change, "best tokens unchanged": row["best_tokens_unchanged"]}

@@ -76,28 +76,29 @@ def bench(
     """Measure real models beside transformers and llama.cpp."""
     from drafttree.engine.generation import Generation
 
-    files, others = find_files(folder, models)
-    chosen = precisions or [*SPEEDS, TEXTS]
-    if bad := next((name for name in chosen if name not in (*SPEEDS, TEXTS)), None):
-        raise unknown("precision", bad, (*SPEEDS, TEXTS))
-    draft_model = draft_models(files, others)
+    files, other_files = find_files(folder, models)
+    run_precisions = precisions or [*SPEEDS, TEXTS]
+    if unknown_precision := next((name for name in run_precisions if name not in (*SPEEDS, TEXTS)), None):
+        raise unknown("precision", unknown_precision, (*SPEEDS, TEXTS))
+    draft_model = draft_models(files, other_files)
     timed_runs = [
         RealModel(path, draft_model[path], precision, max_new_tokens)
         for path in files
-        for precision in chosen
+        for precision in run_precisions
         if precision != TEXTS
     ]
-    text_runs = [RealModel(path, draft_model[path], TEXTS, text_tokens) for path in files if TEXTS in chosen]
-    timed_prompts, text_prompts = _examples(prompts, limit), _examples(prompts, texts)
+    text_runs = [RealModel(path, draft_model[path], TEXTS, text_tokens) for path in files if TEXTS in run_precisions]
+    timed_prompts = _examples(prompts, limit)
+    text_prompts = _examples(prompts, texts)
     digests = {path.name: digest(path) for path in files}
     measured_with = {**_versions(), **describe_machine(), "code": code_digest()}
     store = results.open_store(context, timed_prompts, text_prompts, digests, measured_with)
     writers = Writers()
     ways = dict(writers.ways([*timed_runs, *text_runs]))
     grouped_prompts = [
-        (run.name if place < timed else f"{run.name}{ALONE}", prompt)
+        (run.name if index < timed else f"{run.name}{ALONE}", prompt)
         for run in timed_runs
-        for place, prompt in enumerate(timed_prompts)
+        for index, prompt in enumerate(timed_prompts)
     ]
     grouped_prompts += [(run.name, prompt) for run in text_runs for prompt in text_prompts]
 
@@ -106,8 +107,8 @@ def bench(
         return model == group.removesuffix(ALONE) and not (group.endswith(ALONE) and name in OF_TRANSFORMERS)
 
     with progress(sum(runs_in(way, group) for group, _ in grouped_prompts for way in ways)) as advance:
-        kind = Generation | measure.ReferenceRun | Failure
-        cells = measure.race(ways, grouped_prompts, kind, runs=runs_in, store=store, progress=advance)
+        result_type = Generation | measure.ReferenceRun | Failure
+        cells = measure.race(ways, grouped_prompts, result_type, runs=runs_in, store=store, progress=advance)
 
     def difference(run: RealModel, plain: "Cell", other: "Cell") -> Any:
         _, prompt = grouped_prompts[plain.prompt]
@@ -152,11 +153,11 @@ def find_files(folder: Path, names: Sequence[str] | None) -> tuple[list[Path], l
             del by_name[name]
     if not by_name:
         raise InputError(f"{folder} has no GGUF file of a model; {HOW_TO_FILL}, or set {VARIABLE} to one")
-    chosen = [name.removesuffix(".gguf") for name in names] if names else [*by_name]
-    if missing := next((name for name in chosen if name not in by_name), None):
-        raise InputError(f"{folder} has no {missing}.gguf; it has {', '.join(by_name)}")
-    rest = [path for name, path in by_name.items() if name not in chosen]
-    return [path for name, path in by_name.items() if name in chosen], rest
+    model_names = [name.removesuffix(".gguf") for name in names] if names else [*by_name]
+    if absent_name := next((name for name in model_names if name not in by_name), None):
+        raise InputError(f"{folder} has no {absent_name}.gguf; it has {', '.join(by_name)}")
+    other_files = [path for name, path in by_name.items() if name not in model_names]
+    return [path for name, path in by_name.items() if name in model_names], other_files
 
 
 def _why_no_model(path: Path) -> str | None:
@@ -173,15 +174,17 @@ def draft_models(files: Sequence[Path], others: Sequence[Path] = ()) -> dict[Pat
     """For each file the largest one of the same vocabulary, of these and others, that has half its weights at most."""
     from drafttree.loading.gguf.reader import GGUFFile
 
-    opened = {path: GGUFFile(path) for path in (*files, *others)}
-    weights = {path: _weights_by_kind(file).total() for path, file in opened.items()}
-    vocabularies = {path: file.metadata["tokenizer.ggml.tokens"] for path, file in opened.items()}
+    gguf_files = {path: GGUFFile(path) for path in (*files, *others)}
+    weights = {path: _weights_by_kind(file).total() for path, file in gguf_files.items()}
+    vocabularies = {path: file.metadata["tokenizer.ggml.tokens"] for path, file in gguf_files.items()}
 
     def fits(target: Path, other: Path) -> bool:
         return 2 * weights[other] <= weights[target] and vocabularies[other] == vocabularies[target]
 
     return {
-        target: max((other for other in opened if fits(target, other)), key=weights.__getitem__, default=None)
+        target: max(
+            (candidate for candidate in gguf_files if fits(target, candidate)), key=weights.__getitem__, default=None
+        )
         for target in files
     }
 
@@ -196,10 +199,12 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
     """
     labels = {"model": run.target.stem, "precision": run.precision}
     failures = _failures(cells)
-    written = [cell for cell in cells if cell.way not in failures]
-    made = [] if PLAIN in failures else make_rows(written, seeded=[PLAIN, *run.methods].__contains__, find=find)
-    rows = {row["method"]: row for row in made if row["group"] == run.name}
-    by_way = {way: {cell.prompt: cell for cell in written if cell.way == way} for way in rows}
+    text_cells = [cell for cell in cells if cell.way not in failures]
+    table_rows = (
+        [] if PLAIN in failures else make_rows(text_cells, seeded=[PLAIN, *run.methods].__contains__, find=find)
+    )
+    rows = {row["method"]: row for row in table_rows if row["group"] == run.name}
+    by_way = {way: {cell.prompt: cell for cell in text_cells if cell.way == way} for way in rows}
     for way in run.ways:
         if way not in rows:
             without_plain = f"not compared: {PLAIN} decoding failed" if PLAIN in failures else UNFINISHED
@@ -208,8 +213,10 @@ def speed_rows(run: RealModel, cells: Sequence["Cell"], find: Any) -> Iterator[d
         row = {**labels, **{name: value for name, value in rows[way].items() if name != "group"}}
         for peer, column in ((TRANSFORMERS, "over transformers"), (LLAMA_CPP, "over llama.cpp")):
             if peer in by_way and way != peer:
-                shared = sorted(by_way[way].keys() & by_way[peer].keys())
-                row[column] = speed_ratio(*([by_way[name][prompt] for prompt in shared] for name in (way, peer)))
+                shared_prompts = sorted(by_way[way].keys() & by_way[peer].keys())
+                row[column] = speed_ratio(
+                    *([by_way[name][prompt] for prompt in shared_prompts] for name in (way, peer))
+                )
         yield row
     if LLAMA_CPP not in run.ways:
         yield {**labels, "method": LLAMA_CPP, "failure": NO_LLAMA_CPP}
@@ -226,8 +233,8 @@ def text_rows(run: RealModel, cells: Sequence["Cell"]) -> Iterator[dict[str, Any
             yield {**row, "failure": failure}
             continue
         texts = texts_by_way[way]
-        equal = sum(texts[prompt].tokens == reference.tokens for prompt, reference in references.items())
-        yield {**row, "equal": equal, "texts": len(references)}
+        equal_count = sum(texts[prompt].tokens == reference.tokens for prompt, reference in references.items())
+        yield {**row, "equal": equal_count, "texts": len(references)}
 
 
 def describe_file(path: Path, sha256: str) -> dict[str, Any]:
@@ -243,7 +250,7 @@ def describe_file(path: Path, sha256: str) -> dict[str, Any]:
         "sha256": sha256,
         "bytes": path.stat().st_size,
         "weights": total,
-        "kinds": {kind: count / total for kind, count in weights.most_common()},
+        "kinds": {tensor_kind: count / total for tensor_kind, count in weights.most_common()},
     }
 
 
@@ -293,19 +300,22 @@ def describe_machine() -> dict[str, Any]:
 
 def show(report: Mapping[str, Any]) -> None:
     """Print the tables."""
-    console, machine = make_console(), report["machine"]
+    console = make_console()
+    machine = report["machine"]
     print(f"{machine['processor']}, {machine['instructions']}, {machine['threads']} threads")
     for file in report["files"]:
-        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in file["kinds"].items() if share > 0.005)
-        size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights ({kinds})"
+        kind_shares = ", ".join(
+            f"{tensor_kind} {share:.0%}" for tensor_kind, share in file["kinds"].items() if share > 0.005
+        )
+        size = f"{file['bytes'] / 1e6:,.0f} MB, {file['weights'] / 1e6:,.0f} M weights ({kind_shares})"
         print(f"{file['file']}: {file['name']}, {size}, sha256 {file['sha256'][:16]}")
     keys = dict.fromkeys((row["model"], row["precision"]) for row in report["speeds"])
     for model, precision in keys:
         rows = [row for row in report["speeds"] if (row["model"], row["precision"]) == (model, precision)]
-        shown = [{**row, "": row.get("failure") or row.get("doubt")} for row in rows]
-        console.print(measure.to_table(f"{model}, {precision}", shown, SPEED_COLUMNS))
-    shown = [{**row, "equal to transformers'": _share(row), "": row.get("failure")} for row in report["texts"]]
-    console.print(measure.to_table("texts in float32", shown, TEXT_COLUMNS))
+        table_rows = [{**row, "": row.get("failure") or row.get("doubt")} for row in rows]
+        console.print(measure.to_table(f"{model}, {precision}", table_rows, SPEED_COLUMNS))
+    table_rows = [{**row, "equal to transformers'": _share(row), "": row.get("failure")} for row in report["texts"]]
+    console.print(measure.to_table("texts in float32", table_rows, TEXT_COLUMNS))
     print("tokens/s: all tokens over all seconds, prompts included; R: that over plain decoding's [95 %, by jackknife]")
     print("R law = tau (1 + h0) / (v + c*delta + h), without prompts; same text: of plain decoding in that precision")
     print(", ".join(f"{name} {number}" for name, number in report["versions"].items()))
@@ -323,9 +333,9 @@ def _examples(prompts: Sequence[Path] | None, limit: int) -> list[Example]:
     from importlib.resources import as_file, files
 
     with as_file(files("drafttree.measure") / "data" / "prompts") as data:
-        half = spread_examples([data / "mt_bench.jsonl", data / "humaneval.jsonl"], limit + limit % 2)
-    chat, code = half[: len(half) // 2], half[len(half) // 2 :]
-    return [example for pair in zip(chat, code, strict=True) for example in pair][:limit]
+        examples = spread_examples([data / "mt_bench.jsonl", data / "humaneval.jsonl"], limit + limit % 2)
+    chat, code = examples[: len(examples) // 2], examples[len(examples) // 2 :]
+    return [example for turn in zip(chat, code, strict=True) for example in turn][:limit]
 
 
 def _cells_of(run: RealModel, cells: Sequence["Cell"]) -> list["Cell"]:

@@ -94,27 +94,36 @@ def bench(
     from drafttree.measure.prompt_form import AS_TEXT
     from drafttree.measure.prompts import read_examples
 
-    texts = [each.prompt for each in (read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT))]
+    texts = [
+        example.prompt for example in (read_examples(prompts, limit) if prompts else shipped_examples(limit, AS_TEXT))
+    ]
     options = {"policy": policy, "verifier": verifier, "dtype": dtype, "device": device, "quantize": quantize}
-    shared = [part for name, value in given_options(options).items() for part in (f"--{name}", value)]
-    shared += ["--max-batch", str(max(sizes)), "--port", "0"]
-    servers, systems = {SPECULATIVE: [drafter], WITHOUT_DRAFTER: ["none"]}, [""]
+    common_options = [argument for name, value in given_options(options).items() for argument in (f"--{name}", value)]
+    common_options += ["--max-batch", str(max(sizes)), "--port", "0"]
+    servers = {SPECULATIVE: [drafter], WITHOUT_DRAFTER: ["none"]}
+    systems = [""]
     if system_tokens:
         from drafttree.loading.pretrained import load_tokenizer
 
         servers = {SHARED: [drafter], WHOLE: [drafter, "--prefix-tokens", "0"]}
         systems = system_prompts(texts, load_tokenizer(model), system_tokens, len(sizes) * (repeats + 1))
     turns = make_turns(texts, sizes, systems, repeats, per_client)
-    asked = {"max_tokens": max_new_tokens, "temperature": temperature or 0.0, "seed": seed, "ignore_eos": True}
+    request_options = {
+        "max_tokens": max_new_tokens,
+        "temperature": temperature or 0.0,
+        "seed": seed,
+        "ignore_eos": True,
+    }
     with ExitStack() as stack:
         addresses = {
-            name: stack.enter_context(_served([model, "--drafter", *own, *shared])) for name, own in servers.items()
+            name: stack.enter_context(_served([model, "--drafter", *server_options, *common_options]))
+            for name, server_options in servers.items()
         }
-        ways: dict[str, Way] = {name: partial(_load, address, asked) for name, address in addresses.items()}
+        ways: dict[str, Way] = {name: partial(_load, address, request_options) for name, address in addresses.items()}
         with progress(len(ways) * len(turns)) as advance:
             cells = measure.race(ways, turns, Any, progress=advance)
-    first = {group: next(cell.prompt for cell in cells if cell.group == group) for group, _ in turns}
-    rows = make_rows([cell for cell in cells if cell.prompt != first[cell.group]], [*addresses])
+    warm_up_prompts = {group: next(cell.prompt for cell in cells if cell.group == group) for group, _ in turns}
+    rows = make_rows([cell for cell in cells if cell.prompt != warm_up_prompts[cell.group]], [*addresses])
     report = {"rows": rows, "turns": repeats, "tokens": max_new_tokens}
     print_json(measure.to_json(report)) if json_ else _show(report)
 
@@ -126,7 +135,8 @@ def make_turns(
 
     A turn takes the next prompts and the next system prompt, which all its prompts begin with.
     """
-    source, begins = cycle(prompts), cycle(systems)
+    source = cycle(prompts)
+    begins = cycle(systems)
     return [
         (str(size), (size, [begin + text for text in islice(source, size * per_client)]))
         for size in sizes
@@ -156,15 +166,19 @@ def _load(address: str, options: Mapping[str, Any], turn: tuple[int, Sequence[st
 
 def make_rows(cells: Sequence["Cell"], ways: Sequence[str]) -> list[dict[str, Any]]:
     """The two servers by the number of clients: speeds, how long clients waited, and how many texts are the same."""
-    rows, (ours, theirs) = [], ways
+    rows = []
+    main_way, base_way = ways
     for size in dict.fromkeys(cell.group for cell in cells):
-        runs = {way: [cell.result for cell in cells if (cell.way, cell.group) == (way, size)] for way in (ours, theirs)}
-        counts = {way: [(run.tokens, run.seconds) for run in own] for way, own in runs.items()}
-        texts = [[text.text for run in own for text in run.texts] for own in runs.values()]
-        row: dict[str, Any] = {"clients": size, "ways": {way: _figures(own) for way, own in runs.items()}}
-        ratio = measure.Interval.of_speeds_by_jackknife(counts[ours], counts[theirs])
+        runs = {
+            way: [cell.result for cell in cells if (cell.way, cell.group) == (way, size)]
+            for way in (main_way, base_way)
+        }
+        counts = {way: [(run.tokens, run.seconds) for run in way_runs] for way, way_runs in runs.items()}
+        texts = [[text.text for run in way_runs for text in run.texts] for way_runs in runs.values()]
+        row: dict[str, Any] = {"clients": size, "ways": {way: _figures(way_runs) for way, way_runs in runs.items()}}
+        ratio = measure.Interval.of_speeds_by_jackknife(counts[main_way], counts[base_way])
         row |= {"ratio": ratio, "texts": len(texts[0])}
-        rows.append(row | {"same": sum(one == other for one, other in zip(*texts, strict=True))})
+        rows.append(row | {"same": sum(our_text == their_text for our_text, their_text in zip(*texts, strict=True))})
     return rows
 
 
@@ -200,17 +214,18 @@ def _served(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _address(process: "subprocess.Popen[str]") -> str:
-    said = ""
-    for said in process.stderr or ():
-        if found := re.search(r"serving .* at (http://\S+)", said):
-            return found[1]
+    line = ""
+    for line in process.stderr or ():
+        if match := re.search(r"serving .* at (http://\S+)", line):
+            return match[1]
     raise ConfigError(
-        f"a server does not start: {said.removeprefix('drafttree: error: ').strip() or 'it says nothing'}"
+        f"a server does not start: {line.removeprefix('drafttree: error: ').strip() or 'it says nothing'}"
     )
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    console, rows = make_console(), report["rows"]
+    console = make_console()
+    rows = report["rows"]
     ways = [*rows[0]["ways"]]
     speeds = [
         {
@@ -221,20 +236,24 @@ def _show(report: Mapping[str, Any]) -> None:
         for row in rows
     ]
     waits = [
-        {"clients": row["clients"], "server": way, **_waiting(own), "prompts cached": own["cached"]}
+        {"clients": row["clients"], "server": way, **_waiting(figures), "prompts cached": figures["cached"]}
         for row in rows
-        for way, own in row["ways"].items()
+        for way, figures in row["ways"].items()
     ]
     console.print(measure.to_table(SPEEDS, speeds, {"clients": ">", **dict.fromkeys(ways, ".1f"), "ratio": ".2f"}))
     columns = {"clients": ">", "server": "", "first token": ">", "next token": ">", "prompts cached": ".0%"}
     console.print(measure.to_table(WAITS, waits, columns))
-    same, texts = (sum(row[name] for row in rows) for name in ("same", "texts"))
-    print(f"{report['turns']} turns of each; {same} of {texts} texts are {SECOND[ways[1]]}")
-    if same < texts:
+    same_count = sum(row["same"] for row in rows)
+    texts = sum(row["texts"] for row in rows)
+    print(f"{report['turns']} turns of each; {same_count} of {texts} texts are {SECOND[ways[1]]}")
+    if same_count < texts:
         print(ROUNDING)
 
 
 def _waiting(figures: Mapping[str, Any]) -> dict[str, str]:
     """Milliseconds to the first token, and from token to token, by percentile."""
     waits = {"first token": figures["first_token"], "next token": figures["next_token"]}
-    return {name: " / ".join(f"{1000 * seconds:.1f}" for seconds in each.values()) for name, each in waits.items()}
+    return {
+        name: " / ".join(f"{1000 * seconds:.1f}" for seconds in percentiles.values())
+        for name, percentiles in waits.items()
+    }

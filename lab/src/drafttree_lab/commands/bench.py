@@ -17,8 +17,8 @@ for found in pkgutil.iter_modules(bench.__path__):
 
 
 def _gone(context: typer.Context) -> None:
-    new = GONE[str(context.info_name)]
-    raise ConfigError(f"drafttree bench {context.info_name} is part of drafttree bench {new}; see its --help")
+    command = GONE[str(context.info_name)]
+    raise ConfigError(f"drafttree bench {context.info_name} is part of drafttree bench {command}; see its --help")
 
 
 for name in GONE:

@@ -141,18 +141,21 @@ def run(
     from drafttree_lab.replay.run import DrafterFits, ReplayTarget, Runner, digests_of, run_replay
 
     costs = CostSource.parse(cost)
-    given, out = parse_roles(options.roles or []), results.out or FOLDER
+    drafters_by_role = parse_roles(options.roles or [])
+    out = results.out or FOLDER
     sizes = options.sizes(prompt_tokens=max_prompt_tokens, chat=chat, contexts=contexts)
-    own = use_papers(options.paper or [])
-    if not (names := what or own):
+    user_papers = use_papers(options.paper or [])
+    if not (names := what or user_papers):
         raise ConfigError("Missing argument 'what': name \"all\", papers, or results such as talon/1")
-    planned, texts, drafters = _plan(names, options, given, sizes)
+    experiments, texts, drafters = _plan(names, options, drafters_by_role, sizes)
     load = ReplayTarget(options.target, dtype, device, inflate)
-    ids, other_ids = (load.encode(each, options.max_new_tokens, chat=chat) for each in (texts.texts, texts.others))
-    ids |= {(each.paper, NO_PROMPTS): [[turn] for turn in range(options.limit)] for each in planned}
-    blocks = [block for each in planned if each.paper in own for block in each.blocks]
-    named = [way.drafter for block in blocks for way in block.ways.values()]
-    for drafter in dict.fromkeys([*given.values(), *named]):  # one that cannot be used is told before anything is run
+    ids = load.encode(texts.texts, options.max_new_tokens, chat=chat)
+    other_ids = load.encode(texts.others, options.max_new_tokens, chat=chat)
+    ids |= {(experiment.paper, NO_PROMPTS): [[turn] for turn in range(options.limit)] for experiment in experiments}
+    blocks = [block for experiment in experiments if experiment.paper in user_papers for block in experiment.blocks]
+    planned_drafters = [way.drafter for block in blocks for way in block.ways.values()]
+    # one that cannot be used is told before anything is run
+    for drafter in dict.fromkeys([*drafters_by_role.values(), *planned_drafters]):
         load.load_drafter(drafter)
     # contexts are in the keys of cells; the usual number stands here since folders of before have it
     store = load.open_store(out, results.minutes, seed=seed, chat=chat, contexts=CONTEXTS)
@@ -165,20 +168,22 @@ def run(
 
     measure = partial(load.measure, seed)
     runner = Runner(load.make_decoder, measure, ids, store, seed=seed, timed=not counts_only)
-    judging: dict[str, Any] = {"costs": costs, "clusters": texts.clusters(digests_of(ids)), "keep": keep}
+    judging_options: dict[str, Any] = {"costs": costs, "clusters": texts.clusters(digests_of(ids)), "keep": keep}
     if agreement:
-        stand_ins = {role: name for role, name in drafters.items() if role not in given}
-        counting = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
-        judging["fits"] = DrafterFits(load, counting, stand_ins, sizes)
-    with progress(sum(len(each.blocks) for each in planned) * options.limit * options.repeats) as advance:
-        found = run_replay(planned, runner, repeats=options.repeats, progress=advance, **judging)
-    corrected = correct_claims(found)
+        stand_ins = {role: name for role, name in drafters.items() if role not in drafters_by_role}
+        counting_runner = Runner(load.make_decoder, measure, other_ids, store, seed=seed, timed=False)
+        judging_options["fits"] = DrafterFits(load, counting_runner, stand_ins, sizes)
+    with progress(
+        sum(len(experiment.blocks) for experiment in experiments) * options.limit * options.repeats
+    ) as advance:
+        summaries = run_replay(experiments, runner, repeats=options.repeats, progress=advance, **judging_options)
+    corrected = correct_claims(summaries)
     try:
-        write_results(out, found, command)
+        write_results(out, summaries, command)
     finally:  # a full disk keeps nobody from seeing them
-        plain: dict[str, object] = {"results": [asdict(each) for each in corrected]}
+        plain: dict[str, object] = {"results": [asdict(summary) for summary in corrected]}
         results.finish(store, plain, lambda: show_replay(corrected))
-    if runner.ended and not any(each.done for each in found):
+    if runner.ended and not any(summary.done for summary in summaries):
         raise typer.Exit(1)
 
 
@@ -198,16 +203,17 @@ def list_(
     from drafttree_lab.replay.inputs import ALL, EMBEDDED, parse_roles
     from drafttree_lab.replay.paper_files import use_papers
 
-    own, given = use_papers(options.paper or []), parse_roles(options.roles or [])
-    planned, *_ = _plan(what or own or [ALL], options, given, options.sizes())
-    rows = list_rows(planned, options.limit, options.repeats)
+    user_papers = use_papers(options.paper or [])
+    drafters_by_role = parse_roles(options.roles or [])
+    experiments, *_ = _plan(what or user_papers or [ALL], options, drafters_by_role, options.sizes())
+    rows = list_rows(experiments, options.limit, options.repeats)
     if json_:
         print_json({"results": rows})
     else:
         show_list(rows)
     if options.target == EMBEDDED:
-        told = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
-        print(f"{told}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
+        caveat = f"minutes are guessed at {PACE:g} tokens per second, without fitted drafters"
+        print(f"{caveat}: these run each text four times more, and take a search (--no-agreement)", file=sys.stderr)
 
 
 @replay.command()
@@ -245,13 +251,13 @@ def _plan(
     results = find_results(what)
     papers = list(dict.fromkeys(paper for paper, _ in results))
     check_model(papers, sizes.model)
-    drafters, missing = find_roles(papers, options.target, given)
+    drafters, missing_roles = find_roles(papers, options.target, given)
     for paper in papers:
         if file := outside_file(paper):
             sys.path.append(str(file.parent))  # its methods may lie beside it, as in the working folder
             check_paper(paper, drafters)
     texts = read_prompt_texts(papers, options.data, options.limit)
-    return plan_all(results, drafters, missing, texts, sizes), texts, drafters
+    return plan_all(results, drafters, missing_roles, texts, sizes), texts, drafters
 
 
 def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> list[dict[str, Any]]:
@@ -259,10 +265,10 @@ def list_rows(planned: Sequence["Experiment"], prompts: int, repeats: int) -> li
     from drafttree_lab.replay.plan import clauses
 
     rows = []
-    for each in planned:
-        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in each.blocks) * prompts * repeats
-        row = {"result": each.id, "title": each.result.title, "runs": each.runs * prompts * repeats}
-        reason = each.result.unavailable or "; ".join([*clauses(each.missing), *each.notes])
+    for experiment in planned:
+        tokens = sum(len(block.ways) * block.setting.max_new_tokens for block in experiment.blocks) * prompts * repeats
+        row = {"result": experiment.id, "title": experiment.result.title, "runs": experiment.runs * prompts * repeats}
+        reason = experiment.result.unavailable or "; ".join([*clauses(experiment.missing), *experiment.notes])
         rows.append(row | {"minutes": tokens / PACE / 60, "not replayed": reason})
     return rows
 
@@ -283,14 +289,14 @@ def show_replay(results: Sequence["ResultSummary"]) -> None:
     from drafttree_lab.replay.judge import KINDS, count_outcomes
 
     console = make_console()
-    for each in results:
-        _show_result(each)
-    verdicts = [verdict for each in results for verdict in each.verdicts]
+    for result in results:
+        _show_result(result)
+    verdicts = [verdict for result in results for verdict in result.verdicts]
     console.print(Text(f"claims: {len(verdicts)}", style="bold"))
-    if any(entry.by_law for each in results for entry in each.entries):
+    if any(entry.by_law for result in results for entry in result.entries):
         console.print(Text(f"R = {LAW} by counts; costs are in rounds of plain decoding, so h0 = 0", style="dim"))
-    for kind, name in KINDS.items():
-        judgements = [getattr(each, kind) for each in verdicts]
+    for basis, name in KINDS.items():
+        judgements = [getattr(verdict, basis) for verdict in verdicts]
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in count_outcomes(judgements).items())
         console.print(Text(f"  {name}: {outcomes or 'none'}"), soft_wrap=True)
 
@@ -315,7 +321,9 @@ def _show_result(each: "ResultSummary") -> None:
         console.print(table)
     notes = [f"fitted drafter: {each.fit}"] if each.fit else []
     notes += [each.costs] if each.costs else []
-    notes += [f"{name}: no tree has more than {most} of {budget} nodes" for name, (most, budget) in each.reach.items()]
+    notes += [
+        f"{name}: no tree has more than {nodes} of {budget} nodes" for name, (nodes, budget) in each.reach.items()
+    ]
     notes += [*each.notes, *(f"{name}: {reason}" for name, reason in each.missing.items())]
     for note in notes:
         console.print(Text(f"  {note}", style="dim"), soft_wrap=True)
@@ -329,17 +337,17 @@ def _show_verdict(verdict: "Verdict") -> None:
 
     console = make_console()
     console.print(Text(f"  {verdict.text}" + (" (main)" if verdict.main else "")), soft_wrap=True)
-    for kind, judgement in verdict.judgements.items():
-        line = Text(f"    {KINDS[kind]:<23}")
+    for basis, judgement in verdict.judgements.items():
+        line = Text(f"    {KINDS[basis]:<23}")
         line.append(f"{judgement.outcome:<16}", style=STYLES.get(judgement.outcome, "dim"))
-        said, *reasons = told(judgement) or [f"as {judgement.repeats}, {judgement.repeated}"]
-        console.print(line.append(said), soft_wrap=True)
+        finding, *reasons = told(judgement) or [f"as {judgement.repeats}, {judgement.repeated}"]
+        console.print(line.append(finding), soft_wrap=True)
         for reason in reasons:
             console.print(Text(f"{'':<43}{reason}", style="dim"), soft_wrap=True)
 
 
 def cell(entry: "Entry") -> str:
     """The number of an entry, the paper's in brackets."""
-    own = [f"{entry.measured.mean:.2f}"] if entry.measured else []
+    measurement = [f"{entry.measured.mean:.2f}"] if entry.measured else []
     law = [f"R {entry.by_law.mean:.2f}"] if entry.by_law else []
-    return ", ".join([*own, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")
+    return ", ".join([*measurement, *law]) + (f" ({entry.published:g})" if entry.published is not None else "")

@@ -53,25 +53,25 @@ def map_(
 
     if output and output.suffix != ".svg":
         raise ConfigError(f"-o {str(output)!r} is no .svg file; the map is drawn as SVG, for light and dark ground")
-    drafters, missing = find_roles(["traversal"], target, parse_roles(roles or []))
+    drafters, missing_roles = find_roles(["traversal"], target, parse_roles(roles or []))
     if ROLE not in drafters:
-        raise ConfigError(missing[ROLE])
+        raise ConfigError(missing_roles[ROLE])
     texts = read_map_prompts(limit)
     load = ReplayTarget(target, "float32", device, None)
     decoder = load.load_drafter(drafters[ROLE])
     sets = load.encode(texts.texts, max_new_tokens, chat=False)
-    decides = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed, "confidences": CONFIDENCES}
-    store = load.open_store(results.out or FOLDER, results.minutes, map=True, drafter=drafters[ROLE], **decides)
+    map_options = {"limit": limit, "max_new_tokens": max_new_tokens, "seed": seed, "confidences": CONFIDENCES}
+    store = load.open_store(results.out or FOLDER, results.minutes, map=True, drafter=drafters[ROLE], **map_options)
     runs = TextRuns(decoder, store, max_new_tokens, seed)
     with store.interruptible():
         runs.prompts = choose_prompts(sets, limit, seed, lambda ids: runs.plain(ids).looping)
     if store.interrupted:
         raise NothingFinished(store)
     with progress(count_steps(len(runs.prompts))) as advance:
-        found = run_map(runs, advance)
+        winner_map = run_map(runs, advance)
     if output:
-        write_text(draw(found), output)
-    results.finish(store, asdict(found), lambda: show_map(found))
+        write_text(draw(winner_map), output)
+    results.finish(store, asdict(winner_map), lambda: show_map(winner_map))
 
 
 def show_map(found: "WinnerMap") -> None:
@@ -82,28 +82,28 @@ def show_map(found: "WinnerMap") -> None:
     console = make_console()
     table = make_table("agreement", "reached", *CONFIDENCES, "weight of the target", "noise", "temperature", right=7)
     table.title = "drafters; by confidence: the mean probability of the best token (temperature x 0.4, 1 and 2)"
-    for each in found.grades:
-        grade = each.grade
-        sure = found.confidences.get(each.wanted, [])
-        shown = (each.reached, *sure, grade.weight, grade.noise, grade.temperature)
-        table.add_row(f"{each.wanted:g}", *(f"{number:.3f}" for number in shown))
+    for graded_agreement in found.grades:
+        grade = graded_agreement.grade
+        confidences = found.confidences.get(graded_agreement.wanted, [])
+        numbers = (graded_agreement.reached, *confidences, grade.weight, grade.noise, grade.temperature)
+        table.add_row(f"{graded_agreement.wanted:g}", *(f"{number:.3f}" for number in numbers))
     console.print(table, "")
-    for slope, like in SLOPES.items():
+    for slope, description in SLOPES.items():
         if points := found.of_slope(slope):
-            _show_curve(f"v(n) = 1 + {slope:g} (n - 1), {like}", points)
+            _show_curve(f"v(n) = 1 + {slope:g} (n - 1), {description}", points)
     if not found.points:
         console.print("no drafter is counted with every policy yet", "")
     _show_pairs(found)
     _show_questions(found)
-    loops = f"{found.looping} of {found.prompts} texts of {found.length} tokens end in a loop"
-    console.print(Text(f"{loops}; {found.differing} drafted texts differ from the target's own", style="dim"))
+    loop_note = f"{found.looping} of {found.prompts} texts of {found.length} tokens end in a loop"
+    console.print(Text(f"{loop_note}; {found.differing} drafted texts differ from the target's own", style="dim"))
 
 
 def _show_curve(title: str, points: Sequence["MapPoint"]) -> None:
     from drafttree_lab.winner_map.published import PLAIN
 
-    drafts = sorted({point.draft_cost for point in points})
-    table = make_table("agreement", "confidence", *(f"c = {draft:g}" for draft in drafts))
+    draft_costs = sorted({point.draft_cost for point in points})
+    table = make_table("agreement", "confidence", *(f"c = {draft_cost:g}" for draft_cost in draft_costs))
     table.title = f"{title}: the fastest family (= the second, where they tie), its R, and what auto reaches of it"
     rows: dict[tuple[float, str], list[Text]] = {}
     for point in sorted(points, key=lambda point: (-point.agreement, point.draft_cost)):
@@ -121,10 +121,17 @@ def _show_pairs(found: "WinnerMap") -> None:
         return
     table = make_table("pair", "c", "tau", "agreement", "paper", "by", right=3)
     table.title = "the papers' pairs: c from their numbers, agreement where a graded drafter has their tokens per round"
-    for each in found.pairs:
-        where = f"{each.agreement:.2f}{f', or {each.beyond}' if each.beyond else ''}"
-        by = f"{each.policy}{', sampled' if each.sampled else ''}"
-        table.add_row(each.name, f"{each.draft_cost:.3f}", f"{each.tau:.2f}", where, each.paper, by)
+    for model_pair in found.pairs:
+        agreement = f"{model_pair.agreement:.2f}{f', or {model_pair.beyond}' if model_pair.beyond else ''}"
+        policy_text = f"{model_pair.policy}{', sampled' if model_pair.sampled else ''}"
+        table.add_row(
+            model_pair.name,
+            f"{model_pair.draft_cost:.3f}",
+            f"{model_pair.tau:.2f}",
+            agreement,
+            model_pair.paper,
+            policy_text,
+        )
     make_console().print(table, "")
 
 
@@ -132,15 +139,18 @@ def _show_questions(found: "WinnerMap") -> None:
     from drafttree_lab.winner_map.published import side
 
     agreements = sorted({point.agreement for point in found.points})
-    table = make_table("R over R", "c", "confidence", *(f"{each:g}" for each in agreements))
+    table = make_table("R over R", "c", "confidence", *(f"{agreement:g}" for agreement in agreements))
     table.title = "what the papers leave open, by agreement; brackets: the 95 % interval over prompts has 1 in it"
     verdicts = make_table("question", "verdict")
     verdicts.title = "verdicts: decided where every confidence decides alike"
-    for each in found.questions:
-        verdicts.add_row(each.text, each.verdict)
-        for confidence, ratios in each.ratios.items():
-            best = each.best.get(confidence, {})
-            shown = (f"{own.value:.2f}" if side(own) else f"({own.value:.2f})" for own in ratios.values())
-            cells = (f"{text} {best[place]}" if best else text for place, text in zip(ratios, shown, strict=True))
-            table.add_row(each.text, f"{each.costs.draft:.3f}", confidence, *cells)
+    for question in found.questions:
+        verdicts.add_row(question.text, question.verdict)
+        for confidence, ratios in question.ratios.items():
+            best_settings = question.best.get(confidence, {})
+            ratio_texts = (f"{ratio.value:.2f}" if side(ratio) else f"({ratio.value:.2f})" for ratio in ratios.values())
+            cells = (
+                f"{text} {best_settings[agreement]}" if best_settings else text
+                for agreement, text in zip(ratios, ratio_texts, strict=True)
+            )
+            table.add_row(question.text, f"{question.costs.draft:.3f}", confidence, *cells)
     make_console().print(table, "", verdicts, "")

@@ -35,20 +35,20 @@ def generate_batch(
     with released(transformers_model(decoder)) as module, contextlib.redirect_stdout(sys.stderr):
         settings = copy.deepcopy(module.generation_config)
         settings.update(max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        found = module.generate_batch(  # pyright: ignore[reportCallIssue]
+        outputs_by_id = module.generate_batch(  # pyright: ignore[reportCallIssue]
             [list(prompt) for prompt in prompts],
             generation_config=settings,
             continuous_batching_config=_memory(prompts, max_new_tokens, flash=module.device.type == "cuda"),
             record_timestamps=True,
         )
-    outputs = list(found.values())
-    if wrong := next((each.error for each in outputs if each.error), None):
-        raise ModelError(f"transformers' generate_batch: {wrong}")
+    outputs = list(outputs_by_id.values())
+    if failure := next((output.error for output in outputs if output.error), None):
+        raise ModelError(f"transformers' generate_batch: {failure}")
     if len(outputs) < len(prompts):
         raise ModelError(f"transformers' generate_batch wrote {len(outputs)} of {len(prompts)} texts")
-    begun = min(each.created_time for each in outputs)
-    times = [[time - begun for time in each.timestamps or []] for each in outputs]
-    return [each.generated_tokens for each in outputs], times
+    start = min(output.created_time for output in outputs)
+    times = [[time - start for time in output.timestamps or []] for output in outputs]
+    return [output.generated_tokens for output in outputs], times
 
 
 def _memory(prompts: Sequence[Sequence[int]], max_new_tokens: int, *, flash: bool) -> ContinuousBatchingConfig:

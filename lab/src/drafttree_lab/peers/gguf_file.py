@@ -52,9 +52,9 @@ def write_gguf(model: PreTrainedModel, tokenizer: Any, path: Path, kind: str) ->
             continue
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight = interleaved(weight, config.head_dim)
-        own = gguf.GGMLQuantizationType[kind.upper() if weight.ndim == 2 else "F32"]
-        data = gguf.quants.quantize(weight.float().numpy(), own)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=own)
+        tensor_type = gguf.GGMLQuantizationType[kind.upper() if weight.ndim == 2 else "F32"]
+        data = gguf.quants.quantize(weight.float().numpy(), tensor_type)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,24 +72,25 @@ def interleaved(weight: Tensor, head_dim: int) -> Tensor:
 def _add_tokenizer(gguf: Any, writer: Any, tokenizer: Any, vocab_size: int) -> None:
     """Tokens in the order of their ids, merges, and which tokens are special; unused ids get a name of their own."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    described = json.loads(backend.to_str()) if backend else {"model": {"type": type(tokenizer).__name__}}
-    kind, steps = described["model"]["type"], described.get("pre_tokenizer") or {}
-    if kind != "BPE" or "ByteLevel" not in json.dumps(steps):
-        raise ConfigError(f"only tokenizers that merge bytes can be written as GGUF, not one of type {kind}")
+    description = json.loads(backend.to_str()) if backend else {"model": {"type": type(tokenizer).__name__}}
+    model_type = description["model"]["type"]
+    steps = description.get("pre_tokenizer") or {}
+    if model_type != "BPE" or "ByteLevel" not in json.dumps(steps):
+        raise ConfigError(f"only tokenizers that merge bytes can be written as GGUF, not one of type {model_type}")
     by_id = {index: token for token, index in tokenizer.get_vocab().items()}
-    special = set(tokenizer.all_special_ids)
+    special_ids = set(tokenizer.all_special_ids)
     types = gguf.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([by_id.get(index, f"<unused {index}>") for index in range(vocab_size)])
     writer.add_token_types(
         [
-            types.CONTROL if index in special else types.NORMAL if index in by_id else types.UNUSED
+            types.CONTROL if index in special_ids else types.NORMAL if index in by_id else types.UNUSED
             for index in range(vocab_size)
         ]
     )
     writer.add_token_merges(
-        [each if isinstance(each, str) else " ".join(each) for each in described["model"]["merges"]]
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in description["model"]["merges"]]
     )
     writer.add_add_bos_token(False)
     for name in ("bos", "eos", "pad"):

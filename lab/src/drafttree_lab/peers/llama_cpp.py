@@ -69,10 +69,10 @@ class LlamaCpp:
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with what the model's tokenizer puts before one."""
         raw = text.encode()
-        held = (self._library.llama_token * (len(raw) + 8))()
+        token_buffer = (self._library.llama_token * (len(raw) + 8))()
         vocabulary = self._library.llama_model_get_vocab(self._model)
-        count = self._library.llama_tokenize(vocabulary, raw, len(raw), held, len(held), True, False)
-        return [*held[:count]]
+        count = self._library.llama_tokenize(vocabulary, raw, len(raw), token_buffer, len(token_buffer), True, False)
+        return [*token_buffer[:count]]
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> ReferenceRun:
         """A greedy text."""
@@ -100,7 +100,7 @@ class LlamaCpp:
                 self._decode_rows(rows)
                 times[size].append(time.perf_counter() - started)
                 self._library.llama_memory_seq_rm(self._memory, 0, context, -1)
-        return {size: min(spent) for size, spent in times.items()}
+        return {size: min(seconds) for size, seconds in times.items()}
 
     def generate_together(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int
@@ -109,33 +109,34 @@ class LlamaCpp:
 
         A pass has a row for every text that is being written, and as much of the waiting prompts as fits.
         """
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self._library.llama_memory_clear(self._memory, False)
         texts: list[list[int]] = [[] for _ in prompts]
         times: list[list[float]] = [[] for _ in prompts]
-        unread = deque(
-            Row(token, place, stream, place == len(prompt) - 1)
+        unread_rows = deque(
+            Row(token, position, stream, position == len(prompt) - 1)
             for stream, prompt in enumerate(prompts)
-            for place, token in enumerate(prompt)
+            for position, token in enumerate(prompt)
         )
-        written: list[Row] = []
-        while written or unread:
-            rows = written + [unread.popleft() for _ in range(min(len(unread), BATCH - len(written)))]
+        text_rows: list[Row] = []
+        while text_rows or unread_rows:
+            rows = text_rows + [unread_rows.popleft() for _ in range(min(len(unread_rows), BATCH - len(text_rows)))]
             self._decode_rows(rows)
-            written = []
-            for place, row in enumerate(rows):
+            text_rows = []
+            for index, row in enumerate(rows):
                 if not row.wanted:
                     continue
-                token = self._library.llama_sampler_sample(self._sampler, self._context, place)
+                token = self._library.llama_sampler_sample(self._sampler, self._context, index)
                 texts[row.stream].append(token)
-                times[row.stream].append(time.perf_counter() - begun)
+                times[row.stream].append(time.perf_counter() - start)
                 if len(texts[row.stream]) < max_new_tokens:
-                    written.append(Row(token, row.position + 1, row.stream, True))
+                    text_rows.append(Row(token, row.position + 1, row.stream, True))
         return texts, times
 
     def _fill(self, context: int) -> None:
         """Give the text so many rows, by a second sequence that holds the first rows at later positions."""
-        library, memory = self._library, self._memory
+        library = self._library
+        memory = self._memory
         library.llama_memory_clear(memory, False)
         self._decode([0] * min(context, READ))
         size = library.llama_state_seq_get_size(self._context, 0)
@@ -150,15 +151,20 @@ class LlamaCpp:
         library.llama_memory_seq_rm(memory, COPIED, -1, -1)
 
     def _decode(self, tokens: Sequence[int]) -> None:
-        held = (self._library.llama_token * len(tokens))(*tokens)
-        self._check(self._library.llama_decode(self._context, self._library.llama_batch_get_one(held, len(tokens))))
+        token_buffer = (self._library.llama_token * len(tokens))(*tokens)
+        self._check(
+            self._library.llama_decode(self._context, self._library.llama_batch_get_one(token_buffer, len(tokens)))
+        )
 
     def _decode_rows(self, rows: Sequence[Row]) -> None:
         batch = self._library.llama_batch_init(len(rows), 0, 1)
         batch.n_tokens = len(rows)
-        for place, row in enumerate(rows):
-            batch.token[place], batch.pos[place], batch.logits[place] = row.token, row.position, row.wanted
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, row.stream
+        for index, row in enumerate(rows):
+            batch.token[index] = row.token
+            batch.pos[index] = row.position
+            batch.logits[index] = row.wanted
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = row.stream
         self._check(self._library.llama_decode(self._context, batch))
         self._library.llama_synchronize(self._context)
         self._library.llama_batch_free(batch)

@@ -26,16 +26,18 @@ class OpenVino:
     def __init__(self, path: Path, *, dtype: str, threads: int, eos: Sequence[int]) -> None:
         self._library = import_module("openvino_genai")
         self._tensor = import_module("openvino").Tensor
-        chosen: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
+        properties: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
         if precision := PRECISION.get(dtype):
-            chosen |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
-        self._pipeline = self._library.LLMPipeline(path, "CPU", **chosen)
+            properties |= {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        self._pipeline = self._library.LLMPipeline(path, "CPU", **properties)
         self._eos = set(eos)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> ReferenceRun:
         """A greedy text."""
         settings = self._library.GenerationConfig()
-        settings.do_sample, settings.max_new_tokens, settings.stop_token_ids = False, max_new_tokens, self._eos
+        settings.do_sample = False
+        settings.max_new_tokens = max_new_tokens
+        settings.stop_token_ids = self._eos
         started = time.perf_counter()
-        found = self._pipeline.generate(self._tensor(np.array([prompt], dtype=np.int64)), settings)
-        return ReferenceRun([int(token) for token in found.tokens[0]], time.perf_counter() - started)
+        results = self._pipeline.generate(self._tensor(np.array([prompt], dtype=np.int64)), settings)
+        return ReferenceRun([int(token) for token in results.tokens[0]], time.perf_counter() - started)

@@ -83,11 +83,11 @@ def open_program(
     elif not path.exists():
         original = replace(models, quantize=None, dtype="float32").load() if models.quantize else decoder
         write_gguf(transformers_model(original).module, original.tokenizer, path, FILES[peer][dtype])
-    shared: dict[str, Any] = {"threads": torch.get_num_threads(), "eos": decoder.eos}
+    common_options: dict[str, Any] = {"threads": torch.get_num_threads(), "eos": decoder.eos}
     if peer == OPENVINO:
         from drafttree_lab.peers.openvino import OpenVino
 
-        return OpenVino(path, dtype=dtype, **shared)
+        return OpenVino(path, dtype=dtype, **common_options)
     from drafttree_lab.peers.llama_cpp import LlamaCpp
 
-    return LlamaCpp(path, exact_cache=dtype == "float32", context=context, streams=streams, **shared)
+    return LlamaCpp(path, exact_cache=dtype == "float32", context=context, streams=streams, **common_options)

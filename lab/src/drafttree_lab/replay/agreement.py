@@ -63,24 +63,24 @@ class Fit:
             row += f" (claims are judged on all prompts of {', '.join(self.without)}, so none of them)"
         if self.agreement is None:
             return f"no drafter is so near to the target that {row}"
-        sure = ", ".join(f"{each:g}" for each in self.drafters)
-        return f"agreement {self.agreement:.3f} ± {self.error:.3f}, where {row}; confidences {sure}"
+        confidences = ", ".join(f"{confidence:g}" for confidence in self.drafters)
+        return f"agreement {self.agreement:.3f} ± {self.error:.3f}, where {row}; confidences {confidences}"
 
 
 def find_reference(paper: Paper, model: Model, *, sampled: bool) -> Reference | None:
     """The reference of greedy or of sampled texts."""
-    for each in model.references:
-        if (max(paper.results[each.result].temperatures) > 0) == sampled:
-            return each
+    for reference in model.references:
+        if (max(paper.results[reference.result].temperatures) > 0) == sampled:
+            return reference
     return None
 
 
 def plan_reference(name: str, reference: Reference, drafters: Mapping[str, str], sizes: Sizes) -> Experiment:
     """The runs of a reference alone; arguments as for `plan`."""
-    found = plan(name, reference.result, drafters, {}, sizes)
+    experiment = plan(name, reference.result, drafters, {}, sizes)
     names = (AUTOREGRESSIVE, reference.method)
-    blocks = [replace(each, ways={way: each.ways[way] for way in names}) for each in found.blocks]
-    return replace(found, blocks=blocks, is_timed=False)
+    blocks = [replace(block, ways={way: block.ways[way] for way in names}) for block in experiment.blocks]
+    return replace(experiment, blocks=blocks, is_timed=False)
 
 
 def replace_drafter(block: Block, drafter: str) -> Block:
@@ -93,28 +93,33 @@ def published_tau(experiment: Experiment, reference: Reference, sets: Sequence[s
     """The tokens per round that a paper prints of a reference, in the mean over some sets."""
     if reference.tau is not None:
         return reference.tau
-    printed = experiment.result.printed_taus(experiment.model, reference.method)
-    return fmean(printed[name] for name in sets)
+    printed_taus = experiment.result.printed_taus(experiment.model, reference.method)
+    return fmean(printed_taus[name] for name in sets)
 
 
 def replace_role(experiment: Experiment, role: str, drafter: str) -> Experiment:
     """What counts judge of an experiment, with another drafter for a role; methods of other roles are missing."""
-    paper, result, missing = read_paper(experiment.paper), experiment.result, dict(experiment.missing)
+    paper = read_paper(experiment.paper)
+    result = experiment.result
+    missing_methods = dict(experiment.missing)
     for name in result.methods:
         method = paper.methods[name]
         if method.role not in (None, role):
-            missing[name] = f"a drafter that is fitted to the row of {role} tells nothing of {method.role}"
+            missing_methods[name] = f"a drafter that is fitted to the row of {role} tells nothing of {method.role}"
         elif method.assisted or method.lossy_window:
-            missing[name] = "it is run with the drafter that ships alone"
-    claims = [each for each in result.claims if result.is_judged(each, timed=False)]
-    named = {AUTOREGRESSIVE, *(name.partition("@")[0] for claim in claims for name in claim.names)} - missing.keys()
+            missing_methods[name] = "it is run with the drafter that ships alone"
+    claims = [claim for claim in result.claims if result.is_judged(claim, timed=False)]
+    method_names = {
+        AUTOREGRESSIVE,
+        *(name.partition("@")[0] for claim in claims for name in claim.names),
+    } - missing_methods.keys()
     blocks = []
     for block in experiment.blocks:
-        ways = {name: way for name, way in block.ways.items() if name.partition("@")[0] in named}
+        ways = {name: way for name, way in block.ways.items() if name.partition("@")[0] in method_names}
         if len(ways) > 1:
             blocks.append(replace_drafter(replace(block, ways=ways), drafter))
     result = result.model_copy(update={"claims": claims})
-    return replace(experiment, result=result, blocks=blocks, missing=missing, is_timed=False)
+    return replace(experiment, result=result, blocks=blocks, missing=missing_methods, is_timed=False)
 
 
 def fit(
@@ -131,37 +136,47 @@ def fit(
         tau: the jackknife over its prompts, and its tokens per round as `Jackknife.mean` gives them, by drafter.
         texts: the target's own texts after these prompts.
     """
-    found: dict[tuple[float, float], tuple[str, float]] = {}
+    trials: dict[tuple[float, float], tuple[str, float]] = {}
 
     def distance(agreement: float, confidence: float) -> float:
         """How far a drafter's tokens per round are above the published ones, by their logarithms."""
-        if known := found.get((agreement, confidence)):
-            return known[1]
+        if trial := trials.get((agreement, confidence)):
+            return trial[1]
         grade = find_grade(agreement, texts, seed).grade
         name = f"{GRADED}{replace(grade, temperature=confidence * grade.temperature)}"
         _, values = tau(name)
-        found[agreement, confidence] = name, math.log(values[0].item() / wanted)
-        return found[agreement, confidence][1]
+        trials[agreement, confidence] = name, math.log(values[0].item() / wanted)
+        return trials[agreement, confidence][1]
 
     agreements: dict[float, float] = {}
     for confidence in sorted(CONFIDENCES.values(), key=lambda each: each != 1):
-        place = find_root(lambda agreement, own=confidence: distance(agreement, own), agreements.get(1.0, START))
-        if place is not None:
-            agreements[confidence] = place
+        root = find_root(lambda agreement, own=confidence: distance(agreement, own), agreements.get(1.0, START))
+        if root is not None:
+            agreements[confidence] = root
         elif confidence == 1:
             return Fit(method, wanted, len(texts))
     agreement = agreements[1.0]
-    jackknife, values = tau(found[agreement, 1.0][0])
+    jackknife, values = tau(trials[agreement, 1.0][0])
     spread = total(jackknife.spreads(values))
-    error, own = math.sqrt(spread.variance), distance(agreement, 1.0)
+    error = math.sqrt(spread.variance)
+    residual = distance(agreement, 1.0)
     steps = (
-        find_root(lambda each, off=off: distance(each, 1.0) - own - off, agreement, error / 20)
-        for off in (error, -error)
+        find_root(lambda each, off=offset: distance(each, 1.0) - residual - off, agreement, error / 20)
+        for offset in (error, -error)
     )
-    moved = next((place for place in steps if place is not None), FARTHEST)
-    drafters = {confidence: found[place, confidence][0] for confidence, place in sorted(agreements.items())}
-    off = abs(moved - agreement)
-    return Fit(method, wanted, len(texts), agreement, off, spread.freedom, drafters, found[moved, 1.0][0])
+    moved_agreement = next((root for root in steps if root is not None), FARTHEST)
+    drafters = {confidence: trials[root, confidence][0] for confidence, root in sorted(agreements.items())}
+    agreement_error = abs(moved_agreement - agreement)
+    return Fit(
+        method,
+        wanted,
+        len(texts),
+        agreement,
+        agreement_error,
+        spread.freedom,
+        drafters,
+        trials[moved_agreement, 1.0][0],
+    )
 
 
 def find_root(rising: Callable[[float], float], start: float, tolerance: float = TOLERANCE) -> float | None:
@@ -170,8 +185,8 @@ def find_root(rising: Callable[[float], float], start: float, tolerance: float =
     if abs(value) <= tolerance:
         return start
     for step in (0.05, 0.2, 1.0):
-        other = max(start - step, FARTHEST) if value > 0 else min(start + step, NEAREST)
-        if (rising(other) > 0) != (value > 0):
-            place: Any = brentq(rising, start, other, xtol=tolerance / STEEP)
-            return place
+        bracket_end = max(start - step, FARTHEST) if value > 0 else min(start + step, NEAREST)
+        if (rising(bracket_end) > 0) != (value > 0):
+            root: Any = brentq(rising, start, bracket_end, xtol=tolerance / STEEP)
+            return root
     return None

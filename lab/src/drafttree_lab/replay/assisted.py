@@ -64,7 +64,9 @@ class AssistedGeneration:
         drafter = decoder.drafter
         if not isinstance(drafter, LanguageModelDrafter) or not isinstance(drafter.model, TargetModel):
             raise ConfigError("assisted generation takes a language model as its drafter; name one with --as")
-        self._decoder, self._assistant, self._target = decoder, drafter.model, transformers_model(decoder)
+        self._decoder = decoder
+        self._assistant = drafter.model
+        self._target = transformers_model(decoder)
 
     def generate(self, prompt: Sequence[int], **options: Any) -> AssistedText:
         """The text after a prompt; options as for `Decoder.generate`."""
@@ -74,10 +76,10 @@ class AssistedGeneration:
             stack.enter_context(_noted(self._target.module, passes, is_target=True))
             stack.enter_context(_noted(assistant, passes, is_target=False))
             run = transformers_generate(self._decoder, prompt, assistance={"assistant_model": assistant}, **options)
-            ended = time.perf_counter()
-        rounds = list(_rounds(passes, len(prompt), len(run.tokens), ended))
-        first = run.seconds - sum(each.seconds for each in rounds[1:])
-        metrics = Metrics(rounds, 1, first - rounds[0].seconds, 0, run.seconds, [first])
+            end_time = time.perf_counter()
+        rounds = list(_rounds(passes, len(prompt), len(run.tokens), end_time))
+        first_token_seconds = run.seconds - sum(round_.seconds for round_ in rounds[1:])
+        metrics = Metrics(rounds, 1, first_token_seconds - rounds[0].seconds, 0, run.seconds, [first_token_seconds])
         return AssistedText(run.tokens, metrics)
 
 
@@ -109,22 +111,23 @@ def _rounds(passes: Sequence[Pass], prompt: int, tokens: int, ended: float) -> I
     From the second pass on the target reads the last committed token and the drafts, so the position it begins at
     tells how long the text was.
     """
-    places = [place for place, each in enumerate(passes) if each.is_target]
-    lengths = [prompt, *(passes[place].position + 1 for place in places[1:]), prompt + tokens]
-    begins = [passes[0].begun, *(passes[place + 1].begun for place in places[:-1]), ended]
-    starts = [0, *(place + 1 for place in places[:-1])]
-    spans = zip(pairwise(lengths), pairwise(begins), starts, places, strict=True)
-    for (before, after), (begun, over), start, place in spans:
-        own, drafts = passes[place], passes[start:place]
-        drafted = own.tokens - (prompt if place == places[0] else 1)
+    target_indices = [index for index, pass_ in enumerate(passes) if pass_.is_target]
+    lengths = [prompt, *(passes[index].position + 1 for index in target_indices[1:]), prompt + tokens]
+    begins = [passes[0].begun, *(passes[index + 1].begun for index in target_indices[:-1]), ended]
+    starts = [0, *(index + 1 for index in target_indices[:-1])]
+    spans = zip(pairwise(lengths), pairwise(begins), starts, target_indices, strict=True)
+    for (length_before, length_after), (begin, end), start, index in spans:
+        target_pass = passes[index]
+        draft_passes = passes[start:index]
+        draft_tokens = target_pass.tokens - (prompt if index == target_indices[0] else 1)
         yield Round(
-            committed=after - before,
-            accepted=min(after - before - 1, drafted),
-            nodes=1 + drafted,
-            levels=drafted,
-            draft_passes=len(drafts),
-            draft_seconds=sum(each.seconds for each in drafts),
-            target_seconds=own.seconds,
-            seconds=over - begun,
-            ranks=(1,) * min(after - before - 1, drafted),
+            committed=length_after - length_before,
+            accepted=min(length_after - length_before - 1, draft_tokens),
+            nodes=1 + draft_tokens,
+            levels=draft_tokens,
+            draft_passes=len(draft_passes),
+            draft_seconds=sum(draft.seconds for draft in draft_passes),
+            target_seconds=target_pass.seconds,
+            seconds=end - begin,
+            ranks=(1,) * min(length_after - length_before - 1, draft_tokens),
         )

@@ -42,7 +42,8 @@ class PassCosts:
 
     def fraction(self, metric: Metric, counts: TextCounts) -> Fraction:
         """Numerator and denominator of a metric of `COUNTED`, in passes instead of seconds."""
-        tokens, cost = sum(counts.committed), self.total(counts)
+        tokens = sum(counts.committed)
+        cost = self.total(counts)
         return (tokens, cost) if metric == "tokens_per_second" else (cost, tokens)
 
 
@@ -70,21 +71,25 @@ def draw_published_costs(model: Model, role: str | None) -> PassCosts | None:
     """
     if not model.rounds:
         return None
-    target, generator = Costs.of(model.target_pass), np.random.default_rng(0)
-    off: Any = generator.standard_t(model.samples - 1, (2, 20 * DRAWS))
-    costs = [row.cost + row.error * own - target.at(row.nodes) for row, own in zip(model.rounds, off, strict=False)]
-    depth, *others = (row.nodes - 1 for row in model.rounds)
-    if others:
-        draft = (costs[0] - costs[1]) / (depth - others[0])
-        rest = costs[0] - depth * draft
+    target = Costs.of(model.target_pass)
+    generator = np.random.default_rng(0)
+    deviations: Any = generator.standard_t(model.samples - 1, (2, 20 * DRAWS))
+    costs = [
+        row.cost + row.error * deviation - target.at(row.nodes)
+        for row, deviation in zip(model.rounds, deviations, strict=False)
+    ]
+    depth, *other_depths = (row.nodes - 1 for row in model.rounds)
+    if other_depths:
+        draft = (costs[0] - costs[1]) / (depth - other_depths[0])
+        round_cost = costs[0] - depth * draft
     else:
-        rest = model.round + model.round_error * off[1]
-        draft = (costs[0] - rest) / depth
-    allowed = np.flatnonzero((draft >= 0) & (rest >= 0))[:DRAWS]
+        round_cost = model.round + model.round_error * deviations[1]
+        draft = (costs[0] - round_cost) / depth
+    allowed = np.flatnonzero((draft >= 0) & (round_cost >= 0))[:DRAWS]
     if allowed.size < DRAWS:
         raise ConfigError("by these rows c or h is negative; see to their costs and errors, and to target_pass")
     are_paid = float(role is not None)
-    return PassCosts(are_paid * draft[allowed], target, are_paid * rest[allowed])
+    return PassCosts(are_paid * draft[allowed], target, are_paid * round_cost[allowed])
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,8 @@ class CostSource:
         """
         if text in (PUBLISHED, MEASURED):
             return cls(text)
-        if found := GIVEN.fullmatch(text.replace(" ", "")):
-            return cls(text, PassCosts(float(found["c"]), Costs((1,), (float(found["v"]),))))
+        if match := GIVEN.fullmatch(text.replace(" ", "")):
+            return cls(text, PassCosts(float(match["c"]), Costs((1,), (float(match["v"]),))))
         raise ConfigError(f'--cost is {text!r}; give "published", "measured" or such as "c=0.08,v=1.2"')
 
 

@@ -40,8 +40,10 @@ class PromptTexts:
         Args:
             digests: by set, the digests of its prompts.
         """
-        pairs = (zip(digests[place], own, strict=True) for place, own in self.texts.items())
-        return {digest: each.document for own in pairs for digest, each in own if each.document}
+        zipped_sets = (zip(digests[set_key], examples, strict=True) for set_key, examples in self.texts.items())
+        return {
+            digest: example.document for zipped_set in zipped_sets for digest, example in zipped_set if example.document
+        }
 
 
 def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -50,16 +52,16 @@ def find_results(names: Sequence[str]) -> list[tuple[str, str]]:
     Raises:
         ConfigError: there is no such paper or result.
     """
-    found: dict[tuple[str, str], None] = {}
+    selection: dict[tuple[str, str], None] = {}
     for name in names:
         paper, slash, result = name.partition("/")
         papers = paper_names() if name == ALL else [paper]
-        for each in papers:
-            known = read_paper(each).results
-            if slash and result not in known:
-                raise unknown(f"table or figure of {paper}", result, known)
-            found |= dict.fromkeys((each, one) for one in ([result] if slash else known))
-    return list(found)
+        for paper_name in papers:
+            results = read_paper(paper_name).results
+            if slash and result not in results:
+                raise unknown(f"table or figure of {paper}", result, results)
+            selection |= dict.fromkeys((paper_name, result_name) for result_name in ([result] if slash else results))
+    return list(selection)
 
 
 def check_model(papers: Sequence[str], model: str | None) -> None:
@@ -68,9 +70,9 @@ def check_model(papers: Sequence[str], model: str | None) -> None:
     Raises:
         ConfigError: none has.
     """
-    known = [name for paper in papers for name in read_paper(paper).models]
-    if model is not None and model not in known:
-        raise unknown("model", model, known)
+    models = [name for paper in papers for name in read_paper(paper).models]
+    if model is not None and model not in models:
+        raise unknown("model", model, models)
 
 
 def parse_roles(entries: Sequence[str]) -> dict[str, str]:
@@ -79,13 +81,13 @@ def parse_roles(entries: Sequence[str]) -> dict[str, str]:
     Raises:
         ConfigError: one is not of that form.
     """
-    found = {}
+    drafters = {}
     for entry in entries:
         role, _, drafter = entry.partition("=")
         if not role.strip() or not drafter.strip():
             raise ConfigError(f"--as {entry!r} is not of the form ROLE=DRAFTER, such as SD=double7/vicuna-68m")
-        found[role.strip()] = drafter.strip()
-    return found
+        drafters[role.strip()] = drafter.strip()
+    return drafters
 
 
 def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -98,21 +100,21 @@ def find_roles(papers: Sequence[str], target: str, given: Mapping[str, str]) -> 
         ConfigError: no paper has such a role.
     """
     roles: dict[str, Role] = {}
-    for name, role in (each for paper in papers for each in read_paper(paper).roles.items()):
-        other = roles.setdefault(name, role)
-        if target == EMBEDDED and other.stand_in != role.stand_in and name not in given:
-            drafters = f"{other.stand_in!r} in one paper and {role.stand_in!r} in another"
+    for name, role in (named_role for paper in papers for named_role in read_paper(paper).roles.items()):
+        earlier_role = roles.setdefault(name, role)
+        if target == EMBEDDED and earlier_role.stand_in != role.stand_in and name not in given:
+            drafters = f"{earlier_role.stand_in!r} in one paper and {role.stand_in!r} in another"
             raise ConfigError(f"the role {name!r} is {drafters}; rename one, run them apart, or name it with --as")
-    if wrong := next((name for name in given if name not in roles), None):
-        raise unknown("role", wrong, roles)
-    found = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
-    found |= given
-    missing = {
+    if unknown_role := next((name for name in given if name not in roles), None):
+        raise unknown("role", unknown_role, roles)
+    drafters_by_role = {name: role.stand_in for name, role in roles.items() if target == EMBEDDED and role.stand_in}
+    drafters_by_role |= given
+    missing_roles = {
         name: f"no drafter stands for {role.paper}; name one with --as {name}=DRAFTER"
         for name, role in roles.items()
-        if name not in found
+        if name not in drafters_by_role
     }
-    return found, missing
+    return drafters_by_role, missing_roles
 
 
 def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) -> PromptTexts:
@@ -129,44 +131,53 @@ def read_prompt_texts(papers: Sequence[str], folder: Path | None, limit: int) ->
     if folder and not folder.is_dir():
         raise InputError(f"--data {str(folder)!r} is no folder; name one that is laid out as docs/replay.md says")
     sets: dict[Place, PromptSet] = {
-        (paper, name): each for paper in papers for name, each in read_paper(paper).sets.items()
+        (paper, name): prompt_set for paper in papers for name, prompt_set in read_paper(paper).sets.items()
     }
-    texts, missing, notes, sources = {}, {}, {}, {}
-    with as_file(files("drafttree_lab.replay") / "data") as shipped:
-        for place, each in sets.items():
-            outside = outside_file(place[0])
-            own = [base for base in (folder, outside and outside.parent) if base]
-            bases = own if folder else [*own, shipped]
-            paths = (base / f"{each.file}{ending}" for base in bases for ending in ENDINGS)
+    texts = {}
+    missing_reasons = {}
+    notes = {}
+    sources = {}
+    with as_file(files("drafttree_lab.replay") / "data") as shipped_folder:
+        for set_key, prompt_set in sets.items():
+            paper_file = outside_file(set_key[0])
+            folders = [base for base in (folder, paper_file and paper_file.parent) if base]
+            bases = folders if folder else [*folders, shipped_folder]
+            paths = (base / f"{prompt_set.file}{ending}" for base in bases for ending in ENDINGS)
             path = next((path for path in paths if path.is_file()), None)
-            ships = path is not None and path.is_relative_to(shipped)
-            if own and not path:
+            ships = path is not None and path.is_relative_to(shipped_folder)
+            if folders and not path:
                 samples = "" if folder else ", nor among the samples that ship"
-                missing[place] = f"{each.file} is not in {' or '.join(map(str, own))}{samples}"
-            elif not path or (each.withheld and ships):
-                why = f" ({each.withheld})" if each.withheld else ""
-                missing[place] = f"these prompts do not ship{why}; give a folder that has them with --data"
+                missing_reasons[set_key] = f"{prompt_set.file} is not in {' or '.join(map(str, folders))}{samples}"
+            elif not path or (prompt_set.withheld and ships):
+                reason = f" ({prompt_set.withheld})" if prompt_set.withheld else ""
+                missing_reasons[set_key] = f"these prompts do not ship{reason}; give a folder that has them with --data"
             else:
-                texts[place] = spread_examples([path], limit, category=each.category, excerpt=None)
-                sources[place] = path
-                part = f"only prompts of {each.part} ship; give a folder that has all with --data"
-                lacks = [part] if each.part else []
-                if (found := len(texts[place])) < limit:
-                    lacks.append(f"{found} prompts ship, fewer than --limit {limit}")
-                if lacks and ships:
-                    notes[place] = "; ".join(lacks)
-        others = {}
-        for place, path in sources.items():
-            taken = {each.prompt for (paper, _), own in texts.items() if paper == place[0] for each in own}
-            others[place] = _others(path, sets[place].category, taken)
-    return PromptTexts(texts, missing, notes, others)
+                texts[set_key] = spread_examples([path], limit, category=prompt_set.category, excerpt=None)
+                sources[set_key] = path
+                remark = f"only prompts of {prompt_set.part} ship; give a folder that has all with --data"
+                remarks = [remark] if prompt_set.part else []
+                if (count := len(texts[set_key])) < limit:
+                    remarks.append(f"{count} prompts ship, fewer than --limit {limit}")
+                if remarks and ships:
+                    notes[set_key] = "; ".join(remarks)
+        fitting_texts = {}
+        for set_key, path in sources.items():
+            judged_prompts = {
+                example.prompt for (paper, _), examples in texts.items() if paper == set_key[0] for example in examples
+            }
+            fitting_texts[set_key] = _others(path, sets[set_key].category, judged_prompts)
+    return PromptTexts(texts, missing_reasons, notes, fitting_texts)
 
 
 def _others(path: Path, category: str | None, taken: Collection[str]) -> list[Example]:
     """Up to `OTHERS` prompts of a category that are not taken, evenly spaced, or of the whole file if it has none."""
-    for kind in dict.fromkeys((category, None)):
-        left = [each for each in spread_examples([path], category=kind, excerpt=None) if each.prompt not in taken]
-        if left:
-            count = min(OTHERS, len(left))
-            return [left[index * len(left) // count] for index in range(count)]
+    for selected_category in dict.fromkeys((category, None)):
+        examples = [
+            example
+            for example in spread_examples([path], category=selected_category, excerpt=None)
+            if example.prompt not in taken
+        ]
+        if examples:
+            count = min(OTHERS, len(examples))
+            return [examples[index * len(examples) // count] for index in range(count)]
     return []

@@ -69,14 +69,20 @@ class Jackknife:
     """
 
     def __init__(self, prompts: Mapping[str, Sequence[Hashable] | int]) -> None:
-        clusters = {name: range(own) if isinstance(own, int) else own for name, own in prompts.items()}
-        self._sizes = {name: len(set(own)) for name, own in clusters.items()}
+        clusters = {
+            name: range(set_clusters) if isinstance(set_clusters, int) else set_clusters
+            for name, set_clusters in prompts.items()
+        }
+        self._sizes = {name: len(set(set_clusters)) for name, set_clusters in clusters.items()}
         self._weights = dict[str, Tensor]()
-        left_out, first = torch.arange(1 + self.size)[:, None], 1
-        for name, own in clusters.items():
-            places = {cluster: place for place, cluster in enumerate(dict.fromkeys(own), first)}
-            self._weights[name] = (left_out != torch.tensor([places[each] for each in own])).double()
-            first += len(places)
+        dropped_clusters = torch.arange(1 + self.size)[:, None]
+        first_row = 1
+        for name, set_clusters in clusters.items():
+            rows = {cluster: row for row, cluster in enumerate(dict.fromkeys(set_clusters), first_row)}
+            self._weights[name] = (
+                dropped_clusters != torch.tensor([rows[cluster] for cluster in set_clusters])
+            ).double()
+            first_row += len(rows)
 
     @property
     def size(self) -> int:
@@ -94,21 +100,21 @@ class Jackknife:
         """
         values = []
         for name, fractions in samples:
-            pairs = np.array([np.broadcast_arrays(*each) for each in fractions], float)
-            above, below = torch.from_numpy(pairs).unbind(1)
+            fraction_array = np.array([np.broadcast_arrays(*fraction) for fraction in fractions], float)
+            numerators, denominators = torch.from_numpy(fraction_array).unbind(1)
             weights = self._weights[name]
             if average == "texts":
-                above, below = above / below, torch.ones_like(below)
-            values.append((weights @ above) / (weights @ below))
+                numerators, denominators = numerators / denominators, torch.ones_like(denominators)
+            values.append((weights @ numerators) / (weights @ denominators))
         return torch.stack(values).mean(0)
 
     def spreads(self, values: Tensor) -> list[Spread]:
         """What the prompts of each set add to the variance of the logarithm of what `mean` gives."""
-        found = []
-        for own in values.log()[1:].split(list(self._sizes.values())):
-            variance = (len(own) - 1) / len(own) * (own - own.mean()).square().sum().item()
-            found.append(Spread(variance, len(own) - 1))
-        return found
+        spreads = []
+        for logs in values.log()[1:].split(list(self._sizes.values())):
+            variance = (len(logs) - 1) / len(logs) * (logs - logs.mean()).square().sum().item()
+            spreads.append(Spread(variance, len(logs) - 1))
+        return spreads
 
     def estimate(self, values: Tensor, others: Sequence[Spread] = ()) -> Estimate:
         """The estimate that `mean` gives, or that was computed of what it gives; all values are positive.
@@ -130,10 +136,10 @@ class Jackknife:
 
 def total(spreads: Sequence[Spread]) -> Spread:
     """The variance of a sum, with Satterthwaite's degrees of freedom."""
-    variance = sum(each.variance for each in spreads)
+    variance = sum(spread.variance for spread in spreads)
     if variance < 1e-24:  # nothing but rounding: all prompts agree
         return Spread(0.0, 1.0)
-    return Spread(variance, variance**2 / sum(each.variance**2 / each.freedom for each in spreads))
+    return Spread(variance, variance**2 / sum(spread.variance**2 / spread.freedom for spread in spreads))
 
 
 def _student(centre: float, spread: Spread) -> tuple[float, float]:
@@ -153,9 +159,10 @@ def holm(values: Sequence[float], claims: int | None = None) -> list[float]:
         claims: how many claims there are, where some have no value yet; these count as if they had the largest, which
             makes the others larger than they will be, never smaller.
     """
-    most, found = 0.0, [0.0] * len(values)
+    running_max = 0.0
+    corrected = [0.0] * len(values)
     claims = len(values) if claims is None else claims
-    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        most = max(most, min(1.0, (claims - rank) * values[place]))
-        found[place] = most
-    return found
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        running_max = max(running_max, min(1.0, (claims - rank) * values[index]))
+        corrected[index] = running_max
+    return corrected

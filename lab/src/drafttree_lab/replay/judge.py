@@ -90,8 +90,8 @@ class Judgement:
             return bool(self.datum) and self.datum == other.datum and self.estimate == other.estimate
         if not (self.estimate and other.estimate and self.low and self.high):
             return False
-        apart = abs(math.log(self.estimate)) - abs(math.log(other.estimate))
-        return abs(apart) <= SAME * math.log(self.high / self.low) / 4
+        log_distance = abs(math.log(self.estimate)) - abs(math.log(other.estimate))
+        return abs(log_distance) <= SAME * math.log(self.high / self.low) / 4
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Verdict:
     @property
     def judgements(self) -> Mapping[str, Judgement]:
         """The judgements that there are."""
-        return {kind: own for kind in KINDS if (own := getattr(self, kind))}
+        return {basis: judgement for basis in KINDS if (judgement := getattr(self, basis))}
 
 
 @dataclass(frozen=True)
@@ -145,30 +145,31 @@ class Evidence:
 
         The last two hold 95 % of the costs that the paper allows between them.
         """
-        values, others = ratio(self.means), list[Spread]()
+        values = ratio(self.means)
+        spreads = list[Spread]()
         if self.moved:
             step = (ratio(self.moved)[0] / values[0]).log().nan_to_num(100.0, 100.0, -100.0)
-            others.append(Spread(step.square().item(), self.moved_freedom))
+            spreads.append(Spread(step.square().item(), self.moved_freedom))
         columns = [values]
         if self.drawn:
-            drawn = ratio(self.drawn)
-            order = drawn[0].argsort()
-            columns += [drawn[:, order[round(share * (len(order) - 1))]] for share in ENDS]
-        return [self.jackknife.estimate(each, others) for each in columns]
+            drawn_ratios = ratio(self.drawn)
+            order = drawn_ratios[0].argsort()
+            columns += [drawn_ratios[:, order[round(share * (len(order) - 1))]] for share in ENDS]
+        return [self.jackknife.estimate(column, spreads) for column in columns]
 
     def estimate(self, ratio: Callable[[Means], Tensor]) -> "Ratio":
         """A ratio of means at all costs that the paper allows, of which the worst decides."""
-        found, *ends = every = self.estimates(ratio)
-        if any(each.low is None for each in every):
-            return Ratio(found.value)
-        flips = len({each.value > 1 for each in every}) > 1
+        main_estimate, *ends = estimates = self.estimates(ratio)
+        if any(estimate.low is None for estimate in estimates):
+            return Ratio(main_estimate.value)
+        flips = len({estimate.value > 1 for estimate in estimates}) > 1
         return Ratio(
-            found.value,
-            min(each.low or 0.0 for each in every),
-            max(each.high or 0.0 for each in every),
-            1.0 if flips else max(each.p for each in every),
-            {AGREEMENT: found.floor, COSTS: 1.0 if flips else max(each.floor for each in every)},
-            [each.value for each in ends],
+            main_estimate.value,
+            min(estimate.low or 0.0 for estimate in estimates),
+            max(estimate.high or 0.0 for estimate in estimates),
+            1.0 if flips else max(estimate.p for estimate in estimates),
+            {AGREEMENT: main_estimate.floor, COSTS: 1.0 if flips else max(estimate.floor for estimate in estimates)},
+            [end.value for end in ends],
         )
 
 
@@ -201,18 +202,21 @@ def judge(claim: Comparison | Bound | Order | Trend, evidence: Evidence, axis: S
     """
     if isinstance(claim, Order):
         return _judge_order(claim, evidence)
-    found = _judge_ratios(evidence, _ratios(claim, axis), claim.sign)
+    judgement = _judge_ratios(evidence, _ratios(claim, axis), claim.sign)
     if not isinstance(claim, Comparison) or not claim.hangs_on:
-        return found
+        return judgement
     # it hangs on a number of which the paper says nothing
-    others = {}
+    alternatives = {}
     for value, name in claim.others.items():
         (ratio,) = _ratios(claim.model_copy(update={"left": name}), axis).values()
-        others[value] = _judge_ratios(evidence, {f"at {value}": ratio}, claim.sign)
-    said = f"{found.said}; the paper does not tell {claim.hangs_on}: {', '.join(each.said for each in others.values())}"
-    outcomes = {found.outcome, *(each.outcome for each in others.values())}
+        alternatives[value] = _judge_ratios(evidence, {f"at {value}": ratio}, claim.sign)
+    finding = (
+        f"{judgement.said}; the paper does not tell {claim.hangs_on}: "
+        f"{', '.join(alternative.said for alternative in alternatives.values())}"
+    )
+    outcomes = {judgement.outcome, *(alternative.outcome for alternative in alternatives.values())}
     is_open = outcomes >= {"reproduced", "contradicted"}
-    return replace(found, said=said, outcome="left open" if is_open else found.outcome)
+    return replace(judgement, said=finding, outcome="left open" if is_open else judgement.outcome)
 
 
 def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mapping[str, Callable[[Means], Tensor]]:
@@ -225,20 +229,26 @@ def _ratios(claim: Comparison | Bound | Trend, axis: Sequence[object]) -> Mappin
                 return lambda means: means(claim.left, claim.metric) / means(right, metric)
 
             if claim.right_metric:
-                above, below = (each.replace("_", " ") for each in (claim.metric, claim.right_metric))
-                return {f"{claim.left}, {above} / {below}": against(each) for each in claim.right}
-            return {f"{claim.left} / {each}": against(each) for each in claim.right}
+                left_metric, right_metric = (
+                    metric_name.replace("_", " ") for metric_name in (claim.metric, claim.right_metric)
+                )
+                return {f"{claim.left}, {left_metric} / {right_metric}": against(rival) for rival in claim.right}
+            return {f"{claim.left} / {rival}": against(rival) for rival in claim.right}
         case Bound(method=method, over=over, bound=bound, metric=metric):
             name = f"({method} / {over}) / {bound:g}" if over else f"{method} / {bound:g}"
             return {name: lambda means: means(method, metric) / (means(over, metric) if over else 1.0) / bound}
         case _:
 
             def ratio(means: Means) -> Tensor:
-                first, last = (means(f"{claim.method}@{value}", claim.metric) for value in (axis[0], axis[-1]))
+                first_mean, last_mean = (
+                    means(f"{claim.method}@{value}", claim.metric) for value in (axis[0], axis[-1])
+                )
                 if claim.over:
-                    under = (means(f"{claim.over}@{value}", claim.metric) for value in (axis[0], axis[-1]))
-                    first, last = (own / base for own, base in zip((first, last), under, strict=True))
-                return last / first
+                    base_means = (means(f"{claim.over}@{value}", claim.metric) for value in (axis[0], axis[-1]))
+                    first_mean, last_mean = (
+                        mean / base for mean, base in zip((first_mean, last_mean), base_means, strict=True)
+                    )
+                return last_mean / first_mean
 
             method = f"{claim.method} / {claim.over}" if claim.over else claim.method
             return {f"{method}, {axis[-1]} over {axis[0]}:": ratio}
@@ -250,29 +260,36 @@ def _judge_ratios(evidence: Evidence, ratios: Mapping[str, Callable[[Means], Ten
     All of them have to be for sure (an intersection-union test, which needs no correction); one that is not contradicts
     the claim, with Bonferroni's correction for their number.
     """
-    estimates, prompts = {name: evidence.estimate(each) for name, each in ratios.items()}, evidence.prompts
+    estimates = {name: evidence.estimate(ratio) for name, ratio in ratios.items()}
+    prompts = evidence.prompts
     factor = 1 if sign == ">" else -1
-    behind = [name for name, each in estimates.items() if (each.value > 1) != (sign == ">")]
-    if behind:  # the surest, and of equal ones the one that is farthest behind
-        decisive = min(behind, key=lambda name: (estimates[name].p, factor * estimates[name].value))
+    counterexamples = [name for name, estimate in estimates.items() if (estimate.value > 1) != (sign == ">")]
+    if counterexamples:  # the surest, and of equal ones the one that is farthest behind
+        decisive_name = min(counterexamples, key=lambda name: (estimates[name].p, factor * estimates[name].value))
     else:  # the least sure, and of equal ones the one that is least ahead
-        decisive = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
-    own, tried = estimates[decisive], len(estimates) if behind else 1
+        decisive_name = max(estimates, key=lambda name: (estimates[name].p, -factor * estimates[name].value))
+    decisive_ratio = estimates[decisive_name]
+    comparisons = len(estimates) if counterexamples else 1
     enough = evidence.jackknife.size >= LEAST_PROMPTS
-    if enough and not 0 < own.value < math.inf:
-        return Judgement("undecided", f"{decisive} {own.value:.2f}: a count of 0 has no ratio", prompts=prompts)
-    if own.low is None or own.high is None or not enough:
-        said = f"{decisive} {own.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
-        return Judgement("too few", said, own.value, prompts=prompts)
-    p, floors = min(1.0, tried * own.p), {name: min(1.0, tried * each) for name, each in own.floors.items()}
-    said = f"{decisive} {own.value:.2f} [{own.low:.2f}, {own.high:.2f}]"
-    if own.allowed:
-        low, high = own.allowed
-        said += f", {low:.2f} to {high:.2f} by what the paper's rows allow its passes to cost"
-    if tried > 1:
-        said += f"; it is the surest of {tried} comparisons, and p is {p:.2f}"
-    outcome: Outcome = "undecided" if p > LEVEL else "contradicted" if behind else "reproduced"
-    return Judgement(outcome, said, own.value, own.low, own.high, p, prompts, floors=floors)
+    if enough and not 0 < decisive_ratio.value < math.inf:
+        return Judgement(
+            "undecided", f"{decisive_name} {decisive_ratio.value:.2f}: a count of 0 has no ratio", prompts=prompts
+        )
+    if decisive_ratio.low is None or decisive_ratio.high is None or not enough:
+        finding = f"{decisive_name} {decisive_ratio.value:.2f} on {prompts} {'prompt' if prompts == 1 else 'prompts'}"
+        return Judgement("too few", finding, decisive_ratio.value, prompts=prompts)
+    p = min(1.0, comparisons * decisive_ratio.p)
+    floors = {name: min(1.0, comparisons * floor) for name, floor in decisive_ratio.floors.items()}
+    finding = f"{decisive_name} {decisive_ratio.value:.2f} [{decisive_ratio.low:.2f}, {decisive_ratio.high:.2f}]"
+    if decisive_ratio.allowed:
+        low, high = decisive_ratio.allowed
+        finding += f", {low:.2f} to {high:.2f} by what the paper's rows allow its passes to cost"
+    if comparisons > 1:
+        finding += f"; it is the surest of {comparisons} comparisons, and p is {p:.2f}"
+    outcome: Outcome = "undecided" if p > LEVEL else "contradicted" if counterexamples else "reproduced"
+    return Judgement(
+        outcome, finding, decisive_ratio.value, decisive_ratio.low, decisive_ratio.high, p, prompts, floors=floors
+    )
 
 
 def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
@@ -285,20 +302,21 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
     def ratio(high: str, low: str) -> Callable[[Means], Tensor]:
         return lambda means: means(high, claim.metric) / means(low, claim.metric)
 
-    ratios, prompts = [ratio(*pair) for pair in combinations(claim.methods, 2)], evidence.prompts
-    pairs = [evidence.estimate(each) for each in ratios]
-    signs = [(each.value > 1) - (each.value < 1) for each in pairs]
-    tau = sum(signs) / len(pairs)
-    if evidence.jackknife.size < LEAST_PROMPTS or any(each.low is None for each in pairs):
+    ratios = [ratio(*methods) for methods in combinations(claim.methods, 2)]
+    prompts = evidence.prompts
+    estimates = [evidence.estimate(pair_ratio) for pair_ratio in ratios]
+    signs = [(estimate.value > 1) - (estimate.value < 1) for estimate in estimates]
+    tau = sum(signs) / len(estimates)
+    if evidence.jackknife.size < LEAST_PROMPTS or any(estimate.low is None for estimate in estimates):
         return Judgement(
             "too few", f"Kendall's tau {tau:.2f} on {prompts} prompts", tau, prompts=prompts, is_order=True
         )
-    corrected = holm([each.p for each in pairs])
+    corrected = holm([estimate.p for estimate in estimates])
 
     def ends(level: float) -> tuple[float, float]:
-        known = [sign for sign, p in zip(signs, corrected, strict=True) if p <= level]
-        open_pairs = len(pairs) - len(known)
-        return (sum(known) - open_pairs) / len(pairs), (sum(known) + open_pairs) / len(pairs)
+        decided_signs = [sign for sign, p in zip(signs, corrected, strict=True) if p <= level]
+        open_count = len(estimates) - len(decided_signs)
+        return (sum(decided_signs) - open_count) / len(estimates), (sum(decided_signs) + open_count) / len(estimates)
 
     def decided(level: float) -> Outcome:
         low, high = ends(level)
@@ -306,8 +324,8 @@ def _judge_order(claim: Order, evidence: Evidence) -> Judgement:
 
     p = next((level for level in sorted(corrected) if decided(level) != "undecided"), 1.0)
     low, high = ends(LEVEL)
-    said = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
-    return Judgement(decided(LEVEL), said, tau, low, high, p, prompts, is_order=True)
+    finding = f"Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}]"
+    return Judgement(decided(LEVEL), finding, tau, low, high, p, prompts, is_order=True)
 
 
 Groups = Sequence[tuple[str, Sequence[Verdict]]]
@@ -318,31 +336,38 @@ Family = tuple[str, str]
 
 def _families(groups: Groups) -> dict[Family, list[tuple[int, int, Judgement]]]:
     """By family its judgements with a p-value, with the places of their results and verdicts."""
-    found: dict[Family, list[tuple[int, int, Judgement]]] = {}
-    for kind, (group, (name, verdicts)) in product(KINDS, enumerate(groups)):
+    families: dict[Family, list[tuple[int, int, Judgement]]] = {}
+    for basis, (group, (name, verdicts)) in product(KINDS, enumerate(groups)):
         paper = name.partition("/")[0]
-        judged = ((group, place, getattr(own, kind)) for place, own in enumerate(verdicts))
-        family = (paper if outside_file(paper) else "", kind)
-        found.setdefault(family, []).extend(each for each in judged if each[2] and each[2].p is not None)
-    return found
+        entries = ((group, verdict_index, getattr(verdict, basis)) for verdict_index, verdict in enumerate(verdicts))
+        family = (paper if outside_file(paper) else "", basis)
+        families.setdefault(family, []).extend(entry for entry in entries if entry[2] and entry[2].p is not None)
+    return families
 
 
 def _data(judgements: Sequence[Judgement]) -> list[int]:
     """For each judgement the place of the first that has the same datum."""
     return [
-        next(place for place, first in enumerate(judgements) if first is own or first.is_datum_of(own))
-        for own in judgements
+        next(
+            index
+            for index, candidate in enumerate(judgements)
+            if candidate is judgement or candidate.is_datum_of(judgement)
+        )
+        for judgement in judgements
     ]
 
 
 def count_claims(groups: Groups) -> dict[Family, int]:
     """By family the claims that can be judged of its papers in these results; those on one datum count once."""
-    papers, found = dict.fromkeys(name.partition("/")[0] for name, _ in groups), dict[Family, int]()
-    for (outside, kind), judged in _families(groups).items():
-        own = [each for each in papers if (each if outside_file(each) else "") == outside]
-        counted = len(set(_data([each for *_, each in judged])))
-        found[outside, kind] = max(measurable_claims(own, kind == "by_time") - len(judged) + counted, counted)
-    return found
+    papers = dict.fromkeys(name.partition("/")[0] for name, _ in groups)
+    counts = dict[Family, int]()
+    for (outside_paper, basis), entries in _families(groups).items():
+        family_papers = [paper for paper in papers if (paper if outside_file(paper) else "") == outside_paper]
+        datum_count = len(set(_data([judgement for *_, judgement in entries])))
+        counts[outside_paper, basis] = max(
+            measurable_claims(family_papers, basis == "by_time") - len(entries) + datum_count, datum_count
+        )
+    return counts
 
 
 def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[Verdict]]:
@@ -355,41 +380,52 @@ def correct_verdicts(groups: Groups, claims: Mapping[Family, int]) -> list[list[
         groups: the name of each result, and its verdicts.
         claims: by family the number of its claims, by `count_claims`.
     """
-    found = [list(own) for _, own in groups]
-    for family, judged in _families(groups).items():
-        first = _data([own for *_, own in judged])
-        counted = dict.fromkeys(first)
-        values = dict(zip(counted, holm([judged[each][2].p or 0.0 for each in counted], claims[family]), strict=True))
-        for (group, place, own), before in zip(judged, first, strict=True):
-            corrected = correct(own, values[before], claims[family])
-            if judged[before][2] is not own:
-                there, claim, _ = judged[before]
-                corrected = replace(corrected, repeats=groups[there][0], repeated=groups[there][1][claim].id)
-            found[group][place] = replace(found[group][place], **{family[1]: corrected})
-    return found
+    by_result = [list(verdicts) for _, verdicts in groups]
+    for family, entries in _families(groups).items():
+        first_indices = _data([judgement for *_, judgement in entries])
+        unique_indices = dict.fromkeys(first_indices)
+        values = dict(
+            zip(
+                unique_indices,
+                holm([entries[index][2].p or 0.0 for index in unique_indices], claims[family]),
+                strict=True,
+            )
+        )
+        for (group, verdict_index, judgement), first_index in zip(entries, first_indices, strict=True):
+            corrected = correct(judgement, values[first_index], claims[family])
+            if entries[first_index][2] is not judgement:
+                result_index, claim, _ = entries[first_index]
+                corrected = replace(
+                    corrected, repeats=groups[result_index][0], repeated=groups[result_index][1][claim].id
+                )
+            by_result[group][verdict_index] = replace(by_result[group][verdict_index], **{family[1]: corrected})
+    return by_result
 
 
 def correct(judgement: Judgement, p: float, claims: int) -> Judgement:
     """A judgement with a p-value that was corrected for so many claims, and what would decide it if it is undecided."""
-    found = replace(judgement, claims=claims)
+    corrected = replace(judgement, claims=claims)
     was_decided = judgement.outcome in ("reproduced", "contradicted")
     if not judgement.p or (was_decided and p <= LEVEL) or not (was_decided or judgement.outcome == "undecided"):
-        return found
-    said, needed = judgement.said, None
+        return corrected
+    finding = judgement.said
+    prompt_count = None
     if was_decided:
-        said += f"; p is {p:.2f} with Holm's correction for {claims} claims"
+        finding += f"; p is {p:.2f} with Holm's correction for {claims} claims"
     level = LEVEL * judgement.p / p if p < 1 else LEVEL / claims
     if cause := next((name for name, floor in judgement.floors.items() if floor > level), None):
-        said += f"; more prompts alone would not decide it, as it is not known well enough {cause}"
+        finding += f"; more prompts alone would not decide it, as it is not known well enough {cause}"
     elif not judgement.is_order and judgement.p < 1:
         # the variance of the prompts falls with their number, the rest stays
         floor = max(judgement.floors.values(), default=0.0)
-        own, rest, wanted = (norm.isf(each / 2) ** -2 if each else 0.0 for each in (judgement.p, floor, level))
-        needed = judgement.prompts * (own - rest) / (wanted - rest)
-        needed = max(math.ceil(needed), judgement.prompts + 1) if needed <= MOST_PROMPTS else None
-    return replace(found, outcome="undecided", said=said, needed=needed, reason=None)
+        own_variance, floor_variance, level_variance = (
+            norm.isf(tail / 2) ** -2 if tail else 0.0 for tail in (judgement.p, floor, level)
+        )
+        prompt_count = judgement.prompts * (own_variance - floor_variance) / (level_variance - floor_variance)
+        prompt_count = max(math.ceil(prompt_count), judgement.prompts + 1) if prompt_count <= MOST_PROMPTS else None
+    return replace(corrected, outcome="undecided", said=finding, needed=prompt_count, reason=None)
 
 
 def count_outcomes(judgements: Iterable[Judgement | None]) -> Mapping[str, int]:
     """How many judgements have each outcome; those that repeat another one do not count."""
-    return Counter(each.outcome for each in judgements if each and not each.repeats)
+    return Counter(judgement.outcome for judgement in judgements if judgement and not judgement.repeats)

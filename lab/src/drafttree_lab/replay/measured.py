@@ -136,16 +136,16 @@ class Measured:
             drawn: whether it is all costs that the paper's rows allow, instead of those that they say.
         """
         if self.costs.name == MEASURED:  # the mean over all prompts
-            pairs = [
-                pair
+            turns = [
+                turn
                 for number in self.numbers(block, "tokens_per_second")
-                for pair in zip(*(self.turns(block, each, number) for each in (name, AUTOREGRESSIVE)), strict=True)
+                for turn in zip(*(self.turns(block, way, number) for way in (name, AUTOREGRESSIVE)), strict=True)
             ]
-            if not pairs:
+            if not turns:
                 return None
-            unit = fmean(plain.target_pass for _, plain in pairs)
-            target = fmean(own.target_pass for own, _ in pairs) / unit
-            return PassCosts(fmean(own.draft_pass for own, _ in pairs) / unit, Costs((1,), (target,)))
+            unit = fmean(plain.target_pass for _, plain in turns)
+            target = fmean(way_times.target_pass for way_times, _ in turns) / unit
+            return PassCosts(fmean(way_times.draft_pass for way_times, _ in turns) / unit, Costs((1,), (target,)))
         method = name.partition("@")[0]
         if self.costs.given and method != AUTOREGRESSIVE:
             return self.costs.given
@@ -159,22 +159,22 @@ class Measured:
         """
         numbers = self.numbers(block, metric, by_counts=by_counts)
         needs_costs = by_counts and BASES.get(metric, metric) in COUNTED
-        if not numbers or (needs_costs and not all(self.pass_costs(block, each) for each in (name, AUTOREGRESSIVE))):
+        if not numbers or (needs_costs and not all(self.pass_costs(block, way) for way in (name, AUTOREGRESSIVE))):
             return None
         jackknife = self._jackknife({block.setting.set: numbers})
         values = partial(self._values, jackknife, block, numbers=numbers, by_counts=by_counts)
         if metric in GAINS:
-            method, at, value = name.partition("@")
+            method, separator, value = name.partition("@")
             base = self.experiment.result.over.get(method, AUTOREGRESSIVE)
-            base = base if base == AUTOREGRESSIVE else f"{base}{at}{value}"
+            base = base if base == AUTOREGRESSIVE else f"{base}{separator}{value}"
             if base not in block.ways:
                 return None
-            found = values(name, GAINS[metric]) / values(base, GAINS[metric])
+            replicates = values(name, GAINS[metric]) / values(base, GAINS[metric])
         else:
-            found = values(name, metric)
-        if not bool(found[0].isfinite()):
+            replicates = values(name, metric)
+        if not bool(replicates[0].isfinite()):
             return None
-        estimate = jackknife.estimate(found)
+        estimate = jackknife.estimate(replicates)
         ends = [estimate.value, estimate.low, estimate.high]
         if metric in GAINS:
             ends = [None if end is None else 100 * (end - 1) for end in ends]
@@ -184,38 +184,47 @@ class Measured:
     @property
     def looping(self) -> float:
         """The share of plain decoding's texts that end in a loop; 0 where there are none."""
-        places = ((block, number) for block in self.experiment.blocks for number in self.numbers(block, "tau"))
-        found = [counts.looping for block, number in places if (counts := self.counts(block, AUTOREGRESSIVE, number))]
-        return sum(found) / len(found) if found else 0.0
+        prompts = ((block, number) for block in self.experiment.blocks for number in self.numbers(block, "tau"))
+        loop_flags = [
+            counts.looping for block, number in prompts if (counts := self.counts(block, AUTOREGRESSIVE, number))
+        ]
+        return sum(loop_flags) / len(loop_flags) if loop_flags else 0.0
 
     def verdicts(self) -> list[Verdict]:
         """The verdict on every claim."""
         return [
-            Verdict(each.id, each.text, each.line, each.main, self._judge_fitted(each), *self._judgements(each))
-            for each in self.experiment.result.claims
+            Verdict(claim.id, claim.text, claim.line, claim.main, self._judge_fitted(claim), *self._judgements(claim))
+            for claim in self.experiment.result.claims
         ]
 
     @property
     def near(self) -> "Measured | None":
         """The cells with the fitted drafter that is as sure as it is right; None where there is none."""
-        own = self.fitted.by_confidence.get(1.0) if self.fitted else None
-        return replace(self, experiment=own, fitted=None) if own else None
+        experiment = self.fitted.by_confidence.get(1.0) if self.fitted else None
+        return replace(self, experiment=experiment, fitted=None) if experiment else None
 
     def tau(self, name: str) -> tuple[Jackknife, Tensor]:
         """The jackknife over all prompts, and a way's tokens per round in the mean over sets, by `Jackknife.mean`."""
         blocks = {block.setting.set: block for block in self.experiment.blocks}
-        shared = {place: numbers for place, block in blocks.items() if len(numbers := self.numbers(block, "tau")) > 1}
-        jackknife = self._jackknife(shared)
-        found = [
-            self._values(jackknife, blocks[place], name, "tau", numbers=numbers, by_counts=True)
-            for place, numbers in shared.items()
+        prompts_by_set = {
+            set_name: numbers for set_name, block in blocks.items() if len(numbers := self.numbers(block, "tau")) > 1
+        }
+        jackknife = self._jackknife(prompts_by_set)
+        replicates = [
+            self._values(jackknife, blocks[set_name], name, "tau", numbers=numbers, by_counts=True)
+            for set_name, numbers in prompts_by_set.items()
         ]
-        return jackknife, torch.stack(found).mean(0)
+        return jackknife, torch.stack(replicates).mean(0)
 
     def _jackknife(self, shared: Shared) -> Jackknife:
         """The jackknife over some prompts of each set."""
         digests = {name: [self.digests[name][number] for number in numbers] for name, numbers in shared.items()}
-        return Jackknife({name: [self.clusters.get(each, each) for each in own] for name, own in digests.items()})
+        return Jackknife(
+            {
+                name: [self.clusters.get(digest, digest) for digest in set_digests]
+                for name, set_digests in digests.items()
+            }
+        )
 
     def _values(
         self,
@@ -238,14 +247,14 @@ class Measured:
         costs = self.pass_costs(block, name, drawn=drawn) if by_counts and metric in COUNTED else None
 
         def fraction(number: int) -> Fraction:
-            if found := self._other(block, number):
-                return found[name]
+            if fractions := self._other(block, number):
+                return fractions[name]
             counts = self.counts(block, name, number)
             if costs and counts:
                 return costs.fraction(metric, counts)
             if metric in TIMED:
-                turns = [each.fraction(metric) for each in self.turns(block, name, number)]
-                return fmean(above for above, _ in turns), fmean(below for _, below in turns)
+                turns = [turn.fraction(metric) for turn in self.turns(block, name, number)]
+                return fmean(numerator for numerator, _ in turns), fmean(denominator for _, denominator in turns)
             return counts.fraction(metric) if counts else (0.0, 0.0)
 
         return jackknife.mean([(block.setting.set, list(map(fraction, numbers)))], self.experiment.average(metric))
@@ -262,14 +271,15 @@ class Measured:
 
     def _judgements(self, claim: Claim) -> tuple[Judgement | None, Judgement | None]:
         """By counts and by time."""
-        experiment, result = self.experiment, self.experiment.result
+        experiment = self.experiment
+        result = self.experiment.result
         if isinstance(claim, NotComparable):
             return Judgement("not comparable", claim.reason), None
         if reason := result.unavailable or ("" if experiment.blocks else "; ".join(clauses(experiment.missing))):
             return Judgement("not run", reason), None
-        absent = {name.partition("@")[0] for name in claim.names} & experiment.missing.keys()
-        if absent:
-            return Judgement("not run", experiment.missing[min(absent)]), None
+        absent_methods = {name.partition("@")[0] for name in claim.names} & experiment.missing.keys()
+        if absent_methods:
+            return Judgement("not run", experiment.missing[min(absent_methods)]), None
         return (
             self._judge(claim, by_counts=True) if result.is_judged(claim, timed=False) else None,
             self._judge(claim, by_counts=False) if result.is_judged(claim, timed=True) else None,
@@ -277,7 +287,8 @@ class Measured:
 
     def _judge_fitted(self, claim: Claim) -> Judgement | None:
         """By counts with drafters that are fitted to the paper's; None where only a clock can tell, or none is."""
-        fitted, result = self.fitted, self.experiment.result
+        fitted = self.fitted
+        result = self.experiment.result
         if isinstance(claim, NotComparable) or not fitted or not result.is_judged(claim, timed=False):
             return None
         if fitted.reason or not fitted.fit:
@@ -292,33 +303,43 @@ class Measured:
             confidence: replace(self, experiment=experiment, fitted=None)
             for confidence, experiment in fitted.by_confidence.items()
         }
-        own = by_confidence.pop(1.0)
-        absent = {name.partition("@")[0] for name in claim.names} & own.experiment.missing.keys()
-        if absent:
-            return Judgement("not run", own.experiment.missing[min(absent)])
-        moved = replace(own, experiment=fitted.moved) if fitted.moved else None
-        rest = [*by_confidence.values()]
-        found = own._judge(claim, by_counts=True, moved=moved, freedom=fitted.fit.freedom, others=rest)
-        others = {
-            confidence: each._judge(claim, by_counts=True, others=[own, *rest])
-            for confidence, each in by_confidence.items()
+        calibrated_cells = by_confidence.pop(1.0)
+        absent_methods = {name.partition("@")[0] for name in claim.names} & calibrated_cells.experiment.missing.keys()
+        if absent_methods:
+            return Judgement("not run", calibrated_cells.experiment.missing[min(absent_methods)])
+        moved_cells = replace(calibrated_cells, experiment=fitted.moved) if fitted.moved else None
+        other_cells = [*by_confidence.values()]
+        judgement = calibrated_cells._judge(
+            claim, by_counts=True, moved=moved_cells, freedom=fitted.fit.freedom, others=other_cells
+        )
+        alternatives = {
+            confidence: cells._judge(claim, by_counts=True, others=[calibrated_cells, *other_cells])
+            for confidence, cells in by_confidence.items()
         }
-        told = [f"{each.estimate:.2f} at {confidence:g}" for confidence, each in others.items() if each.estimate]
-        said = f"; by confidence {', '.join(told)}" if told else ""
-        if unchecked := [f"{each:g}" for each in sorted(CONFIDENCES.values()) if each not in fitted.by_confidence]:
+        estimates = [
+            f"{alternative.estimate:.2f} at {confidence:g}"
+            for confidence, alternative in alternatives.items()
+            if alternative.estimate
+        ]
+        remark = f"; by confidence {', '.join(estimates)}" if estimates else ""
+        if unchecked_confidences := [
+            f"{confidence:g}" for confidence in sorted(CONFIDENCES.values()) if confidence not in fitted.by_confidence
+        ]:
             row = f"no drafter of them lets {fitted.fit.method} commit {fitted.fit.wanted:.2f} tokens a round"
-            said += f"; not checked at confidences of {' and '.join(unchecked)}, as {row}"
-        if found.estimate is None:
-            return found
-        if {each.is_ahead for each in others.values() if each.estimate} <= {found.is_ahead}:
-            return replace(found, said=found.said + said)
-        is_decided = found.outcome in ("reproduced", "contradicted")
+            remark += f"; not checked at confidences of {' and '.join(unchecked_confidences)}, as {row}"
+        if judgement.estimate is None:
+            return judgement
+        if {alternative.is_ahead for alternative in alternatives.values() if alternative.estimate} <= {
+            judgement.is_ahead
+        }:
+            return replace(judgement, said=judgement.said + remark)
+        is_decided = judgement.outcome in ("reproduced", "contradicted")
         return replace(
-            found,
-            outcome="undecided" if is_decided else found.outcome,
-            said=f"{found.said}{said}, where it flips",
-            reason=None if is_decided else found.reason,
-            floors={**found.floors, CONFIDENCE: 1.0},
+            judgement,
+            outcome="undecided" if is_decided else judgement.outcome,
+            said=f"{judgement.said}{remark}, where it flips",
+            reason=None if is_decided else judgement.reason,
+            floors={**judgement.floors, CONFIDENCE: 1.0},
         )
 
     def _judge(
@@ -342,49 +363,53 @@ class Measured:
         finished: dict[str, set[int]] = {}
         for variant in variants:
             for block in variant._blocks_of(claim):
-                own = set(variant.numbers(block, claim.metric, by_counts=by_counts))
-                finished[block.setting.set] = finished.get(block.setting.set, own) & own
-        shared = {name: sorted(numbers) for name, numbers in finished.items() if numbers}
-        if not shared:
-            what = "run" if by_counts else "timed"
-            return Judgement("not run", f"no prompt was {what} in all its methods yet")
-        blocks = [block for block in self._blocks_of(claim) if block.setting.set in shared]
+                numbers = set(variant.numbers(block, claim.metric, by_counts=by_counts))
+                finished[block.setting.set] = finished.get(block.setting.set, numbers) & numbers
+        prompts_by_set = {name: sorted(numbers) for name, numbers in finished.items() if numbers}
+        if not prompts_by_set:
+            verb = "run" if by_counts else "timed"
+            return Judgement("not run", f"no prompt was {verb} in all its methods yet")
+        blocks = [block for block in self._blocks_of(claim) if block.setting.set in prompts_by_set]
         # values of the axis that were run, as they stand behind the @ of a name
         axis = [str(block.value) for block in blocks if block.value is not None]
         axis = list(dict.fromkeys([*axis, *(name.partition("@")[2] for name in blocks[0].ways if "@" in name)]))
         if isinstance(claim, Trend) and len(axis) < 2:
             return Judgement("not run", "a trend takes two values of what is varied")
         ends = [f"@{axis[0]}", f"@{axis[-1]}"] if isinstance(claim, Trend) else [""]
-        places = {name + end: _places(name + end, blocks) for name in claim.names for end in ends}
-        if lacking := next((name for name, own in places.items() if not own), None):
-            return Judgement("not run", f"{lacking} is not among what was run")
-        every = [place for own in places.values() for place in own]
-        sets = {block.setting.set for block, _ in every}
-        shared = {name: numbers for name, numbers in shared.items() if name in sets}
+        ways = {name + end: _places(name + end, blocks) for name in claim.names for end in ends}
+        if absent_name := next((name for name, method_ways in ways.items() if not method_ways), None):
+            return Judgement("not run", f"{absent_name} is not among what was run")
+        all_ways = [way for method_ways in ways.values() for way in method_ways]
+        sets = {block.setting.set for block, _ in all_ways}
+        prompts_by_set = {name: numbers for name, numbers in prompts_by_set.items() if name in sets}
         needs_costs = by_counts and BASES.get(claim.metric, claim.metric) in COUNTED
-        if needs_costs and (unknown := next((way for block, way in every if not self.pass_costs(block, way)), None)):
+        if needs_costs and (
+            uncosted_way := next((way for block, way in all_ways if not self.pass_costs(block, way)), None)
+        ):
             reason = "nothing was timed yet" if self.costs.name == MEASURED else "the paper does not tell it"
-            return Judgement("not run", f"the cost of the draft passes of {unknown} is not known: {reason}")
-        jackknife = self._jackknife(shared)
-        means = partial(self._mean, claim, jackknife, shared, by_counts=by_counts)
+            return Judgement("not run", f"the cost of the draft passes of {uncosted_way} is not known: {reason}")
+        jackknife = self._jackknife(prompts_by_set)
+        means = partial(self._mean, claim, jackknife, prompts_by_set, by_counts=by_counts)
         are_drawn = needs_costs and self.costs == BY_PAPER and self.experiment.draws
         evidence = Evidence(
             means,
             jackknife,
-            sum(map(len, shared.values())),
+            sum(map(len, prompts_by_set.values())),
             drawn=partial(means, drawn=True) if are_drawn else None,
-            moved=partial(moved._mean, claim, jackknife, shared, by_counts=True) if moved else None,
+            moved=partial(moved._mean, claim, jackknife, prompts_by_set, by_counts=True) if moved else None,
             moved_freedom=freedom,
         )
-        found = replace(judge(claim, evidence, axis), datum=self._datum(claim, places, shared))
-        if found.outcome not in ("contradicted", "left open") or self.experiment.result.kind != "decoding":
-            return found
-        judged = {name: own for name, own in places.items() if name not in getattr(claim, "others", {}).values()}
-        ratio = found.estimate or 1.0
+        judgement = replace(judge(claim, evidence, axis), datum=self._datum(claim, ways, prompts_by_set))
+        if judgement.outcome not in ("contradicted", "left open") or self.experiment.result.kind != "decoding":
+            return judgement
+        judged_ways = {
+            name: method_ways for name, method_ways in ways.items() if name not in getattr(claim, "others", {}).values()
+        }
+        ratio = judgement.estimate or 1.0
         if isinstance(claim, Trend):  # of the last value over the first, which stands before it
             ratio = 1 / ratio
         is_ahead = (ratio > 1) != (claim.metric in FALLING)
-        return replace(found, reason=self._reason(claim.metric, judged, shared, by_counts, is_ahead))
+        return replace(judgement, reason=self._reason(claim.metric, judged_ways, prompts_by_set, by_counts, is_ahead))
 
     def _datum(self, claim: Comparison | Bound | Order | Trend, places: Places, shared: Shared) -> str:
         """A digest of the texts that a claim rests on and of what is taken of them, whatever stands on which side."""
@@ -395,17 +420,19 @@ class Measured:
             return task.counts_key(block.ways[name]) if is_text else (*task.other_key, name)
 
         texts = [
-            [key(block, name, number) for block, name in own for number in shared[block.setting.set]]
-            for own in places.values()
+            [key(block, name, number) for block, name in method_ways for number in shared[block.setting.set]]
+            for method_ways in places.values()
         ]
         metrics = {claim.metric, getattr(claim, "right_metric", None) or claim.metric}
-        taken = sorted({next((min(each) for each in (SPEEDS, LENGTHS) if one in each), one) for one in metrics})
-        return short_digest([isinstance(claim, Order), taken, sorted(map(short_digest, texts))])
+        representatives = sorted(
+            {next((min(group) for group in (SPEEDS, LENGTHS) if metric in group), metric) for metric in metrics}
+        )
+        return short_digest([isinstance(claim, Order), representatives, sorted(map(short_digest, texts))])
 
     def _blocks_of(self, claim: Comparison | Bound | Order | Trend) -> list[Block]:
         """The blocks that a claim is on."""
         own_setting = filter(self.experiment.is_of_its_setting, self.experiment.blocks)
-        return [each for each in own_setting if claim.temperature in (None, each.setting.temperature)]
+        return [block for block in own_setting if claim.temperature in (None, block.setting.temperature)]
 
     def _mean(
         self,
@@ -421,41 +448,45 @@ class Measured:
         """The mean of a metric of a method over some prompts, as `Jackknife.mean` gives it."""
         blocks = [block for block in self._blocks_of(claim) if block.setting.set in shared]
         values = partial(self._values, jackknife, metric=metric, by_counts=by_counts, drawn=drawn)
-        found = (values(block, way, numbers=shared[block.setting.set]) for block, way in _places(name, blocks))
-        return torch.stack(list(found)).mean(0)
+        replicates = (values(block, way, numbers=shared[block.setting.set]) for block, way in _places(name, blocks))
+        return torch.stack(list(replicates)).mean(0)
 
     def _reason(self, metric: Metric, places: Places, shared: Shared, by_counts: bool, is_ahead: bool) -> str | None:
         """One line on the methods of a claim, and what puts the first of two ahead, or behind."""
         if metric not in SPEEDS | PROGRESS:
             return None
-        found = {name: self._terms(own, shared, by_counts=by_counts) for name, own in places.items()}
-        first, *others = found.values()
-        moved = dict[str, float]()
+        terms_by_method = {
+            name: self._terms(method_ways, shared, by_counts=by_counts) for name, method_ways in places.items()
+        }
+        first_terms, *other_terms = terms_by_method.values()
+        contributions = dict[str, float]()
         if metric in SPEEDS:  # R = tau / (v + c delta + h)
-            told = "; ".join(
-                f"{name}: tau {own['tau']:.2f}, v {own['v(n)']:.2f} over {own['nodes']:.0f} nodes, "
-                f"c delta {own['c delta']:.2f}" + (f", h {own['h']:.2f}" if own["h"] else "")
-                for name, own in found.items()
+            summary = "; ".join(
+                f"{name}: tau {terms['tau']:.2f}, v {terms['v(n)']:.2f} over {terms['nodes']:.0f} nodes, "
+                f"c delta {terms['c delta']:.2f}" + (f", h {terms['h']:.2f}" if terms["h"] else "")
+                for name, terms in terms_by_method.items()
             )
-            if len(others) == 1:
-                (second,) = others
-                cost = sum(each[term] for each in (first, second) for term in COSTS) / 2
-                moved = {"tau": log(first["tau"] / second["tau"])}
-                moved |= {term: (second[term] - first[term]) / cost for term in COSTS}
+            if len(other_terms) == 1:
+                (second_terms,) = other_terms
+                cost = sum(terms[term] for terms in (first_terms, second_terms) for term in COSTS) / 2
+                contributions = {"tau": log(first_terms["tau"] / second_terms["tau"])}
+                contributions |= {term: (second_terms[term] - first_terms[term]) / cost for term in COSTS}
         else:  # tau = 1 + levels * accepted share
-            told = "; ".join(
-                f"{name}: {own['levels']:.2f} levels a round, {own['accepted']:.2f} accepted"
-                for name, own in found.items()
+            summary = "; ".join(
+                f"{name}: {terms['levels']:.2f} levels a round, {terms['accepted']:.2f} accepted"
+                for name, terms in terms_by_method.items()
             )
-            if len(others) == 1 and all(own["levels"] and own["accepted"] for own in found.values()):
-                (second,) = others
-                levels = log(first["levels"] / second["levels"])
-                share = log(first["accepted"] / second["accepted"]) - levels
-                moved = {"the accepted share": share, "the number of levels": levels}
-        if not moved:
-            return told
-        decisive = max(moved, key=lambda name: moved[name] if is_ahead else -moved[name])
-        return f"{decisive} decides ({told})"
+            if len(other_terms) == 1 and all(
+                terms["levels"] and terms["accepted"] for terms in terms_by_method.values()
+            ):
+                (second_terms,) = other_terms
+                levels = log(first_terms["levels"] / second_terms["levels"])
+                share = log(first_terms["accepted"] / second_terms["accepted"]) - levels
+                contributions = {"the accepted share": share, "the number of levels": levels}
+        if not contributions:
+            return summary
+        decisive_term = max(contributions, key=lambda name: contributions[name] if is_ahead else -contributions[name])
+        return f"{decisive_term} decides ({summary})"
 
     def _terms(self, places: Sequence[tuple[Block, str]], shared: Shared, *, by_counts: bool) -> Mapping[str, float]:
         """Means per round of a method: tau, levels, accepted tokens, nodes, and in plain passes what it costs."""
@@ -465,17 +496,24 @@ class Measured:
             for number in shared[block.setting.set]:
                 if (counts := self.counts(block, name, number)) is None:
                     continue
-                rounds, passes, spent = len(counts.committed), sum(counts.passes), np.zeros(4)
+                rounds = len(counts.committed)
+                passes = sum(counts.passes)
+                cost_sums = np.zeros(4)
                 if costs:
                     target = sum(map(costs.target.at, counts.nodes))
-                    spent += target, costs.draft * passes, costs.round * rounds, rounds
+                    cost_sums += target, costs.draft * passes, costs.round * rounds, rounds
                 elif not by_counts:
-                    turns = (self.turns(block, each, number) for each in (name, AUTOREGRESSIVE))
-                    for own, plain in zip(*turns, strict=True):
-                        target = own.target_pass * rounds
-                        spent += target, own.draft_pass * passes, own.overhead * rounds, plain.target_pass * rounds
+                    turns = (self.turns(block, way, number) for way in (name, AUTOREGRESSIVE))
+                    for way_times, plain in zip(*turns, strict=True):
+                        target = way_times.target_pass * rounds
+                        cost_sums += (
+                            target,
+                            way_times.draft_pass * passes,
+                            way_times.overhead * rounds,
+                            plain.target_pass * rounds,
+                        )
                 sums = map(sum, (counts.committed, counts.levels, counts.accepted, counts.nodes))
-                rows.append((rounds, *sums, *spent))
+                rows.append((rounds, *sums, *cost_sums))
         rounds, *totals, plain = np.sum(rows, 0).tolist()
         terms = zip(("tau", "levels", "accepted", "nodes", *COSTS), totals, strict=True)
         return {name: total / ((plain or 1.0) if name in COSTS else rounds) for name, total in terms}

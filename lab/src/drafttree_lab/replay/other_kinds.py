@@ -22,26 +22,28 @@ def measure_acceptance(
     Trees are drawn once for all verifiers that take them, so verifiers are compared on the same ones; plain decoding
     has one token per round.
     """
-    found: Fractions = {}
+    fractions: Fractions = {}
     setting = task.block.setting
     for drafter in dict.fromkeys(way.drafter for way in task.block.ways.values()):
-        own = {name: way for name, way in task.block.ways.items() if way.drafter == drafter}
+        ways = {name: way for name, way in task.block.ways.items() if way.drafter == drafter}
         if drafter is None:
-            found |= dict.fromkeys(own, (1.0, 1.0))
+            fractions |= dict.fromkeys(ways, (1.0, 1.0))
             continue
-        first = next(iter(own.values()))
+        first_way = next(iter(ways.values()))
         result = acceptance.measure_acceptance(
-            make_decoder(Method(drafter, first.policy)),
+            make_decoder(Method(drafter, first_way.policy)),
             [list(ids)],
             temperatures=[setting.temperature],
             rounds=task.experiment.contexts,
-            shapes=[way.policy for way in own.values()],
-            verifiers=list(dict.fromkeys(way.verifier_name for way in own.values())),
+            shapes=[way.policy for way in ways.values()],
+            verifiers=list(dict.fromkeys(way.verifier_name for way in ways.values())),
             seed=seed,
         )
         tokens = {row["shape"]: row["tokens"] for row in result["rows"]}
-        found |= {name: (tokens[policy_spec(way.policy)][way.verifier_name].mean, 1.0) for name, way in own.items()}
-    return found
+        fractions |= {
+            name: (tokens[policy_spec(way.policy)][way.verifier_name].mean, 1.0) for name, way in ways.items()
+        }
+    return fractions
 
 
 def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, device: str, seed: int) -> Fractions:
@@ -49,16 +51,16 @@ def measure_memory(task: Task, ids: Sequence[int], target: str, dtype: str, devi
     setting = task.block.setting
     options = {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens, "seed": seed}
     texts = {"target": target, "dtype": dtype, "device": device, "prompts": [list(ids)], "options": options}
-    used = {name: measure_method(way.spec, texts) for name, way in task.block.ways.items()}
-    return {name: ((use["device_peak"] or use["peak"]) / MIB, 1.0) for name, use in used.items()}
+    memory_uses = {name: measure_method(way.spec, texts) for name, way in task.block.ways.items()}
+    return {name: ((use["device_peak"] or use["peak"]) / MIB, 1.0) for name, use in memory_uses.items()}
 
 
 def measure_expansion(task: Task) -> Fractions:
     """Milliseconds of growing a tree from synthetic rows, without draft passes, of every way of a block."""
-    kind = dict(part.split("=") for part in str(task.block.value).split(","))
+    parameters = dict(assignment.split("=") for assignment in str(task.block.value).split(","))
     ways = {name: way for name, way in task.block.ways.items() if way.drafter}
     policies = {name: way.policy for name, way in ways.items()}
-    found = time_growth(list(policies.values()), vocabs=[int(kind["vocab"])], alphas=[float(kind["alpha"])])
-    seconds = {row["policy"]: row["mean_seconds"] for row in found}
+    rows = time_growth(list(policies.values()), vocabs=[int(parameters["vocab"])], alphas=[float(parameters["alpha"])])
+    seconds = {row["policy"]: row["mean_seconds"] for row in rows}
     times = {name: (1e3 * seconds[policy_spec(policy)], 1.0) for name, policy in policies.items()}
     return times | {name: (0.0, 1.0) for name in task.block.ways if name not in times}

@@ -116,8 +116,8 @@ class PaperMethod(Strict):
 
     def policy_at(self, prompt_set: str, value: AxisValue | None = None) -> str:
         """The specification on a set of prompts and at a value of the axis, which is filled in."""
-        own = (self.policies[place] for place in (prompt_set, str(value)) if place in self.policies)
-        return next(own, self.policy).replace("{axis}", str(value))
+        policies = (self.policies[key] for key in (prompt_set, str(value)) if key in self.policies)
+        return next(policies, self.policy).replace("{axis}", str(value))
 
 
 class Role(Strict):
@@ -484,36 +484,38 @@ class Result(Strict):
         """
         for name in (*self.over, *self.over.values()):
             _among(name, self._decoded, "over")
-        places = [str(each) for each in (*self.sets, *self.values)]
+        column_names = [str(column) for column in (*self.sets, *self.values)]
         for number, claim in enumerate(self.claims):
-            self._check_claim(claim, places, number)
+            self._check_claim(claim, column_names, number)
         for number, block in enumerate(self.published):
             _among(block.set, self.sets, "published", number, "set")
             for column in block.columns:
-                _among(str(column), (*places, AVERAGE, UNTOLD), "published", number, "columns")
+                _among(str(column), (*column_names, AVERAGE, UNTOLD), "published", number, "columns")
 
     @property
     def _decoded(self) -> list[str]:
         return list(dict.fromkeys([AUTOREGRESSIVE, *self.methods]))
 
     def _check_claim(self, claim: Claim, places: Sequence[str], number: int) -> None:
-        place = ("claims", number)
-        if claim.id in [each.id for each in self.claims[:number]]:
-            raise Mistake(f"{claim.id!r} is the id of an earlier claim, too; rename one", *place, "id")
+        key_path = ("claims", number)
+        if claim.id in [predecessor.id for predecessor in self.claims[:number]]:
+            raise Mistake(f"{claim.id!r} is the id of an earlier claim, too; rename one", *key_path, "id")
         for name in claim.names:
-            method, at, value = name.partition("@")
-            _among(method, self._decoded, *place)
-            _among(value if at else None, places, *place)
+            method, separator, value = name.partition("@")
+            _among(method, self._decoded, *key_path)
+            _among(value if separator else None, places, *key_path)
         if isinstance(claim, NotComparable):
             return
-        varied = [value for axis in self.axes if axis.varies == "temperature" for value in axis.values]
-        _among(claim.temperature, varied or self.temperatures, *place, "temperature")
+        temperatures = [value for axis in self.axes if axis.varies == "temperature" for value in axis.values]
+        _among(claim.temperature, temperatures or self.temperatures, *key_path, "temperature")
         if claim.metric in GAINS:
-            raise Mistake(f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}", *place, "metric")
+            raise Mistake(
+                f"claim {claim.id!r} is on {claim.metric}; compare {GAINS[claim.metric]}", *key_path, "metric"
+            )
         if isinstance(claim, Order) and not 2 <= len(set(claim.methods)) == len(claim.methods):
-            raise Mistake("an order takes two or more different methods", *place, "methods")
+            raise Mistake("an order takes two or more different methods", *key_path, "methods")
         if isinstance(claim, Trend) and not self.axis:
-            raise Mistake(f"claim {claim.id!r} is a trend, but there is no axis", *place)
+            raise Mistake(f"claim {claim.id!r} is a trend, but there is no axis", *key_path)
 
 
 class Paper(Strict):
@@ -545,15 +547,15 @@ class Paper(Strict):
     def _refers_to_itself(self) -> "Paper":
         """Every name that is used is there."""
         if AUTOREGRESSIVE not in self.methods:
-            told = f"plain decoding, {AUTOREGRESSIVE}, is missing among the methods; add {AUTOREGRESSIVE} = {{}}"
-            raise Mistake(told, "methods")
+            message = f"plain decoding, {AUTOREGRESSIVE}, is missing among the methods; add {AUTOREGRESSIVE} = {{}}"
+            raise Mistake(message, "methods")
         for name, method in self.methods.items():
             _among(method.role, self.roles, "methods", name, "role")
         for name, result in self.results.items():
             for method in result.methods:
                 _among(method, self.methods, "results", name, "methods")
-            for each in result.sets:
-                _among(each, self.sets, "results", name, "sets")
+            for prompt_set in result.sets:
+                _among(prompt_set, self.sets, "results", name, "sets")
             for number, block in enumerate(result.published):
                 _among(block.model, (*self.models, UNTOLD), "results", name, "published", number, "model")
                 for row in block.rows:
@@ -570,16 +572,16 @@ class Paper(Strict):
         return self
 
     def _check_reference(self, reference: Reference, model: str, number: int) -> None:
-        place = ("models", model, "references", number)
-        _among(reference.result, self.results, *place)
+        key_path = ("models", model, "references", number)
+        _among(reference.result, self.results, *key_path)
         result = self.results[reference.result]
-        _among(reference.method, [name for name in result.methods if self.methods[name].role], *place)
+        _among(reference.method, [name for name in result.methods if self.methods[name].role], *key_path)
         if result.axis or result.unavailable:
-            raise Mistake(f"{reference.result!r} is varied or cannot be run; a drafter is fitted to a table", *place)
-        lacking = set(result.sets) - result.printed_taus(model, reference.method).keys()
-        if reference.tau is None and lacking:
-            told = f"{reference.result!r} prints no tokens per round of {reference.method} on {model}"
-            raise Mistake(f"{told} for {', '.join(sorted(lacking))}; give them as tau = 2.5", *place)
+            raise Mistake(f"{reference.result!r} is varied or cannot be run; a drafter is fitted to a table", *key_path)
+        lacking_sets = set(result.sets) - result.printed_taus(model, reference.method).keys()
+        if reference.tau is None and lacking_sets:
+            message = f"{reference.result!r} prints no tokens per round of {reference.method} on {model}"
+            raise Mistake(f"{message} for {', '.join(sorted(lacking_sets))}; give them as tau = 2.5", *key_path)
 
 
 def _among(name: object, names: Collection[object], *place: str | int) -> None:

@@ -67,22 +67,22 @@ def read_paper(name: str) -> Paper:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{_OUTSIDE.get(name, name)}: {error}") from None
     except ValidationError as error:  # a key that is none comes before the one that is missing in its place
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    context = first.get("ctx", {})
+        problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    context = problem.get("ctx", {})
     cause = context.get("error")
-    steps = (*first["loc"], *(cause.place if isinstance(cause, Mistake) else ()))
-    told = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        known = _keys(Strict)
-        told = f"no key {steps[-1]!r} here" if steps[-1] in known else str(unknown("key", steps[-1], known))
-    elif first["type"] == "missing":
-        told = f"{steps[-1]!r} is missing"
-    elif first["type"] == "union_tag_invalid" and context.keys() >= {"tag", "expected_tags"}:
+    steps = (*problem["loc"], *(cause.place if isinstance(cause, Mistake) else ()))
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        keys = _keys(Strict)
+        message = f"no key {steps[-1]!r} here" if steps[-1] in keys else str(unknown("key", steps[-1], keys))
+    elif problem["type"] == "missing":
+        message = f"{steps[-1]!r} is missing"
+    elif problem["type"] == "union_tag_invalid" and context.keys() >= {"tag", "expected_tags"}:
         steps = (*steps, "kind")
-        told = f"{context['tag']!r} is none of {context['expected_tags'].replace(chr(39), '')}"
-    elif told.startswith("Input should"):
-        told = f"{reprlib.repr(first['input'])} is wrong: {told.replace('Input', 'it', 1)}"
-    raise mistake(name, steps, told)
+        message = f"{context['tag']!r} is none of {context['expected_tags'].replace(chr(39), '')}"
+    elif message.startswith("Input should"):
+        message = f"{reprlib.repr(problem['input'])} is wrong: {message.replace('Input', 'it', 1)}"
+    raise mistake(name, steps, message)
 
 
 def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
@@ -91,22 +91,24 @@ def mistake(paper: str, steps: Sequence[str | int], told: str) -> ConfigError:
     Args:
         steps: the way to the key, as `locate` takes it.
     """
-    place, line = locate(_read(paper), steps)
-    where = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
-    return ConfigError(": ".join(filter(None, [where, _dotted(place), told])))
+    key_path, line = locate(_read(paper), steps)
+    location = f"{_OUTSIDE.get(paper, paper)}" + (f", line {line}" if line else "")
+    return ConfigError(": ".join(filter(None, [location, _dotted(key_path), told])))
 
 
 def measurable_claims(papers: Sequence[str], timed: bool) -> int:
     """How many claims of some papers can be judged by counts, or by time; of papers whose file is gone, none."""
-    known = [name for name in papers if name in paper_names()]
-    results = (result for name in known for result in read_paper(name).results.values())
+    existing_papers = [name for name in papers if name in paper_names()]
+    results = (result for name in existing_papers for result in read_paper(name).results.values())
     return sum(result.is_judged(claim, timed=timed) for result in results for claim in result.claims)
 
 
 def paper_names() -> list[str]:
     """The names of all papers, drafttree's first."""
-    own = sorted(each.name.removesuffix(".toml") for each in _folder().iterdir() if each.name.endswith(".toml"))
-    return [*own, *_OUTSIDE]
+    shipped_names = sorted(
+        file.name.removesuffix(".toml") for file in _folder().iterdir() if file.name.endswith(".toml")
+    )
+    return [*shipped_names, *_OUTSIDE]
 
 
 def _folder():
@@ -140,11 +142,11 @@ def locate(text: str, steps: Sequence[str | int]) -> tuple[Place, int | None]:
         steps: as pydantic tells a location: with steps between them that are no keys, and the last may be missing.
     """
     lines = _key_lines(text)
-    place: Place = ()
+    key_path: Place = ()
     for step in steps:
-        if (*place, step) in lines:
-            place = (*place, step)
-    return place, lines.get(place)
+        if (*key_path, step) in lines:
+            key_path = (*key_path, step)
+    return key_path, lines.get(key_path)
 
 
 def _key_lines(text: str) -> dict[Place, int]:
@@ -152,16 +154,17 @@ def _key_lines(text: str) -> dict[Place, int]:
     lines: dict[Place, int] = {}
     lengths = Counter[Place]()
     table: Place = ()
-    statement, begin = "", 1
+    statement = ""
+    begin = 1
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         begin = begin if statement else number
         statement += line
         try:
-            found = tomllib.loads(statement)
+            document = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:  # it goes on on the next line
             continue
         if statement.lstrip().startswith("["):
-            *_, header = _places(found)
+            *_, header = _places(document)
             table = ()
             for step in header:
                 if step == 0:  # one more element of a list of tables
@@ -171,7 +174,7 @@ def _key_lines(text: str) -> dict[Place, int]:
                 table = (*table, step)
                 lines.setdefault(table, begin)
         else:
-            lines |= {(*table, *place): begin for place in _places(found)}
+            lines |= {(*table, *key_path): begin for key_path in _places(document)}
         statement = ""
     return lines
 
@@ -179,6 +182,6 @@ def _key_lines(text: str) -> dict[Place, int]:
 def _places(value: Any) -> Iterator[Place]:
     """The ways to all that is in a value."""
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for step, within in steps:
+    for step, child in steps:
         yield (step,)
-        yield from ((step, *rest) for rest in _places(within))
+        yield from ((step, *key_path) for key_path in _places(child))

@@ -94,20 +94,20 @@ class ReplayMethod(Method):
 
         drafter = named_method(self.drafter.removeprefix(MIXED)) if self.drafter else None
         classes = [type(self.policy), self.verifier, drafter and drafter[0]]
-        outside = [each for each in classes if each and each.__module__.partition(".")[0] != "drafttree"]
-        codes = (b"".join(map(Path.read_bytes, _sources(Path(inspect.getfile(each))))) for each in outside)
+        outside_classes = [cls for cls in classes if cls and cls.__module__.partition(".")[0] != "drafttree"]
+        codes = (b"".join(map(Path.read_bytes, _sources(Path(inspect.getfile(cls))))) for cls in outside_classes)
         return "|".join([self.spec, *map(short_digest, codes)])
 
 
 def _sources(module: Path) -> list[Path]:
-    found = [module]
-    for each in found:
-        for node in ast.walk(ast.parse(each.read_bytes())):
+    sources = [module]
+    for source in sources:
+        for node in ast.walk(ast.parse(source.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
-                paths = [module.with_name(f"{part}.py") for name in names for part in name.split(".")]
-                found += [path for path in dict.fromkeys(paths) if path not in found and path.is_file()]
-    return found
+                paths = [module.with_name(f"{component}.py") for name in names for component in name.split(".")]
+                sources += [path for path in dict.fromkeys(paths) if path not in sources and path.is_file()]
+    return sources
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,11 @@ class Task:
     @property
     def other_key(self) -> Key:
         """Of its cell, in a result of another kind than decoding."""
-        kind, block, contexts = self.experiment.result.kind, self.block, self.experiment.contexts
-        other = [contexts] if kind == "acceptance" and contexts != CONTEXTS else []
-        return (kind, block.digest, str(block.value), *block.setting.key, self.digest, *other)
+        result_kind = self.experiment.result.kind
+        block = self.block
+        contexts = self.experiment.contexts
+        contexts_key = [contexts] if result_kind == "acceptance" and contexts != CONTEXTS else []
+        return (result_kind, block.digest, str(block.value), *block.setting.key, self.digest, *contexts_key)
 
     def counts_key(self, way: ReplayMethod) -> Key:
         """Of the counts of one of its ways, which every result with the same setting shares."""
@@ -270,24 +272,27 @@ def check_paper(paper: str, drafters: Mapping[str, str]) -> None:
     """
     from drafttree.loading.drafters import check_drafter_exists
 
-    found = read_paper(paper)
-    for name, model in found.models.items():
+    publication = read_paper(paper)
+    for name, model in publication.models.items():
         try:
             draw_published_costs(model, None)
         except ConfigError as error:
             raise mistake(paper, ("models", name, "rounds"), str(error)) from None
-    for name, role in found.roles.items():
+    for name, role in publication.roles.items():
         try:
             check_drafter_exists(role.stand_in if drafters.get(name) == role.stand_in else None)
         except DraftTreeError as error:
             raise mistake(paper, ("roles", name, "stand_in"), str(error)) from None
-    for result in found.results.values():
+    for result in publication.results.values():
         values = result.values or [None]
-        drafting = [name for name in result.methods if found.methods[name].role and not found.methods[name].assisted]
-        for name, each, value in product(drafting, result.sets or [NO_PROMPTS], values):
-            method = found.methods[name]
+        drafting_methods = [
+            name for name in result.methods if publication.methods[name].role and not publication.methods[name].assisted
+        ]
+        for name, prompt_set, value in product(drafting_methods, result.sets or [NO_PROMPTS], values):
+            method = publication.methods[name]
             try:
-                policy, verifier = make_policy(method.policy_at(each, value)), find_verifier(method.verifier)
+                policy = make_policy(method.policy_at(prompt_set, value))
+                verifier = find_verifier(method.verifier)
             except ConfigError as error:
                 raise mistake(paper, ("methods", name), str(error)) from None
             if verifier and any(result.temperatures) and (reason := incompatibility(policy, verifier)):
@@ -302,23 +307,31 @@ def plan_all(
     sizes: Sizes,
 ) -> list[Experiment]:
     """The runs of results, without sets that have no prompts, but with what those lack; arguments as for `plan`."""
-    found = []
+    experiments = []
     for paper, name in results:
-        own = plan(paper, name, drafters, missing_roles, sizes)
-        blocks = [block for block in own.blocks if (paper, block.setting.set) not in prompts.missing]
-        missing, notes = (
-            {each: of[paper, each] for each in own.result.sets if (paper, each) in of}
-            for of in (prompts.missing, prompts.notes)
+        experiment = plan(paper, name, drafters, missing_roles, sizes)
+        blocks = [block for block in experiment.blocks if (paper, block.setting.set) not in prompts.missing]
+        absent_sets = {
+            prompt_set: prompts.missing[paper, prompt_set]
+            for prompt_set in experiment.result.sets
+            if (paper, prompt_set) in prompts.missing
+        }
+        notes = {
+            prompt_set: prompts.notes[paper, prompt_set]
+            for prompt_set in experiment.result.sets
+            if (paper, prompt_set) in prompts.notes
+        }
+        experiments.append(
+            replace(experiment, blocks=blocks, missing={**experiment.missing, **absent_sets}, notes=clauses(notes))
         )
-        found.append(replace(own, blocks=blocks, missing={**own.missing, **missing}, notes=clauses(notes)))
-    return found
+    return experiments
 
 
 def clauses(reasons: Mapping[str, str]) -> list[str]:
     """Each reason once, behind the names of all it holds for."""
     return [
-        f"{', '.join(name for name, own in reasons.items() if own == why)}: {why}"
-        for why in dict.fromkeys(reasons.values())
+        f"{', '.join(name for name, reason in reasons.items() if reason == clause)}: {clause}"
+        for clause in dict.fromkeys(reasons.values())
     ]
 
 
@@ -334,26 +347,38 @@ def plan(
         missing_roles: roles without a drafter, with the reason.
         sizes: how much is run.
     """
-    found = read_paper(paper)
-    result = found.results[name]
-    chosen = {method: found.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
-    missing = {
-        method: missing_roles[own] for method, each in chosen.items() if (own := each.role or "") in missing_roles
+    publication = read_paper(paper)
+    result = publication.results[name]
+    all_methods = {method: publication.methods[method] for method in dict.fromkeys([AUTOREGRESSIVE, *result.methods])}
+    missing_methods = {
+        method: missing_roles[role]
+        for method, paper_method in all_methods.items()
+        if (role := paper_method.role or "") in missing_roles
     }
-    methods = {method: each for method, each in chosen.items() if method not in missing}
-    blocks = [] if result.unavailable or len(methods) == 1 else list(_blocks(found, result, methods, drafters, sizes))
+    methods = {method: paper_method for method, paper_method in all_methods.items() if method not in missing_methods}
+    blocks = (
+        [] if result.unavailable or len(methods) == 1 else list(_blocks(publication, result, methods, drafters, sizes))
+    )
     lengths = [axis for axis in result.axes if axis.varies == "max_new_tokens"]
     points = [value for axis in lengths for value in _thinned(axis.values, sizes.points)]
-    if long := [str(value) for value in points if int(value) > sizes.max_new_tokens]:
-        missing[f"{', '.join(long)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
-    printed = {each.model for each in result.published} & found.models.keys()
-    only = printed.pop() if len(printed) == 1 else next(iter(found.models))
-    model = sizes.model if sizes.model in found.models else only
-    own = found.models[model]
-    costs = {method: known for method, each in methods.items() if (known := published_costs(own, each.role))}
-    draws = {method: drawn for method in costs if (drawn := draw_published_costs(own, methods[method].role))}
+    if excess_lengths := [str(value) for value in points if int(value) > sizes.max_new_tokens]:
+        missing_methods[f"{', '.join(excess_lengths)} tokens"] = f"longer than --max-new-tokens {sizes.max_new_tokens}"
+    printed_models = {published_block.model for published_block in result.published} & publication.models.keys()
+    default_model = printed_models.pop() if len(printed_models) == 1 else next(iter(publication.models))
+    model = sizes.model if sizes.model in publication.models else default_model
+    target_model = publication.models[model]
+    costs = {
+        method: pass_costs
+        for method, paper_method in methods.items()
+        if (pass_costs := published_costs(target_model, paper_method.role))
+    }
+    draws = {
+        method: drawn_costs
+        for method in costs
+        if (drawn_costs := draw_published_costs(target_model, methods[method].role))
+    }
     options: dict[str, Any] = {"draws": draws, "contexts": sizes.contexts}
-    return Experiment(paper, name, result, blocks, missing, model, costs, found.averages, **options)
+    return Experiment(paper, name, result, blocks, missing_methods, model, costs, publication.averages, **options)
 
 
 def _blocks(
@@ -369,8 +394,10 @@ def _blocks(
             "prompt_tokens": None if sizes.chat else sizes.prompt_tokens or result.longest_prompt(name),
             "ignore_eos": paper.ignore_eos,
         }
-        varied: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
-        setting = Setting(name, **(options | {what: value for what, value in varied.items() if what != "rows"}))
+        axis_values: dict[str, Any] = {axis.varies: value for axis, value in zip(axes, values, strict=True)}
+        setting = Setting(
+            name, **(options | {option: value for option, value in axis_values.items() if option != "rows"})
+        )
         if setting.max_new_tokens <= sizes.max_new_tokens:
             value = values[0] if values else None
             yield Block(setting, value, _ways(result, methods, drafters, setting, value, sizes))
@@ -387,7 +414,7 @@ def _ways(
     """The ways of a block by name; a method whose policy the axis varies has one for each of its values."""
     axes = [axis for axis in result.axes if axis.varies == "policy"]
     points = _thinned(axes[0].values, sizes.points) if axes else []
-    found = {}
+    ways = {}
     for name, method in methods.items():
         varies = bool(axes) and ("{axis}" in method.policy or any(str(point) in method.policies for point in points))
         for point in points if varies else [value]:
@@ -398,8 +425,8 @@ def _ways(
                 assisted=method.assisted,
                 lossy_window=method.lossy_window,
             )
-            found[f"{name}@{point}" if varies else name] = way
-    return found
+            ways[f"{name}@{point}" if varies else name] = way
+    return ways
 
 
 def _thinned(values: Sequence[AxisValue], points: int | None) -> Sequence[AxisValue]:
@@ -416,17 +443,27 @@ def groups(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
     Those with the fewest runs come first, as a result says nothing until it has prompts enough.
     """
-    others = sorted((each for each in experiments if not each.main), key=lambda each: each.runs)
-    return [[each for each in experiments if each.main], *([each] for each in others)]
+    side_experiments = sorted(
+        (experiment for experiment in experiments if not experiment.main), key=lambda each: each.runs
+    )
+    return [
+        [experiment for experiment in experiments if experiment.main],
+        *([experiment] for experiment in side_experiments),
+    ]
 
 
 def tasks(experiments: Sequence[Experiment], digests: Digests, repeats: int) -> Iterator[Task]:
     """The tasks of experiments that are run together: the first prompt of all their sets, then the second."""
-    most = max(
-        (len(digests[each.paper, block.setting.set]) for each in experiments for block in each.blocks), default=0
+    prompt_count = max(
+        (
+            len(digests[experiment.paper, block.setting.set])
+            for experiment in experiments
+            for block in experiment.blocks
+        ),
+        default=0,
     )
-    for repeat, number, each in product(range(repeats), range(most), experiments):
-        for block in each.blocks:
-            own = digests[each.paper, block.setting.set][: each.most_prompts]
-            if number < len(own):
-                yield Task(each, block, number, own[number], repeat, own[:number])
+    for repeat, number, experiment in product(range(repeats), range(prompt_count), experiments):
+        for block in experiment.blocks:
+            set_digests = digests[experiment.paper, block.setting.set][: experiment.most_prompts]
+            if number < len(set_digests):
+                yield Task(experiment, block, number, set_digests[number], repeat, set_digests[:number])

@@ -146,8 +146,8 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
     """
     experiment = measured.experiment
     result = experiment.result
-    pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
-    notes = [result.unavailable, ended, result.not_comparable, BY_TOKENS if pooled else "", *experiment.notes]
+    is_pooled = experiment.average("tokens_per_second") == "total" and SPEEDS & set(result.metrics)
+    notes = [result.unavailable, ended, result.not_comparable, BY_TOKENS if is_pooled else "", *experiment.notes]
     return ResultSummary(
         id=experiment.id,
         title=result.title,
@@ -170,30 +170,34 @@ def summarise(measured: Measured, *, ended: str | None, done: int, tasks: int) -
 
 def correct_claims(results: Sequence[ResultSummary]) -> list[ResultSummary]:
     """Results whose claims are corrected for their number; those on texts that do not loop apart."""
-    groups = [(each.id, each.verdicts) for each in results]
+    groups = [(summary.id, summary.verdicts) for summary in results]
     claims = count_claims(groups)
     verdicts = correct_verdicts(groups, claims)
-    not_looping = correct_verdicts([(each.id, each.not_looping) for each in results], claims)
-    both = zip(results, verdicts, not_looping, strict=True)
-    return [replace(each, verdicts=own, not_looping=other) for each, own, other in both]
+    not_looping = correct_verdicts([(summary.id, summary.not_looping) for summary in results], claims)
+    corrected = zip(results, verdicts, not_looping, strict=True)
+    return [
+        replace(summary, verdicts=all_verdicts, not_looping=not_looping_verdicts)
+        for summary, all_verdicts, not_looping_verdicts in corrected
+    ]
 
 
 def _reach(measured: Measured) -> dict[str, tuple[int, int]]:
     """By method, how far its largest tree stayed below the budget."""
-    found: dict[str, tuple[int, int]] = {}
+    reach: dict[str, tuple[int, int]] = {}
     for block in measured.experiment.blocks:
         for name, way in block.ways.items():
             budget = getattr(way.policy, "budget", None) if "budget=" in way.policy_spec else None
             texts = (measured.counts(block, name, number) for number in measured.numbers(block, "tau"))
             sizes = [max(counts.nodes) for counts in texts if counts and counts.nodes]
             if budget and sizes:
-                found[name] = (max(found.get(name, (0, 0))[0], *sizes), budget)
-    return {name: (most, budget) for name, (most, budget) in found.items() if most < budget}
+                reach[name] = (max(reach.get(name, (0, 0))[0], *sizes), budget)
+    return {name: (nodes, budget) for name, (nodes, budget) in reach.items() if nodes < budget}
 
 
 def _told_costs(measured: Measured) -> str:
     """The costs of passes by which counts are judged; empty where no claim or table needs any."""
-    experiment, source = measured.experiment, measured.costs
+    experiment = measured.experiment
+    source = measured.costs
     if not SPEEDS & set(experiment.result.metrics) or experiment.result.kind != "decoding" or not experiment.costs:
         return ""
     if source.given or source.name == MEASURED:
@@ -202,19 +206,22 @@ def _told_costs(measured: Measured) -> str:
     for name, costs in experiment.costs.items():
         if costs.draft:
             names.setdefault(costs.draft, []).append(name)
-    drafts = ", ".join(f"c = {cost:g} ({', '.join(own)})" for cost, own in names.items())
+    draft_costs = ", ".join(f"c = {cost:g} ({', '.join(methods)})" for cost, methods in names.items())
     target = next(iter(experiment.costs.values())).target
     curve = ", ".join(f"v({size}) = {cost:g}" for size, cost in zip(target.sizes, target.costs, strict=True))
-    beyond = ""
+    extrapolation = ""
     if len(target.sizes) > 1:
-        beyond = ", and beyond it the line through the last two, of which nothing tells the error"
+        extrapolation = ", and beyond it the line through the last two, of which nothing tells the error"
     rounds = max(costs.round for costs in experiment.costs.values())
-    more = f"; h = {rounds:g} a round" if rounds else ""
-    if drawn := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
-        (least, most), ends = np.quantile(drawn.draft, ENDS), np.quantile(drawn.round, ENDS)
-        allowed = f"c from {least:.2f} to {most:.2f} and h from {ends[0]:.2f} to {ends[1]:.2f}"
-        more += f"; the errors of the rows that they follow from allow {allowed}"
-    return f"costs of the paper's {experiment.model} in plain target passes: {drafts}; {curve}{beyond}{more}"
+    remark = f"; h = {rounds:g} a round" if rounds else ""
+    if drawn_costs := next((costs for costs in experiment.draws.values() if np.any(costs.draft)), None):
+        low_cost, high_cost = np.quantile(drawn_costs.draft, ENDS)
+        ends = np.quantile(drawn_costs.round, ENDS)
+        allowed = f"c from {low_cost:.2f} to {high_cost:.2f} and h from {ends[0]:.2f} to {ends[1]:.2f}"
+        remark += f"; the errors of the rows that they follow from allow {allowed}"
+    return (
+        f"costs of the paper's {experiment.model} in plain target passes: {draft_costs}; {curve}{extrapolation}{remark}"
+    )
 
 
 def _entries(measured: Measured) -> Iterator[Entry]:
@@ -230,21 +237,33 @@ def _entries(measured: Measured) -> Iterator[Entry]:
                 continue
             published, model = _published(experiment, block, name, metric)
             law = measured.value(block, name, metric, by_counts=True) if metric == "speedup" else None
-            own, fitted = measured.value(block, name, metric), None
-            other, is_ratio = near_blocks.get((block.setting, block.value)), BASES.get(metric, metric) != metric
-            if near and other and name in other.ways and (is_ratio or metric not in TIMED):
-                fitted = near.value(other, name, metric, by_counts=True)
-            place = name, setting.set, setting.temperature, block.value, metric
-            yield Entry(*place, published, model, own, law, fitted)
-    found: dict[tuple[object, ...], Entry] = {}
-    for each in _published_blocks(experiment):
-        columns = [column for column in each.columns if column in (AVERAGE, UNTOLD)]
-        for column, (method, row) in product(columns, each.rows.items()):
-            number, place = row[each.columns.index(column)], (method, column, each.temperature, each.metric)
-            if number == number and each.metric in metrics:
-                entry = Entry(method, str(column), each.temperature, None, each.metric, number, each.model, None)
-                found.setdefault(place, entry)
-    yield from found.values()
+            measurement = measured.value(block, name, metric)
+            fitted = None
+            near_block = near_blocks.get((block.setting, block.value))
+            is_ratio = BASES.get(metric, metric) != metric
+            if near and near_block and name in near_block.ways and (is_ratio or metric not in TIMED):
+                fitted = near.value(near_block, name, metric, by_counts=True)
+            key = name, setting.set, setting.temperature, block.value, metric
+            yield Entry(*key, published, model, measurement, law, fitted)
+    paper_entries: dict[tuple[object, ...], Entry] = {}
+    for published_block in _published_blocks(experiment):
+        columns = [column for column in published_block.columns if column in (AVERAGE, UNTOLD)]
+        for column, (method, row) in product(columns, published_block.rows.items()):
+            number = row[published_block.columns.index(column)]
+            key = (method, column, published_block.temperature, published_block.metric)
+            if number == number and published_block.metric in metrics:
+                entry = Entry(
+                    method,
+                    str(column),
+                    published_block.temperature,
+                    None,
+                    published_block.metric,
+                    number,
+                    published_block.model,
+                    None,
+                )
+                paper_entries.setdefault(key, entry)
+    yield from paper_entries.values()
 
 
 def _published_blocks(experiment: Experiment) -> list[Published]:
@@ -257,14 +276,18 @@ def _published(experiment: Experiment, block: Block, name: str, metric: Metric) 
     method, _, value = name.partition("@")
     axis = experiment.result.axis
     warmth = None if axis and axis.varies == "temperature" else block.setting.temperature  # the columns tell it
-    for each in _published_blocks(experiment) if experiment.is_of_its_setting(block) else []:
-        fits = each.metric == metric and warmth in (None, each.temperature) and method in each.rows
-        if not fits or each.set not in (None, block.setting.set):
+    for published_block in _published_blocks(experiment) if experiment.is_of_its_setting(block) else []:
+        fits = (
+            published_block.metric == metric
+            and warmth in (None, published_block.temperature)
+            and method in published_block.rows
+        )
+        if not fits or published_block.set not in (None, block.setting.set):
             continue
-        wanted = {block.setting.set, value, str(block.value)} - {"", "None"}
-        for column, number in zip(each.columns, each.rows[method], strict=True):
-            if str(column) in wanted and number == number:
-                return number, each.model
+        column_names = {block.setting.set, value, str(block.value)} - {"", "None"}
+        for column, number in zip(published_block.columns, published_block.rows[method], strict=True):
+            if str(column) in column_names and number == number:
+                return number, published_block.model
     return None, None
 
 
@@ -278,7 +301,7 @@ def figure_data(measured: Measured) -> dict[str, Any]:
     figure = measured.experiment.result.figure
     if figure not in ("heatmap", "scatter", "boxes", "tokens"):
         return {}
-    found: dict[str, Any] = {}
+    points: dict[str, Any] = {}
     blocks = measured.experiment.blocks
     for name in dict.fromkeys(name for block in blocks for name in block.ways if name != AUTOREGRESSIVE):
         texts = [
@@ -288,22 +311,25 @@ def figure_data(measured: Measured) -> dict[str, Any]:
             if (counts := measured.counts(block, name, number))
         ]
         if figure == "heatmap":
-            shares, rounds = Counter[tuple[int, int]](), sum(len(counts.ranks) for _, counts in texts)
+            shares = Counter[tuple[int, int]]()
+            rounds = sum(len(counts.ranks) for _, counts in texts)
             for ranks in (ranks for _, counts in texts for ranks in counts.ranks):
                 shares.update((level, min(rank, LAST_RANK)) for level, rank in enumerate(ranks[:DEEPEST]))
             levels = range(max((level for level, _ in shares), default=-1) + 1)
-            found[name] = [[shares[level, rank] / rounds for rank in range(1, LAST_RANK + 1)] for level in levels]
+            points[name] = [[shares[level, rank] / rounds for rank in range(1, LAST_RANK + 1)] for level in levels]
         elif figure == "scatter":
-            pairs = Counter(pair for _, own in texts for pair in zip(own.passes, own.committed, strict=True))
-            found[name] = [(passes, committed, count) for (passes, committed), count in sorted(pairs.items())]
+            frequencies = Counter(
+                point for _, counts in texts for point in zip(counts.passes, counts.committed, strict=True)
+            )
+            points[name] = [(passes, committed, count) for (passes, committed), count in sorted(frequencies.items())]
         elif figure == "boxes":
-            found[name] = {}
+            points[name] = {}
             for prompt_set, counts in texts:
-                above, below = counts.fraction("tau")
-                found[name].setdefault(prompt_set, []).append(above / below)
+                numerator, denominator = counts.fraction("tau")
+                points[name].setdefault(prompt_set, []).append(numerator / denominator)
         else:
-            found[name] = texts[0][1].accepted if texts else []
-    return found
+            points[name] = texts[0][1].accepted if texts else []
+    return points
 
 
 def write_results(folder: Path, results: Sequence[ResultSummary], command: str) -> None:
@@ -317,10 +343,10 @@ def write_results(folder: Path, results: Sequence[ResultSummary], command: str) 
     environment = describe_environment()
     try:
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        for each in results:
-            path = folder / FOLDER / f"{each.id.replace('/', '-')}.json"
-            kept = _ADAPTER.dump_json(KeptResult(each, command, environment), indent=1)
-            path.with_suffix(".new").write_bytes(kept)
+        for summary in results:
+            path = folder / FOLDER / f"{summary.id.replace('/', '-')}.json"
+            document = _ADAPTER.dump_json(KeptResult(summary, command, environment), indent=1)
+            path.with_suffix(".new").write_bytes(document)
             os.replace(path.with_suffix(".new"), path)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}; name another with --out") from error
@@ -335,35 +361,39 @@ def read_results(folder: Path) -> list[KeptResult]:
     paths = sorted((folder / FOLDER).glob("*.json"))
     cells = folder / RUNS
     if not paths and cells.is_file() and (runs := cells.read_bytes().count(b"\n")):
-        kept = f"{runs} finished run{'s' if runs > 1 else ''} of a replay that ended before its first results"
-        raise InputError(f"{folder}: {kept}; the same command goes on from there")
+        remains = f"{runs} finished run{'s' if runs > 1 else ''} of a replay that ended before its first results"
+        raise InputError(f"{folder}: {remains}; the same command goes on from there")
     if not paths:
         raise InputError(f"{folder}: no results of a replay in it; run drafttree replay with --out {folder} first")
     order = [f"{paper}/{name}" for paper in paper_names() for name in read_paper(paper).results]
-    places = {name: place for place, name in enumerate(order)}
-    kept = sorted(map(_read, paths), key=lambda kept: places.get(kept.summary.id, len(places)))
-    corrected = correct_claims([each.summary for each in kept])
-    return [replace(each, summary=summary) for each, summary in zip(kept, corrected, strict=True)]
+    positions = {name: position for position, name in enumerate(order)}
+    results = sorted(map(_read, paths), key=lambda kept: positions.get(kept.summary.id, len(positions)))
+    corrected = correct_claims([result.summary for result in results])
+    return [replace(result, summary=summary) for result, summary in zip(results, corrected, strict=True)]
 
 
 def describe_environment() -> dict[str, str]:
     """Versions, machine and time of a run."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    own = {"python": platform.python_version(), "device": device, "threads": str(torch.get_num_threads())}
-    return versions() | own | {"time": datetime.now(UTC).isoformat(timespec="minutes")}
+    machine = {"python": platform.python_version(), "device": device, "threads": str(torch.get_num_threads())}
+    return versions() | machine | {"time": datetime.now(UTC).isoformat(timespec="minutes")}
 
 
 def _read(path: Path) -> KeptResult:
     try:
-        found = json.loads(read_text(path))
-        kept = _ADAPTER.validate_python(found) if "summary" not in found or found.get("format") == FORMAT else None
+        document = json.loads(read_text(path))
+        result = (
+            _ADAPTER.validate_python(document)
+            if "summary" not in document or document.get("format") == FORMAT
+            else None
+        )
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{path}: no result of a replay; remove it, and run drafttree replay again") from error
-    if kept is None:
+    if result is None:
         raise InputError(
             f"{path}: a result in the format of another version; run its command again, with another --out"
         )
-    return kept
+    return result
 
 
 _ADAPTER = TypeAdapter(KeptResult)

@@ -96,41 +96,51 @@ def run_replay(
         keep: takes what is found so far, since a run may be killed: after the first task, and then so often that it
             takes a twentieth of the time.
     """
-    digests, fitted = digests_of(runner.prompts), dict[str, Fitted | None]()
+    digests = digests_of(runner.prompts)
+    fitted = dict[str, Fitted | None]()
 
     def tasks_of(experiments: Sequence[Experiment]) -> list[Task]:
-        others = (own for each in experiments if (found := fitted.get(each.id)) for own in found.experiments)
-        return list(tasks([*experiments, *others], digests, repeats if runner.timed else 1))
+        fitted_experiments = (
+            fitted_experiment
+            for experiment in experiments
+            if (counterpart := fitted.get(experiment.id))
+            for fitted_experiment in counterpart.experiments
+        )
+        return list(tasks([*experiments, *fitted_experiments], digests, repeats if runner.timed else 1))
 
     def found() -> list[ResultSummary]:
         summaries = []
-        for each in planned:
-            if fits and each.id not in fitted:  # it was not reached, but what is kept of it counts
-                fitted[each.id] = fits.find(each, only_kept=True)
-            own = tasks_of([each])
-            own_digests = {name: of for (paper, name), of in digests.items() if paper == each.paper}
-            options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(each.id)}
-            measured = Measured(each, runner.store, own_digests, repeats, **options)
-            done = sum(map(runner.is_done, own))
-            summaries.append(summarise(measured, ended=runner.ended.get(each.id), done=done, tasks=len(own)))
+        for experiment in planned:
+            if fits and experiment.id not in fitted:  # it was not reached, but what is kept of it counts
+                fitted[experiment.id] = fits.find(experiment, only_kept=True)
+            all_tasks = tasks_of([experiment])
+            own_digests = {
+                name: set_digests for (paper, name), set_digests in digests.items() if paper == experiment.paper
+            }
+            options: dict[str, Any] = {"costs": costs, "clusters": clusters, "fitted": fitted.get(experiment.id)}
+            measured = Measured(experiment, runner.store, own_digests, repeats, **options)
+            done_count = sum(map(runner.is_done, all_tasks))
+            summaries.append(
+                summarise(measured, ended=runner.ended.get(experiment.id), done=done_count, tasks=len(all_tasks))
+            )
         return summaries
 
     due = -math.inf
     with runner.store.interruptible():
         for group in groups(planned):
-            fitted |= {each.id: fits.find(each) for each in group} if fits else {}
+            fitted |= {experiment.id: fits.find(experiment) for experiment in group} if fits else {}
             for task in tasks_of(group):
                 runner.run(task)
                 progress(task.experiment.id)
-                if (begun := time.monotonic()) >= due:
+                if (start := time.monotonic()) >= due:
                     keep(found())
-                    due = time.monotonic() + 19 * (time.monotonic() - begun)
+                    due = time.monotonic() + 19 * (time.monotonic() - start)
     return found()
 
 
 def digests_of(prompts: Prompts) -> dict[Place, list[str]]:
     """The digest of every prompt."""
-    return {place: [short_digest(list(ids)) for ids in each] for place, each in prompts.items()}
+    return {set_key: [short_digest(list(ids)) for ids in set_prompts] for set_key, set_prompts in prompts.items()}
 
 
 @dataclass
@@ -160,12 +170,14 @@ class DrafterFits:
         Raises:
             InputError: what is found cannot be kept.
         """
-        result, paper = experiment.result, read_paper(experiment.paper)
+        result = experiment.result
+        paper = read_paper(experiment.paper)
         if not any(result.is_judged(claim, timed=False) for claim in result.claims):
             return None
         if not experiment.blocks:
             return Fitted(reason="; ".join(clauses(experiment.missing)))
-        model, sampled = paper.models[experiment.model], experiment.blocks[0].setting.temperature > 0
+        model = paper.models[experiment.model]
+        sampled = experiment.blocks[0].setting.temperature > 0
         reference = find_reference(paper, model, sampled=sampled)
         if reference is None:
             return Fitted(reason="its file names no row to fit a drafter to")
@@ -173,32 +185,43 @@ class DrafterFits:
         if role not in self.drafters:
             return None
         key = (experiment.paper, experiment.model, reference.result)
-        found = self.fits.get(key) or self._fit(experiment, reference, only_kept=only_kept)
-        if found is None:
+        drafter_fit = self.fits.get(key) or self._fit(experiment, reference, only_kept=only_kept)
+        if drafter_fit is None:
             return Fitted(reason=f"no drafter was fitted yet to {reference.method} of {experiment.paper}")
-        self.fits[key] = found
-        if isinstance(found, str):
-            return Fitted(reason=found)
-        by_confidence = {each: replace_role(experiment, role, name) for each, name in found.drafters.items()}
-        return Fitted(found, by_confidence, replace_role(experiment, role, found.moved) if found.moved else None)
+        self.fits[key] = drafter_fit
+        if isinstance(drafter_fit, str):
+            return Fitted(reason=drafter_fit)
+        by_confidence = {
+            confidence: replace_role(experiment, role, name) for confidence, name in drafter_fit.drafters.items()
+        }
+        return Fitted(
+            drafter_fit, by_confidence, replace_role(experiment, role, drafter_fit.moved) if drafter_fit.moved else None
+        )
 
     def _fit(self, experiment: Experiment, reference: Reference, *, only_kept: bool) -> Fit | str | None:
-        runner, paper = self.runner, experiment.paper
-        alone = plan_reference(paper, reference, self.drafters, replace(self.sizes, model=experiment.model))
-        every = digests_of(runner.prompts)
-        digests = {name: of for (owner, name), of in every.items() if owner == paper}
-        blocks = [block for block in alone.blocks if len(digests.get(block.setting.set, ())) >= LEAST_TO_FIT]
+        runner = self.runner
+        paper = experiment.paper
+        reference_experiment = plan_reference(
+            paper, reference, self.drafters, replace(self.sizes, model=experiment.model)
+        )
+        all_digests = digests_of(runner.prompts)
+        digests = {name: set_digests for (owner, name), set_digests in all_digests.items() if owner == paper}
+        blocks = [
+            block for block in reference_experiment.blocks if len(digests.get(block.setting.set, ())) >= LEAST_TO_FIT
+        ]
         if not blocks:
             return "no set has prompts left to fit a drafter on; lower --limit, or give a folder with more by --data"
-        wanted = published_tau(alone, reference, [block.setting.set for block in blocks])
+        reference_tau = published_tau(reference_experiment, reference, [block.setting.set for block in blocks])
 
         def tau(drafter: str) -> tuple[Jackknife, Tensor]:
-            own = replace(alone, blocks=[replace_drafter(block, drafter) for block in blocks])
-            for task in tasks([own], every, 1):
+            trial_experiment = replace(
+                reference_experiment, blocks=[replace_drafter(block, drafter) for block in blocks]
+            )
+            for task in tasks([trial_experiment], all_digests, 1):
                 runner.run(task)
-            if ended := runner.ended.pop(own.id, None):
-                raise ConfigError(ended)
-            return Measured(own, runner.store, digests).tau(reference.method)
+            if reason := runner.ended.pop(trial_experiment.id, None):
+                raise ConfigError(reason)
+            return Measured(trial_experiment, runner.store, digests).tau(reference.method)
 
         def work() -> Fit:
             texts = [
@@ -206,12 +229,18 @@ class DrafterFits:
                 for block in blocks
                 for ids in runner.prompts[paper, block.setting.set]
             ]
-            without = [block.setting.set for block in alone.blocks if block not in blocks]
-            return replace(fit(reference.method, wanted, tau, texts, runner.seed), without=without)
+            skipped_sets = [block.setting.set for block in reference_experiment.blocks if block not in blocks]
+            return replace(fit(reference.method, reference_tau, tau, texts, runner.seed), without=skipped_sets)
 
         ways = [block.ways[reference.method].key for block in blocks]
-        settings = [part for block in blocks for part in (*block.setting.key, *digests[block.setting.set])]
-        key = ("fitted drafter", alone.id, alone.model, reference.method, short_digest([wanted, *ways, *settings]))
+        settings = [key_field for block in blocks for key_field in (*block.setting.key, *digests[block.setting.set])]
+        key = (
+            "fitted drafter",
+            reference_experiment.id,
+            reference_experiment.model,
+            reference.method,
+            short_digest([reference_tau, *ways, *settings]),
+        )
         if only_kept:
             return runner.store.find(key, Fit)
         try:
@@ -299,7 +328,8 @@ class Runner:
             self.store.run(task.turn_key, WayTimes, lambda: times)
 
     def _write(self, task: Task, way: ReplayMethod) -> Generation | AssistedText:
-        setting, prompt = task.block.setting, self._prompt(task)
+        setting = task.block.setting
+        prompt = self._prompt(task)
         options: dict[str, Any] = {**setting.options, "seed": self.seed}
         if self._is_timed(task) and way.spec not in self.warm:
             self.warm.add(way.spec)
@@ -309,8 +339,8 @@ class Runner:
         # The prompts before it in the set come first in any case, so that its counts are the same in a replay that was
         # cut short and in one that was not.
         key = (task.experiment.paper, way.spec, setting.set, *setting.key)
-        writer, following = self.histories.get(key, (None, 0))
-        if writer is None or following != task.prompt:
+        writer, next_prompt = self.histories.get(key, (None, 0))
+        if writer is None or next_prompt != task.prompt:
             writer = self.make_decoder(way)
             for number in range(task.prompt):
                 writer.generate(self._prompt(task, number), **options)
@@ -319,17 +349,18 @@ class Runner:
 
     def _difference(self, task: Task) -> str | None:
         """The method whose text is another than plain decoding's, where both are to write the same."""
-        ways, setting = task.block.ways, task.block.setting
+        ways = task.block.ways
+        setting = task.block.setting
         plain = self.store.find(task.counts_key(ways[AUTOREGRESSIVE]), TextCounts)
         for name, way in ways.items():
             if way.assisted or way.lossy_window:
                 continue
             if setting.temperature and way.verifier and not is_text_of_seed(way.verifier):
                 continue  # of the same law only
-            found = self.store.find(task.counts_key(way), TextCounts)
-            if plain and found and found.tokens != plain.tokens:
-                where = f"after prompt {task.prompt} of {setting.set}"
-                return f"{name} wrote another text than {AUTOREGRESSIVE} {where}"
+            counts = self.store.find(task.counts_key(way), TextCounts)
+            if plain and counts and counts.tokens != plain.tokens:
+                location = f"after prompt {task.prompt} of {setting.set}"
+                return f"{name} wrote another text than {AUTOREGRESSIVE} {location}"
         return None
 
 
@@ -344,7 +375,10 @@ class ReplayTarget:
     """
 
     def __init__(self, name: str, dtype: str, device: str, shape: str | None) -> None:
-        self._name, self._dtype, self._device, self._shape = name, dtype, device, shape
+        self._name = name
+        self._dtype = dtype
+        self._device = device
+        self._shape = shape
         self.load_drafter = cache(self._load_drafter)
 
     @cached_property
@@ -369,10 +403,10 @@ class ReplayTarget:
         Raises:
             ConfigError: it cannot be measured on an inflated target.
         """
-        kind = task.experiment.result.kind
-        if kind == "expansion":
+        result_kind = task.experiment.result.kind
+        if result_kind == "expansion":
             return measure_expansion(task)
-        if kind == "acceptance":
+        if result_kind == "acceptance":
             return measure_acceptance(task, ids, self._make_decoder, seed)
         if self._shape:
             raise ConfigError("peak memory is measured on the target itself; leave --inflate out")
@@ -387,7 +421,7 @@ class ReplayTarget:
             InputError: the target has no chat template, where it is needed.
         """
         form = PromptForm(chat=chat, turns=1)
-        return {place: encode_prompts(self.plain, texts, form, length) for place, texts in prompts.items()}
+        return {set_key: encode_prompts(self.plain, texts, form, length) for set_key, texts in prompts.items()}
 
     def open_store(self, folder: Path, minutes: float | None, **options: object) -> RunStore:
         """The store of a folder, which is for this target alone.
@@ -400,9 +434,9 @@ class ReplayTarget:
         Raises:
             InputError: the folder holds the runs of another target, or something else.
         """
-        loaded: Any = self.plain.target
-        target = {"target": self._name, "dtype": str(loaded.dtype), "device": str(loaded.device)}
-        weights = {"inflate": self._shape or "", "digest": model_digest(loaded)}
+        target_model: Any = self.plain.target
+        target = {"target": self._name, "dtype": str(target_model.dtype), "device": str(target_model.device)}
+        weights = {"inflate": self._shape or "", "digest": model_digest(target_model)}
         command = {"command": "drafttree replay", "format": FORMAT, **target, **weights, **options}
         return RunStore(folder, command, partial=True, minutes=minutes)
 
@@ -422,9 +456,9 @@ class ReplayTarget:
         """
         if self._shape:
             raise ConfigError("it would be fitted to the target itself; leave --inflate out")
-        written = self.plain.generate(prompt, seed=seed, **setting.options).tokens
+        text_tokens = self.plain.generate(prompt, seed=seed, **setting.options).tokens
         draft: Any = self.load_drafter(DRAFT_MODEL).drafter
-        return KnownText.read(draft.model, self.plain.target, prompt, written, setting.temperature)
+        return KnownText.read(draft.model, self.plain.target, prompt, text_tokens, setting.temperature)
 
     def _load_drafter(self, drafter: str | None) -> Decoder:
         if drafter and drafter.startswith(GRADED):

@@ -46,12 +46,12 @@ class TextCounts:
         rounds = written.metrics.rounds
         return cls(
             tokens=list(written.tokens),
-            committed=[each.committed for each in rounds],
-            accepted=[each.accepted for each in rounds],
-            nodes=[each.nodes for each in rounds],
-            levels=[each.levels for each in rounds],
-            passes=[each.draft_passes for each in rounds],
-            ranks=[list(each.ranks) for each in rounds],
+            committed=[round_.committed for round_ in rounds],
+            accepted=[round_.accepted for round_ in rounds],
+            nodes=[round_.nodes for round_ in rounds],
+            levels=[round_.levels for round_ in rounds],
+            passes=[round_.draft_passes for round_ in rounds],
+            ranks=[list(round_.ranks) for round_ in rounds],
             looping=loops(written.tokens),
         )
 
@@ -83,8 +83,8 @@ class TextCounts:
 
 def _first(ranks: Iterable[int]) -> Fraction:
     """How many are of the first ranks, and how many there are."""
-    found = list(ranks)
-    return sum(rank <= LIKELIEST for rank in found), len(found)
+    accepted_ranks = list(ranks)
+    return sum(rank <= LIKELIEST for rank in accepted_ranks), len(accepted_ranks)
 
 
 @dataclass(frozen=True)

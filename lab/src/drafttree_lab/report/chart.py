@@ -58,10 +58,11 @@ def draw(summary: ResultSummary, axis: str = "") -> str:
         summary: the summary of the result.
         axis: the name of what it varies.
     """
-    of_values, of_rounds = {"bars": _bars, "lines": _lines}, {"scatter": _scatter, "heatmap": _heatmap}
+    of_values = {"bars": _bars, "lines": _lines}
+    of_rounds = {"scatter": _scatter, "heatmap": _heatmap}
     of_rounds |= {"boxes": _boxes, "tokens": _tokens}
     with mpl.rc_context(STYLE):
-        if summary.figure in of_values and any(each.measured for each in summary.entries):
+        if summary.figure in of_values and any(entry.measured for entry in summary.entries):
             figure, series = of_values[summary.figure](summary, axis)
         elif summary.figure in of_rounds and summary.points and all(summary.points.values()):
             figure, series = of_rounds[summary.figure](summary)
@@ -69,8 +70,8 @@ def draw(summary: ResultSummary, axis: str = "") -> str:
             return ""
         add_legend(figure, series)
         file = io.StringIO()
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
     return _inline(file.getvalue(), summary)
 
 
@@ -96,28 +97,32 @@ def add_legend(figure: Figure, series: Mapping[str, Artist]) -> None:
 
 def _bars(summary: ResultSummary, axis: str) -> Drawing:
     """A panel for every measured metric: bars by method and column, the paper's numbers dashed over them."""
-    metrics, methods = _metrics(summary), _methods(summary)
+    metrics = _metrics(summary)
+    methods = _methods(summary)
     figure, grid = panel_grid(len(metrics), 1, (WIDTH, 2.2), sharex=True)
-    columns = list(dict.fromkeys(each.column for each in summary.entries if each.measured))
-    shown, width = dict[str, Artist](), 0.8 / len(methods)
+    columns = list(dict.fromkeys(entry.column for entry in summary.entries if entry.measured))
+    series = dict[str, Artist]()
+    width = 0.8 / len(methods)
     for (axes,), (metric, entries) in zip(grid, metrics.items(), strict=True):
-        for each in entries:
-            if each.column not in columns:
+        for entry in entries:
+            if entry.column not in columns:
                 continue
-            index = methods[_method(each)]
-            middle = columns.index(each.column) + (index - (len(methods) - 1) / 2) * width
-            if own := each.measured:
-                low, high = (own.mean if end is None else end for end in (own.low, own.high))
-                errors = [[max(own.mean - low, 0.0)], [max(high - own.mean, 0.0)]] if own.low is not None else None
-                look = {"color": color(index), "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
-                shown[each.method] = axes.bar(middle, own.mean, 0.9 * width, yerr=errors, **look)[0]
-            if each.published is not None:
+            index = methods[_method(entry)]
+            middle = columns.index(entry.column) + (index - (len(methods) - 1) / 2) * width
+            if value := entry.measured:
+                low, high = (value.mean if end is None else end for end in (value.low, value.high))
+                errors = (
+                    [[max(value.mean - low, 0.0)], [max(high - value.mean, 0.0)]] if value.low is not None else None
+                )
+                style = {"color": color(index), "error_kw": {"ecolor": INK, "elinewidth": 0.8}}
+                series[entry.method] = axes.bar(middle, value.mean, 0.9 * width, yerr=errors, **style)[0]
+            if entry.published is not None:
                 ends = middle - width / 2, middle + width / 2
-                axes.hlines(each.published, *ends, color=INK, linestyle="--", linewidth=1.4)
+                axes.hlines(entry.published, *ends, color=INK, linestyle="--", linewidth=1.4)
         _name_metric(axes, metric)
     _set_ticks(grid[-1][0], columns)
     grid[-1][0].set_xlabel(axis)
-    return figure, shown | _published_line(entry for own in metrics.values() for entry in own)
+    return figure, series | _published_line(entry for metric_entries in metrics.values() for entry in metric_entries)
 
 
 def _lines(summary: ResultSummary, axis: str) -> Drawing:
@@ -126,41 +131,45 @@ def _lines(summary: ResultSummary, axis: str) -> Drawing:
     Values of the axis that are numbers lie at themselves, in order; others side by side as they come. Where the axis
     varies policies, a method has its value behind an @; where a setting, the entry has it.
     """
-    metrics, methods = _metrics(summary), _methods(summary)
-    of_policies = any("@" in each.method for each in summary.entries)
+    metrics = _metrics(summary)
+    methods = _methods(summary)
+    of_policies = any("@" in entry.method for entry in summary.entries)
 
     def value(entry: Entry) -> str:
-        own = entry.method.partition("@")[2] if of_policies else entry.value
-        return "" if own is None else str(own)
+        coordinate = entry.method.partition("@")[2] if of_policies else entry.value
+        return "" if coordinate is None else str(coordinate)
 
     def place(entry: Entry) -> str:
-        varied = entry.value == entry.temperature
-        warmth = f"T = {entry.temperature:g}" if entry.temperature and not varied else ""
+        is_varied = entry.value == entry.temperature
+        warmth = f"T = {entry.temperature:g}" if entry.temperature and not is_varied else ""
         return ", ".join(filter(None, [entry.set, warmth, str(entry.value or "") if of_policies else ""]))
 
-    names = list(dict.fromkeys(name for each in summary.entries if (name := value(each))))
+    names = list(dict.fromkeys(name for entry in summary.entries if (name := value(entry))))
     numeric = all(map(_is_number, names))
     names = sorted(names, key=float) if numeric else names
-    panels = list(dict.fromkeys(place(each) for each in summary.entries if each.measured))
+    panels = list(dict.fromkeys(place(entry) for entry in summary.entries if entry.measured))
     figure, grid = panel_grid(len(metrics), len(panels), (4.2, 2.4), sharex=True, sharey="row")
-    shown: dict[str, Artist] = {}
+    series: dict[str, Artist] = {}
     for row, (metric, entries) in zip(grid, metrics.items(), strict=True):
         for axes, panel in zip(row, panels, strict=True):
             for method, index in methods.items():
-                own = [each for each in entries if place(each) == panel and _method(each) == method]
-                named = [(value(each), each) for each in own if value(each)]
-                along = [(float(name) if numeric else names.index(name), each) for name, each in named]
-                along = sorted(along, key=lambda point: point[0])
-                if measured := [(x, each.measured) for x, each in along if each.measured]:
-                    xs, nan = [x for x, _ in measured], float("nan")
-                    low = [nan if each.low is None else each.low for _, each in measured]
-                    high = [nan if each.high is None else each.high for _, each in measured]
+                method_entries = [entry for entry in entries if place(entry) == panel and _method(entry) == method]
+                labelled_entries = [(value(entry), entry) for entry in method_entries if value(entry)]
+                axis_points = [
+                    (float(name) if numeric else names.index(name), entry) for name, entry in labelled_entries
+                ]
+                axis_points = sorted(axis_points, key=lambda point: point[0])
+                if measured := [(x, entry.measured) for x, entry in axis_points if entry.measured]:
+                    xs = [x for x, _ in measured]
+                    nan = float("nan")
+                    low = [nan if estimate.low is None else estimate.low for _, estimate in measured]
+                    high = [nan if estimate.high is None else estimate.high for _, estimate in measured]
                     axes.fill_between(xs, low, high, alpha=0.12, linewidth=0, color=color(index))
-                    look: Any = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": color(index)}
-                    shown[method] = axes.plot(xs, [each.mean for _, each in measured], **look)[0]
-                elif level := next((each.measured for each in own if each.measured), None):
-                    shown[method] = axes.axhline(level.mean, linestyle=":", color=color(index))
-                paper = [(x, each.published) for x, each in along if each.published is not None]
+                    style: Any = {"marker": MARKERS[index % len(MARKERS)], "markersize": 4, "color": color(index)}
+                    series[method] = axes.plot(xs, [estimate.mean for _, estimate in measured], **style)[0]
+                elif level := next((entry.measured for entry in method_entries if entry.measured), None):
+                    series[method] = axes.axhline(level.mean, linestyle=":", color=color(index))
+                paper = [(x, entry.published) for x, entry in axis_points if entry.published is not None]
                 axes.plot([x for x, _ in paper], [y for _, y in paper], linestyle="--", marker=".", color=color(index))
             _name_metric(axes, metric, named=axes is row[0])
     for top, bottom, panel in zip(grid[0], grid[-1], panels, strict=True):
@@ -169,12 +178,12 @@ def _lines(summary: ResultSummary, axis: str) -> Drawing:
         if not numeric:
             _set_ticks(bottom, names, most=8)
         elif names:
-            places = [float(name) for name in names]
-            if places[0] > 0 and places[-1] / places[0] >= LOG_SPAN:
+            ticks = [float(name) for name in names]
+            if ticks[0] > 0 and ticks[-1] / ticks[0] >= LOG_SPAN:
                 bottom.set_xscale("log")
-            bottom.set_xticks(places, names)
+            bottom.set_xticks(ticks, names)
             bottom.set_xticks([], minor=True)
-    return figure, shown | _published_line(entry for own in metrics.values() for entry in own)
+    return figure, series | _published_line(entry for metric_entries in metrics.values() for entry in metric_entries)
 
 
 def _scatter(summary: ResultSummary) -> Drawing:
@@ -184,21 +193,23 @@ def _scatter(summary: ResultSummary) -> Drawing:
         passes, committed, counts = zip(*points, strict=True)
         total = sum(counts)
         axes.scatter(passes, committed, s=[700 * count / total for count in counts], alpha=0.55, color=color(0))
-        means = [sum(map(math.prod, zip(own, counts, strict=True))) / total for own in (passes, committed)]
+        means = [
+            sum(map(math.prod, zip(coordinates, counts, strict=True))) / total for coordinates in (passes, committed)
+        ]
         axes.plot(*means, "x", color=INK, markersize=9, markeredgewidth=2)
         axes.axline((1, 1), slope=1, color=INK, linestyle=":", linewidth=0.8)
         axes.set(xlabel="draft passes of a round", ylabel="tokens of a round")
         axes.margins(0.12)
         for metric, mark in (("delta", axes.axvline), ("tau", axes.axhline)):
-            own = (each.published for each in summary.entries if (each.method, each.metric) == (name, metric))
-            if (paper := next((each for each in own if each is not None), None)) is not None:
+            published = (entry.published for entry in summary.entries if (entry.method, entry.metric) == (name, metric))
+            if (paper := next((number for number in published if number is not None), None)) is not None:
                 mark(paper, color=color(1), linestyle="--")
-    shown: dict[str, Artist] = {
+    series: dict[str, Artist] = {
         "rounds, area by their number": Line2D([], [], marker="o", linestyle="", alpha=0.55, color=color(0)),
         "their mean": Line2D([], [], marker="x", linestyle="", color=INK, markeredgewidth=2),
         "as many tokens as passes": Line2D([], [], linestyle=":", color=INK),
     }
-    return figure, shown | _published_line(summary.entries, color(1))
+    return figure, series | _published_line(summary.entries, color(1))
 
 
 def _heatmap(summary: ResultSummary) -> Drawing:
@@ -206,7 +217,7 @@ def _heatmap(summary: ResultSummary) -> Drawing:
     figure, panels = _panels(summary)
     for axes, _, rows in panels:
         ranks, levels = range(1, len(rows[0]) + 1), range(1, len(rows) + 1)
-        edges = [[0.5, *(place + 0.5 for place in own)] for own in (ranks, levels)]
+        edges = [[0.5, *(index + 0.5 for index in indices)] for indices in (ranks, levels)]
         axes.pcolormesh(*edges, rows, cmap="viridis", norm=PowerNorm(0.5, 0.0, 1.0))
         for level, rank in product(levels, ranks):
             share = rows[level - 1][rank - 1]
@@ -226,13 +237,15 @@ def _boxes(summary: ResultSummary) -> Drawing:
     figure, grid = panel_grid(len(points), 1, (WIDTH, 2.6), sharey=True)
     ink = {"color": INK}
     box = {"facecolor": color(0), "alpha": 0.35, "edgecolor": INK}
-    looks: Any = {"boxprops": box, "medianprops": ink | {"linewidth": 2}, "whiskerprops": ink, "capprops": ink}
+    styles: Any = {"boxprops": box, "medianprops": ink | {"linewidth": 2}, "whiskerprops": ink, "capprops": ink}
     for (axes,), (name, values) in zip(grid, points.items(), strict=True):
-        places = range(len(values))
-        axes.boxplot(list(values.values()), positions=places, patch_artist=True, showfliers=False, widths=0.5, **looks)
-        for spot, own in zip(places, values.values(), strict=True):
-            axes.scatter([spot] * len(own), own, s=14, color=color(0), zorder=3, linewidths=0)
-        _set_ticks(axes, [f"{each} ({len(own)})" for each, own in values.items()])
+        positions = range(len(values))
+        axes.boxplot(
+            list(values.values()), positions=positions, patch_artist=True, showfliers=False, widths=0.5, **styles
+        )
+        for position, taus in zip(positions, values.values(), strict=True):
+            axes.scatter([position] * len(taus), taus, s=14, color=color(0), zorder=3, linewidths=0)
+        _set_ticks(axes, [f"{set_name} ({len(taus)})" for set_name, taus in values.items()])
         axes.set(title=name, ylabel="tau of a text,\ntokens per target pass")
     return figure, {}
 
@@ -246,7 +259,7 @@ def _tokens(summary: ResultSummary) -> Drawing:
         flags = [flag for count in accepted for flag in [True] * count + [False]]
         width = 0.86 if len(flags) <= MOST_PARTED else 1.0
         colors = [color(2) if flag else color(1) for flag in flags]
-        axes.broken_barh([(place, width) for place in range(len(flags))], (row - 0.35, 0.7), facecolors=colors)
+        axes.broken_barh([(position, width) for position in range(len(flags))], (row - 0.35, 0.7), facecolors=colors)
         names.append(f"{name}\n{100 * sum(flags) / max(len(flags), 1):.0f} % drafted")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -260,10 +273,10 @@ def _panels(summary: ResultSummary, **options: Any) -> tuple[Figure, list[tuple[
     """A figure with a panel for the points of every method, two in a row."""
     count = len(summary.points)
     figure, grid = panel_grid(math.ceil(count / 2), min(count, 2), (4.2, 3.2), **options)
-    places = [axes for row in grid for axes in row]
-    for axes in places[count:]:
+    panel_axes = [axes for row in grid for axes in row]
+    for axes in panel_axes[count:]:
         axes.set_visible(False)
-    panels = [(axes, name, points) for axes, (name, points) in zip(places, summary.points.items(), strict=False)]
+    panels = [(axes, name, points) for axes, (name, points) in zip(panel_axes, summary.points.items(), strict=False)]
     for axes, name, _ in panels:
         axes.set_title(name)
     return figure, panels
@@ -271,9 +284,11 @@ def _panels(summary: ResultSummary, **options: Any) -> tuple[Figure, list[tuple[
 
 def _metrics(summary: ResultSummary) -> dict[str, list[Entry]]:
     """The entries of each metric that was measured, on the sets on which it was."""
-    sets = {each.set for each in summary.entries if each.measured}
-    metrics = dict.fromkeys(each.metric for each in summary.entries if each.measured)
-    return {name: [each for each in summary.entries if each.metric == name and each.set in sets] for name in metrics}
+    sets = {entry.set for entry in summary.entries if entry.measured}
+    metrics = dict.fromkeys(entry.metric for entry in summary.entries if entry.measured)
+    return {
+        name: [entry for entry in summary.entries if entry.metric == name and entry.set in sets] for name in metrics
+    }
 
 
 def _methods(summary: ResultSummary) -> dict[str, int]:
@@ -287,9 +302,9 @@ def _method(entry: Entry) -> str:
 
 def _published_line(entries: Iterable[Entry], color: str = INK) -> dict[str, Artist]:
     """The legend's entry for the paper's numbers, with the models they are of; empty without any."""
-    models = dict.fromkeys(each.model for each in entries if each.model and each.published is not None)
-    found = ", ".join(map(model_name, models))
-    return {f"published ({found})": Line2D([], [], color=color, linestyle="--")} if found else {}
+    models = dict.fromkeys(entry.model for entry in entries if entry.model and entry.published is not None)
+    model_names = ", ".join(map(model_name, models))
+    return {f"published ({model_names})": Line2D([], [], color=color, linestyle="--")} if model_names else {}
 
 
 def _name_metric(axes: Axes, metric: str, *, named: bool = True) -> None:
@@ -303,10 +318,10 @@ def _name_metric(axes: Axes, metric: str, *, named: bool = True) -> None:
 
 def _set_ticks(axes: Axes, labels: Sequence[str], most: int = 12) -> None:
     """Names at 0, 1, 2 and so on, some of them left out where there are many, and turned where they are long."""
-    places = range(0, len(labels), -(-len(labels) // most))
-    shown = [labels[place].replace(", ", ",").replace(",", "\n") for place in places]
-    axes.set_xticks(list(places), shown)
-    if sum(max(map(len, label.split("\n"))) + 2 for label in shown) * LETTER > axes.bbox.width:
+    positions = range(0, len(labels), -(-len(labels) // most))
+    tick_labels = [labels[position].replace(", ", ",").replace(",", "\n") for position in positions]
+    axes.set_xticks(list(positions), tick_labels)
+    if sum(max(map(len, label.split("\n"))) + 2 for label in tick_labels) * LETTER > axes.bbox.width:
         axes.tick_params(axis="x", rotation=25)
         for label in axes.get_xticklabels():
             label.set(horizontalalignment="right", rotation_mode="anchor")
@@ -323,8 +338,8 @@ def _is_number(name: str) -> bool:
 def _inline(text: str, summary: ResultSummary) -> str:
     """The SVG element alone, with a label, ids of its own, and the page's colours."""
     element = text[text.index("<svg") :].replace(INK, "currentColor")
-    for place, own in enumerate(COLORS):
-        element = element.replace(own, f"var(--series-{place})")
+    for index, hex_color in enumerate(COLORS):
+        element = element.replace(hex_color, f"var(--series-{index})")
     element = re.sub("<style.*?</style>", "", element, flags=re.DOTALL)
     prefix = anchor(summary.id)
     element = re.sub(r'\bid="', f'id="{prefix}-', element)

@@ -24,17 +24,18 @@ def draw(found: WinnerMap) -> str:
     """
     costs = [log(cost) for cost in DRAFT_COSTS]
     marks = [
-        (_between(costs, log(each.draft_cost)), _between(AGREEMENTS, each.agreement), each) for each in found.pairs
+        (_between(costs, log(model_pair.draft_cost)), _between(AGREEMENTS, model_pair.agreement), model_pair)
+        for model_pair in found.pairs
     ]
     blue, vermilion, green, purple, ochre, sky, grey = COLORS
     by_family = zip(
         families(), (blue, sky, green, purple, ochre, vermilion), strict=True
     )  # neighbours on the map differ
     return template("winner_map.svg").render(
-        panels=[(slope, like, found.of_slope(slope)) for slope, like in SLOPES.items()],
+        panels=[(slope, description, found.of_slope(slope)) for slope, description in SLOPES.items()],
         ground=[point for point in found.of_slope(GPU) if point.confidence == CALIBRATED],
         marks=marks,
-        pairs=[_name(each) for each in found.pairs],
+        pairs=[_name(model_pair) for model_pair in found.pairs],
         colors={PLAIN: grey, **dict(by_family)},
         confidences=[*CONFIDENCES],
         costs=DRAFT_COSTS,
@@ -43,15 +44,15 @@ def draw(found: WinnerMap) -> str:
 
 
 def _name(each: Pair) -> str:
-    beyond = f", or {each.beyond}" if each.beyond else ""
+    remark = f", or {each.beyond}" if each.beyond else ""
     paper = PAPERS.get(each.paper, each.paper)
-    return f"{each.name} ({paper}): {each.agreement:.2f}{beyond}, c {each.draft_cost:.2f}"
+    return f"{each.name} ({paper}): {each.agreement:.2f}{remark}, c {each.draft_cost:.2f}"
 
 
 def _between(ticks: Sequence[float], value: float) -> float:
     """The place of a value on an axis whose ticks are evenly spaced, whatever their distance; at most at its edge."""
     steps = list(pairwise(ticks)) or [(ticks[0], ticks[0] + 1)]
-    inside = (place for place, (_, high) in enumerate(steps) if value <= high)
-    place = next(inside, len(steps) - 1)
-    low, high = steps[place]
-    return min(max(place + (value - low) / (high - low), -0.5), len(ticks) - 0.5)
+    step_indices = (index for index, (_, high) in enumerate(steps) if value <= high)
+    index = next(step_indices, len(steps) - 1)
+    low, high = steps[index]
+    return min(max(index + (value - low) / (high - low), -0.5), len(ticks) - 0.5)

@@ -51,8 +51,8 @@ def told(judgement: Judgement) -> list[str]:
     """What a judgement says and why, a line each; nothing where another result says it."""
     if judgement.repeats:
         return []
-    needed = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
-    return [judgement.said + needed, *([judgement.reason] if judgement.reason else [])]
+    remark = f"; about {judgement.needed} prompts would decide" if judgement.needed else ""
+    return [judgement.said + remark, *([judgement.reason] if judgement.reason else [])]
 
 
 def anchor(name: str) -> str:
@@ -62,9 +62,9 @@ def anchor(name: str) -> str:
 
 def result_name(result: str) -> str:
     """A table or figure as papers refer to it: "Table 1" of `talon/1`, "Figure 3a" of `dynatree-v1/fig3a`."""
-    name, _, part = result.rpartition("/")[2].partition("-")
+    name, _, suffix = result.rpartition("/")[2].partition("-")
     words = f"Table {name}" if name.isdigit() else re.sub("^fig(?=[0-9])", "Figure ", name)
-    return words[:1].upper() + words[1:] + (f", {part}" if part else "")
+    return words[:1].upper() + words[1:] + (f", {suffix}" if suffix else "")
 
 
 def template(name: str, **filters: Callable[..., Any]) -> "Template":
@@ -75,8 +75,8 @@ def template(name: str, **filters: Callable[..., Any]) -> "Template":
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("drafttree_lab.report", ""), autoescape=True, **options
     )
-    own = (anchor, number, interval, result_name, decimals, printed, model_name, told)
-    environment.filters |= {each.__name__: each for each in own} | filters
+    functions = (anchor, number, interval, result_name, decimals, printed, model_name, told)
+    environment.filters |= {function.__name__: function for function in functions} | filters
     environment.globals |= {"product": product, "zip": zip}
     return environment.get_template(name)
 

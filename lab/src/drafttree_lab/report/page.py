@@ -69,27 +69,38 @@ def render(results: Sequence[KeptResult]) -> str:
 
     papers: dict[str, Paper] = {}
     sections: dict[str, list[dict[str, Any]]] = {}
-    for kept in results:
-        name, _, own = kept.summary.id.partition("/")
+    for kept_result in results:
+        name, _, result_name = kept_result.summary.id.partition("/")
         paper = papers.setdefault(name, read_paper(name))
-        result = paper.results.get(own)
+        result = paper.results.get(result_name)
         axis = result.axis.name if result and result.axis else ""
-        section = {"kept": kept, "grids": make_grids(kept.summary), "chart": draw(kept.summary, axis), "axis": axis}
+        section = {
+            "kept": kept_result,
+            "grids": make_grids(kept_result.summary),
+            "chart": draw(kept_result.summary, axis),
+            "axis": axis,
+        }
         section["published"] = result.published if result else []
-        section["is_measured"] = any(each.is_ours for each in kept.summary.entries)
+        section["is_measured"] = any(entry.is_ours for entry in kept_result.summary.entries)
         sections.setdefault(name, []).append(section)
-    claims = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
+    claims = [(kept_result.summary.id, verdict) for kept_result in results for verdict in kept_result.summary.verdicts]
     return page.render(
         papers=papers,
         sections=sections,
-        main_claims=[each for each in claims if each[1].main],
-        further_claims=[each for each in claims if not each[1].main],
+        main_claims=[claim for claim in claims if claim[1].main],
+        further_claims=[claim for claim in claims if not claim[1].main],
         tallies=tally([verdict for _, verdict in claims]),
         kinds=KINDS,
         outcomes=OUTCOMES,
         corrected_for={
-            name: sorted({own.claims for _, each in claims if (own := getattr(each, kind)) and own.claims})
-            for kind, name in KINDS.items()
+            name: sorted(
+                {
+                    judgement.claims
+                    for _, verdict in claims
+                    if (judgement := getattr(verdict, basis)) and judgement.claims
+                }
+            )
+            for basis, name in KINDS.items()
         },
         environment=results[-1].environment,
         units=UNITS,
@@ -100,37 +111,52 @@ def render(results: Sequence[KeptResult]) -> str:
 
 def claims_table(results: Sequence[KeptResult]) -> str:
     """The claims that were judged, main ones first, and below them the number of each outcome and the environment."""
-    rows = [(each.summary.id, verdict) for each in results for verdict in each.summary.verdicts]
+    rows = [(kept_result.summary.id, verdict) for kept_result in results for verdict in kept_result.summary.verdicts]
     tallies = [
-        f"{KINDS[kind].capitalize()}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}."
-        for kind, counts in tally([verdict for _, verdict in rows]).items()
+        f"{KINDS[basis].capitalize()}: {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}."
+        for basis, counts in tally([verdict for _, verdict in rows]).items()
     ]
     environment = ", ".join(f"{name} {value}" for name, value in results[-1].environment.items())
-    told = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
-    return "\n".join([*_table_rows(sorted(rows, key=lambda row: not row[1].main)), "", told, ""])
+    legend = f"{' '.join(tallies)} Numbers are ratios; for an order of methods they are Kendall's tau. {environment}."
+    return "\n".join([*_table_rows(sorted(rows, key=lambda row: not row[1].main)), "", legend, ""])
 
 
 def tally(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
     """By kind, how many judgements have each outcome; kinds without any are left out."""
-    found = {kind: count_outcomes(getattr(each, kind) for each in verdicts) for kind in KINDS}
-    return {kind: {name: own[name] for name in OUTCOMES if name in own} for kind, own in found.items() if own}
+    counts_by_basis = {basis: count_outcomes(getattr(verdict, basis) for verdict in verdicts) for basis in KINDS}
+    return {
+        basis: {name: counts[name] for name in OUTCOMES if name in counts}
+        for basis, counts in counts_by_basis.items()
+        if counts
+    }
 
 
 def make_grids(summary: ResultSummary) -> list[Grid]:
     """A table for every metric that was measured or published."""
-    known = [each for each in summary.entries if each.is_ours or each.published is not None]
+    entries = [entry for entry in summary.entries if entry.is_ours or entry.published is not None]
     grids = []
-    for metric in dict.fromkeys(each.metric for each in known):
-        own = [each for each in known if each.metric == metric]
-        columns: dict[str, tuple[bool, bool]] = dict.fromkeys((each.column for each in own), (False, False))
-        rows: dict[str, list[Entry | None]] = {each.method: [None] * len(columns) for each in own}
-        for each in own:
-            measured, published = columns[each.column]
-            columns[each.column] = (measured or each.is_ours, published or each.published is not None)
-            rows[each.method][list(columns).index(each.column)] = each
-        models = dict.fromkeys(each.model for each in own if each.model and each.published is not None)
-        places = decimals([each.published for each in own if each.published])
-        grids.append(Grid(UNITS[metric], list(models), columns, rows, any(each.by_law for each in own), places))
+    for metric in dict.fromkeys(entry.metric for entry in entries):
+        metric_entries = [entry for entry in entries if entry.metric == metric]
+        columns: dict[str, tuple[bool, bool]] = dict.fromkeys(
+            (entry.column for entry in metric_entries), (False, False)
+        )
+        rows: dict[str, list[Entry | None]] = {entry.method: [None] * len(columns) for entry in metric_entries}
+        for entry in metric_entries:
+            measured, published = columns[entry.column]
+            columns[entry.column] = (measured or entry.is_ours, published or entry.published is not None)
+            rows[entry.method][list(columns).index(entry.column)] = entry
+        models = dict.fromkeys(entry.model for entry in metric_entries if entry.model and entry.published is not None)
+        decimal_places = decimals([entry.published for entry in metric_entries if entry.published])
+        grids.append(
+            Grid(
+                UNITS[metric],
+                list(models),
+                columns,
+                rows,
+                any(entry.by_law for entry in metric_entries),
+                decimal_places,
+            )
+        )
     return grids
 
 
@@ -153,28 +179,32 @@ def place_strip(judgement: Judgement) -> tuple[float, float, float] | None:
 
 def _prompts(verdict: Verdict) -> list[int]:
     """Prompts of its judgements, one number where they rest on equally many."""
-    return list(dict.fromkeys(each.prompts for each in verdict.judgements.values() if each.prompts))
+    return list(dict.fromkeys(judgement.prompts for judgement in verdict.judgements.values() if judgement.prompts))
 
 
 def _table_rows(rows: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
     """The rows of claims that were judged, in the kinds of judgement that decide anything, or all if none does."""
-    every = [own for _, each in rows for own in each.judgements.items()]
-    deciding = {kind for kind, own in every if own.p is not None} or {kind for kind, own in every if _is_judged(own)}
-    kinds = [kind for kind in KINDS if kind in deciding]
-    yield f"| {' | '.join(['result', 'claim', *(KINDS[kind] for kind in kinds), 'why', 'prompts'])} |"
-    yield f"|{' --- |' * (4 + len(kinds))}"
+    basis_judgements = [basis_judgement for _, verdict in rows for basis_judgement in verdict.judgements.items()]
+    deciding_bases = {basis for basis, judgement in basis_judgements if judgement.p is not None} or {
+        basis for basis, judgement in basis_judgements if _is_judged(judgement)
+    }
+    bases = [basis for basis in KINDS if basis in deciding_bases]
+    yield f"| {' | '.join(['result', 'claim', *(KINDS[basis] for basis in bases), 'why', 'prompts'])} |"
+    yield f"|{' --- |' * (4 + len(bases))}"
     for result, verdict in rows:
-        found = {kind: verdict.judgements.get(kind) for kind in kinds}
-        if not any(own and _is_judged(own) for own in found.values()):
+        judgements = {basis: verdict.judgements.get(basis) for basis in bases}
+        if not any(judgement and _is_judged(judgement) for judgement in judgements.values()):
             continue
         # the reason of the first kind in full; of the others the term, where they name another
-        whys = {kind: why for kind, own in found.items() if own and (why := _why(own))}
-        first = next(iter(whys), None)
-        terms = {why.partition(" (")[0]: kind for kind, why in reversed(whys.items())}
-        others = [f"{KINDS[kind]} {term}" for term, kind in reversed(terms.items()) if kind != first]
-        why = "; ".join([whys[first], *others]) if first else ""
-        outcomes = [_outcome(own) if own else "" for own in found.values()]
-        cells = result, verdict.text, *outcomes, why, " / ".join(map(str, _prompts(verdict)))
+        reasons = {
+            basis: reason for basis, judgement in judgements.items() if judgement and (reason := _why(judgement))
+        }
+        first_basis = next(iter(reasons), None)
+        terms = {reason.partition(" (")[0]: basis for basis, reason in reversed(reasons.items())}
+        other_terms = [f"{KINDS[basis]} {term}" for term, basis in reversed(terms.items()) if basis != first_basis]
+        reason = "; ".join([reasons[first_basis], *other_terms]) if first_basis else ""
+        outcomes = [_outcome(judgement) if judgement else "" for judgement in judgements.values()]
+        cells = result, verdict.text, *outcomes, reason, " / ".join(map(str, _prompts(verdict)))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -191,6 +221,8 @@ def _why(judgement: Judgement) -> str:
 
 def _outcome(judgement: Judgement) -> str:
     number = "" if judgement.estimate is None else f" {judgement.estimate:.2f}"
-    ends = "" if judgement.low is None or judgement.high is None else f" [{judgement.low:.2f}, {judgement.high:.2f}]"
-    repeated = f", as {judgement.repeats}, {judgement.repeated}" if judgement.repeats else ""
-    return f"{judgement.outcome}{number}{ends}{repeated}"
+    interval = (
+        "" if judgement.low is None or judgement.high is None else f" [{judgement.low:.2f}, {judgement.high:.2f}]"
+    )
+    repeat_note = f", as {judgement.repeats}, {judgement.repeated}" if judgement.repeats else ""
+    return f"{judgement.outcome}{number}{interval}{repeat_note}"

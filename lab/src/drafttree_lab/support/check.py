@@ -106,20 +106,20 @@ def check_model(name: str, module: PreTrainedModel, texts: Sequence[Text]) -> Fi
         plain = [decoder.generate(prompt, **GREEDY) for prompt, _ in texts]
         if difference := _difference(decoder, "plain decoding", texts, plain, GREEDY):
             return Finding(name, FAILS, difference, texts=len(texts))
-        seeded = [(prompt, decoder.generate(prompt, **SEEDED).tokens) for prompt, _ in texts[-1:]]
+        seeded_texts = [(prompt, decoder.generate(prompt, **SEEDED).tokens) for prompt, _ in texts[-1:]]
     except Exception as error:
         return Finding(name, *_judge(error))
-    tries = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded))) for policy in POLICIES]
-    exact = [each for each in tries if each.result == EXACT]
-    worst = min(tries, key=lambda each: (FAILS, EXACT, REFUSED).index(each.result))
-    reasons = dict.fromkeys(each.reason for each in tries if each.reason)
+    findings = [_try_policy(decoder, policy, ((GREEDY, texts), (SEEDED, seeded_texts))) for policy in POLICIES]
+    exact_findings = [finding for finding in findings if finding.result == EXACT]
+    worst_finding = min(findings, key=lambda each: (FAILS, EXACT, REFUSED).index(each.result))
+    reasons = dict.fromkeys(finding.reason for finding in findings if finding.reason)
     return Finding(
         name,
-        worst.result,
+        worst_finding.result,
         "; ".join(reasons),
-        [each.name for each in exact],
-        sum(each.texts for each in tries),
-        min((each.accepted for each in exact), default=0.0),
+        [finding.name for finding in exact_findings],
+        sum(finding.texts for finding in findings),
+        min((finding.accepted for finding in exact_findings), default=0.0),
         runs_on=getattr(decoder.target, "runs_on", ""),
     )
 
@@ -132,13 +132,16 @@ def _try_policy(decoder: Decoder, policy: str, sets: Iterable[tuple[dict[str, An
     """The result for one policy, whose name it has."""
     metrics = []
     try:
-        grown = decoder.with_policy(make_policy(POLICIES[policy]))
+        policy_decoder = decoder.with_policy(make_policy(POLICIES[policy]))
         for options, texts in sets:
             drafters = [ScriptedDrafter([*prompt, *text], decoder.target.vocab_size) for prompt, text in texts]
-            pairs = zip(drafters, texts, strict=True)
-            found = [grown.with_drafter(drafter).generate(prompt, **options) for drafter, (prompt, _) in pairs]
-            metrics += [generation.metrics for generation in found]
-            if difference := _difference(decoder, policy, texts, found, options):
+            drafted_texts = zip(drafters, texts, strict=True)
+            generations = [
+                policy_decoder.with_drafter(drafter).generate(prompt, **options)
+                for drafter, (prompt, _) in drafted_texts
+            ]
+            metrics += [generation.metrics for generation in generations]
+            if difference := _difference(decoder, policy, texts, generations, options):
                 return Finding(policy, FAILS, difference, texts=len(metrics))
     except Exception as error:
         return Finding(policy, *_judge(error), texts=len(metrics))
@@ -149,8 +152,8 @@ def _difference(
     decoder: Decoder, way: str, texts: Sequence[Text], found: Sequence[Generation], options: dict[str, Any]
 ) -> str:
     """The first difference of the texts found, in a few words; empty if there is none."""
-    for (prompt, expected), generation in zip(texts, found, strict=True):
-        difference = find_difference(decoder, prompt, expected, generation.tokens, **options)
+    for (prompt, expected_text), generation in zip(texts, found, strict=True):
+        difference = find_difference(decoder, prompt, expected_text, generation.tokens, **options)
         if difference and difference.gap > TIE:
             return (
                 f"{way}{' with a seed' if 'seed' in options else ''}: after {len(prompt)} tokens, token "
@@ -162,15 +165,16 @@ def _difference(
 
 def _lively_model(build: Build, variety: Variety) -> tuple[PreTrainedModel, list[Text]]:
     """A random model and transformers' own greedy texts, from the first seed whose texts vary enough."""
-    best, generator = 0.0, torch.Generator().manual_seed(0)
+    best_variety = 0.0
+    generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(8, VOCAB - 8, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
     for seed in SEEDS:
         module = build(seed)
         texts = [(prompt, _own_text(module, prompt)) for prompt in prompts]
-        if (found := variety(texts)) >= 1:
+        if (text_variety := variety(texts)) >= 1:
             return module, texts
-        best = max(best, found)
-    raise ValueError(f"its random texts vary too little to compare: {best:.0%} of what they should")
+        best_variety = max(best_variety, text_variety)
+    raise ValueError(f"its random texts vary too little to compare: {best_variety:.0%} of what they should")
 
 
 @torch.inference_mode()
@@ -186,7 +190,7 @@ def _branching(texts: Sequence[Text]) -> int:
     for _, text in texts:
         for token, follower in pairwise(text):
             followers[token].add(follower)
-    return sum(len(each) > 1 for each in followers.values())
+    return sum(len(next_tokens) > 1 for next_tokens in followers.values())
 
 
 def _different(texts: Sequence[Text]) -> int:

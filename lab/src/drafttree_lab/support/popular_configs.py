@@ -34,8 +34,8 @@ class PopularModel(NamedTuple):
     def config(self) -> PreTrainedConfig:
         """The config with few layers and small widths."""
         count = self.values["num_attention_heads"]
-        hidden = -(-HIDDEN // count) * count  # some families want whole heads, whatever their width
-        sizes = {"hidden_size": hidden, "intermediate_size": INNER, "num_hidden_layers": self.layers}
+        hidden_size = -(-HIDDEN // count) * count  # some families want whole heads, whatever their width
+        sizes = {"hidden_size": hidden_size, "intermediate_size": INNER, "num_hidden_layers": self.layers}
         tokens = {"bos_token_id": None, "pad_token_id": None, "eos_token_id": [*self.ends] or None}
         return CONFIG_MAPPING[self.model_type](**{**sizes, **tokens, **self.widths, **self.values})
 

@@ -32,7 +32,7 @@ def architectures() -> list[str]:
 
     A type of several models, such as `gemma3`, is left out where its language model has a type of its own.
     """
-    types = {kind.model_type for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
+    types = {config_class.model_type for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
     variants = {name for name in VARIANTS if name.partition("+")[0] in types}
     return sorted(types - language_models().keys() | variants)
 
@@ -43,9 +43,11 @@ def language_models() -> dict[str, str]:
 
     Assistants are left out: their configuration holds that of the model they draft for.
     """
-    types = {kind.model_type: _language_type(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
-    wholes = {name for name in types if not name.endswith("_assistant")}
-    return {whole: types[whole] for whole in wholes if types[whole] in types.keys() - {whole}}
+    types = {config_class.model_type: _language_type(config_class) for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
+    whole_types = {name for name in types if not name.endswith("_assistant")}
+    return {
+        whole_type: types[whole_type] for whole_type in whole_types if types[whole_type] in types.keys() - {whole_type}
+    }
 
 
 def random_model(name: str, seed: int = 0) -> PreTrainedModel:
@@ -55,12 +57,12 @@ def random_model(name: str, seed: int = 0) -> PreTrainedModel:
         Exception: of any kind, from transformers, where it cannot be made.
     """
     config = small_config(name)
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[name.partition("+")[0]]]
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[name.partition("+")[0]]]
     with torch.device("meta"):
-        size = sum(weight.numel() for weight in kind(deepcopy(config)).parameters())
+        size = sum(weight.numel() for weight in model_class(deepcopy(config)).parameters())
     if size > MAX_PARAMETERS:
         raise ValueError(f"{size:,} parameters are left of its configuration")
-    module = kind(config).eval()
+    module = model_class(config).eval()
     randomise(module, seed)
     module.generation_config = GenerationConfig()
     return module
@@ -87,8 +89,8 @@ def randomise(module: nn.Module, seed: int) -> None:
     within a few layers, and the text one repeated token.
     """
     generator = torch.Generator().manual_seed(seed)
-    saved = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
-    for tensor in filter(torch.is_floating_point, saved.values()):
+    tensors = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
+    for tensor in filter(torch.is_floating_point, tensors.values()):
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.ndim < 2:
             tensor.add_(noise, alpha=NOISE_STD)

@@ -69,13 +69,15 @@ def to_markdown(table: SupportTable) -> str:
         lengths=_listed([str(length) for length in PROMPT_LENGTHS]),
         counts=", ".join(f"{count} {result}" for result, count in table.counts.items()),
         rows="\n".join(map(_row, table.findings)),
-        parts=", ".join(f"`{whole}` as `{part}`" for whole, part in sorted(language_models().items())),
+        parts=", ".join(
+            f"`{model_type}` as `{language_type}`" for model_type, language_type in sorted(language_models().items())
+        ),
     )
 
 
 def _row(finding: Finding) -> str:
-    some = finding.result == EXACT and finding.reason
-    result = f"{EXACT} ({', '.join(finding.exact)})" if some else finding.result
+    partial_reason = finding.result == EXACT and finding.reason
+    result = f"{EXACT} ({', '.join(finding.exact)})" if partial_reason else finding.result
     return f"| `{finding.name}` | {result} | {_short(finding.reason)} |"
 
 

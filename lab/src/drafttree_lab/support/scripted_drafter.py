@@ -26,9 +26,9 @@ class ScriptedDrafter:
         self.hidden_layers = ()
         self.nbytes = 0
         self._logits = torch.randn(len(text) + 1, vocab_size, generator=torch.Generator().manual_seed(len(text)))
-        for place, token in enumerate(text):
-            self._logits[place, token] = -torch.inf
-            self._logits[place, token] = self._logits[place].max() + LIFTS[place % len(LIFTS)]
+        for position, token in enumerate(text):
+            self._logits[position, token] = -torch.inf
+            self._logits[position, token] = self._logits[position].max() + LIFTS[position % len(LIFTS)]
 
     def start(self, prompt: list[int], capacity: int) -> "ScriptedSession":
         """Begin a request, which must be for the text's prompt."""
@@ -40,7 +40,9 @@ class ScriptedSession(Session):
 
     def __init__(self, logits: Tensor, length: int) -> None:
         super().__init__(None, logits.device)
-        self._logits, self._length, self._level = logits, length, 0
+        self._logits = logits
+        self._length = length
+        self._level = 0
 
     def root(self) -> Tensor:
         self._level = 0
@@ -48,8 +50,8 @@ class ScriptedSession(Session):
 
     def expand(self, tokens: Tensor, origins: Tensor) -> Tensor:
         self._level += 1
-        place = min(self._length + self._level, len(self._logits) - 1)
-        return self._logits[place].expand(*tokens.shape, -1)
+        position = min(self._length + self._level, len(self._logits) - 1)
+        return self._logits[position].expand(*tokens.shape, -1)
 
     def commit(self, tokens: list[int], hidden_states: HiddenStates) -> None:
         self._length += len(tokens)

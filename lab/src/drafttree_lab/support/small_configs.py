@@ -67,8 +67,8 @@ def _small(default: PreTrainedConfig, given: dict[str, Any]) -> PreTrainedConfig
     if "kv_lora_rank" in fields:
         values["num_key_value_heads"] = values["num_attention_heads"]
     values |= {name: value for name, value in SETTINGS.items() if name in fields}
-    changed = {name: value for name, value in values.items() if value != fields[name]}
-    return type(default)(**changed | given)
+    changed_values = {name: value for name, value in values.items() if value != fields[name]}
+    return type(default)(**changed_values | given)
 
 
 def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -78,10 +78,10 @@ def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
     """The values that a configuration's class takes, without those that all classes share."""
-    shared = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    names = {field.name for field in dataclasses.fields(config) if field.init} - shared
-    stored = {name: config.attribute_map.get(name, name) for name in names}
-    return {name: vars(config)[key] for name, key in stored.items() if key in vars(config)}
+    common_names = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    names = {field.name for field in dataclasses.fields(config) if field.init} - common_names
+    stored_names = {name: config.attribute_map.get(name, name) for name in names}
+    return {name: vars(config)[key] for name, key in stored_names.items() if key in vars(config)}
 
 
 def _shrink(name: str, value: Any) -> Any:
@@ -89,7 +89,7 @@ def _shrink(name: str, value: Any) -> Any:
     if isinstance(value, PreTrainedConfig):
         return _small(value, {})
     if isinstance(value, list):
-        return [_shrink(name, each) for each in value]
+        return [_shrink(name, element) for element in value]
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     return next((min(value, size) for pattern, size in SIZES.items() if re.fullmatch(pattern, name)), value)
@@ -101,17 +101,17 @@ def _few_layers(config: PreTrainedConfig) -> dict[str, Any]:
     counts = {name: value for name, value in fields.items() if LAYER_COUNTS.fullmatch(name) and value}
     lists = {name: value for name, value in fields.items() if isinstance(value, list | tuple) and len(value) > 1}
     lists = {name: value for name, value in lists.items() if len(value) in counts.values()}
-    kinds = [*zip(*lists.values(), strict=False)] or [()] * max(counts.values(), default=LAYERS)
-    kept = _choose_layers(kinds)
-    cut = {name: [_shrink(name, value[layer]) for layer in kept] for name, value in lists.items()}
-    return dict.fromkeys(counts, len(kept)) | cut
+    layer_kinds = [*zip(*lists.values(), strict=False)] or [()] * max(counts.values(), default=LAYERS)
+    layers = _choose_layers(layer_kinds)
+    cut = {name: [_shrink(name, value[layer]) for layer in layers] for name, value in lists.items()}
+    return dict.fromkeys(counts, len(layers)) | cut
 
 
 def _choose_layers(kinds: Sequence[tuple]) -> list[int]:
     """The first layers of every kind, then further ones by turns until there are enough."""
-    seen: dict[str, list[int]] = {}
-    for layer, kind in enumerate(kinds):
-        seen.setdefault(repr(kind), []).append(layer)
-    turns = range(max(map(len, seen.values())))
-    order = [layers[turn] for turn in turns for layers in seen.values() if turn < len(layers)]
-    return sorted(order[: max(LAYERS, len(seen))])
+    layers_by_kind: dict[str, list[int]] = {}
+    for layer, layer_kind in enumerate(kinds):
+        layers_by_kind.setdefault(repr(layer_kind), []).append(layer)
+    turns = range(max(map(len, layers_by_kind.values())))
+    order = [layers[turn] for turn in turns for layers in layers_by_kind.values() if turn < len(layers)]
+    return sorted(order[: max(LAYERS, len(layers_by_kind))])

@@ -66,28 +66,28 @@ def check_all(
         ConfigError: there is no such architecture; the message names the nearest.
         InputError: the file cannot be written, or holds something else.
     """
-    known, parts = ([*POPULAR], dict[str, str]()) if popular else (architectures(), language_models())
-    if wrong := [name for name in only if name not in {*known, *parts}]:
-        raise unknown("popular model" if popular else "architecture", wrong[0], [*known, *parts])
-    kept = _read(out) if out else {}
-    chosen = sorted({parts.get(name, name) for name in only}) or known
-    for name in chosen:
-        if name not in kept:
-            kept[name] = check_popular(name) if popular else check_architecture(name)
+    all_names, part_types = ([*POPULAR], dict[str, str]()) if popular else (architectures(), language_models())
+    if unknown_names := [name for name in only if name not in {*all_names, *part_types}]:
+        raise unknown("popular model" if popular else "architecture", unknown_names[0], [*all_names, *part_types])
+    findings = _read(out) if out else {}
+    names = sorted({part_types.get(name, name) for name in only}) or all_names
+    for name in names:
+        if name not in findings:
+            findings[name] = check_popular(name) if popular else check_architecture(name)
             if out:
-                _write(out, kept.values())
+                _write(out, findings.values())
         progress(name)
-    return SupportTable([kept[name] for name in chosen])
+    return SupportTable([findings[name] for name in names])
 
 
 def _read(path: Path) -> dict[str, Finding]:
     """The results of a file that need not be computed again."""
     try:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        found = [Finding(**line["finding"]) for line in lines if line["versions"] == VERSIONS]
+        findings = [Finding(**line["finding"]) for line in lines if line["versions"] == VERSIONS]
     except (OSError, ValueError, TypeError, KeyError):
         raise InputError(f"--out {str(path)!r} is no file of results of drafttree support; name another") from None
-    return {finding.name: finding for finding in found if finding.passed}
+    return {finding.name: finding for finding in findings if finding.passed}
 
 
 def _write(path: Path, findings: Iterable[Finding]) -> None:

@@ -39,8 +39,10 @@ def published_policy(paper: str, method: str, prompt_set: str = "", value: AxisV
 
 def method_costs(paper: str, method: str, model: str | None = None) -> PassCosts:
     """The costs of a method's passes, on a target of the paper or on its first one."""
-    found = read_paper(paper)
-    costs = published_costs(found.models[model or next(iter(found.models))], found.methods[method].role)
+    publication = read_paper(paper)
+    costs = published_costs(
+        publication.models[model or next(iter(publication.models))], publication.methods[method].role
+    )
     assert costs
     return costs
 
@@ -95,20 +97,22 @@ def published_pairs() -> Iterator[Pair]:
     paper, method = "dynatree-v2", "Linear Spec"
     for model in read_paper(paper).models:
         for name, tau in _lengths(read_paper(paper).results["3"], method, model).items():
-            policy, cost = published_policy(paper, method, name), method_costs(paper, method, model).draft
+            policy = published_policy(paper, method, name)
+            cost = method_costs(paper, method, model).draft
             yield Pair(f"{model}, {name}", paper, policy, tau, cost)
     paper, method = "traversal", "Chain Tok.V"
     for table in ("2", "3"):
         result = read_paper(paper).results[table]
         model = result.published[0].model
-        tau, cost = _lengths(result, method, model)[AVERAGE], method_costs(paper, method, model).draft
+        tau = _lengths(result, method, model)[AVERAGE]
+        cost = method_costs(paper, method, model).draft
         yield Pair(model, paper, published_policy(paper, method), tau, cost, sampled=True)
 
 
 def _lengths(result: Result, method: str, model: str) -> dict[str, float]:
     """The published tokens per round of a method by column."""
-    blocks = (each for each in result.published if each.metric == "tau" and each.model == model)
-    row, columns = next((each.rows[method], each.columns) for each in blocks if method in each.rows)
+    blocks = (block for block in result.published if block.metric == "tau" and block.model == model)
+    row, columns = next((block.rows[method], block.columns) for block in blocks if method in block.rows)
     return dict(zip(map(str, columns), row, strict=True))
 
 
@@ -119,13 +123,13 @@ def place(pair: Pair, lengths: Mapping[float, float]) -> Pair:
         pair: what is published.
         lengths: tokens per round of the pair's policy by agreement of the graded drafter.
     """
-    known = sorted((length, agreement) for agreement, length in lengths.items())
-    for (low, below), (high, above) in pairwise(known):
+    points = sorted((length, agreement) for agreement, length in lengths.items())
+    for (low, low_agreement), (high, high_agreement) in pairwise(points):
         if low <= pair.tau <= high:
             share = (pair.tau - low) / (high - low) if high > low else 0.0
-            return replace(pair, agreement=below + share * (above - below))
-    agreement, beyond = (known[0][1], "below") if pair.tau < known[0][0] else (known[-1][1], "above")
-    return replace(pair, agreement=agreement, beyond=beyond)
+            return replace(pair, agreement=low_agreement + share * (high_agreement - low_agreement))
+    agreement, direction = (points[0][1], "below") if pair.tau < points[0][0] else (points[-1][1], "above")
+    return replace(pair, agreement=agreement, beyond=direction)
 
 
 @dataclass(frozen=True)
@@ -157,27 +161,35 @@ def questions() -> Iterator[Question]:
 
     DynaTree gives no value of a*, its `target`; TALON's k, the robust levels, stands beside its own choice of 1.
     """
-    dynatree, talon = method_costs("dynatree-v2", "DynaTree"), method_costs("talon", "TALON")
-    history, none = (published_policy("dynatree-v2", name) for name in ("DynaTree", "DynaTree without history"))
-    fixed = published_policy("dynatree-v2", "Fixed Tree")
-    robust, eagle = (published_policy("talon", name) for name in ("TALON", "EAGLE-3"))
+    dynatree_costs = method_costs("dynatree-v2", "DynaTree")
+    talon_costs = method_costs("talon", "TALON")
+    history_policy = published_policy("dynatree-v2", "DynaTree")
+    no_history_policy = published_policy("dynatree-v2", "DynaTree without history")
+    fixed_tree = published_policy("dynatree-v2", "Fixed Tree")
+    robust_policy = published_policy("talon", "TALON")
+    eagle_policy = published_policy("talon", "EAGLE-3")
     for share in (0.4, 0.7):
-        asked = canonical(f"{history},target={share}")
-        yield Question(f"DynaTree with its history, a* = {share}, over without", asked, none, dynatree)
-    yield Question("DynaTree over the fixed tree", history, fixed, dynatree)
+        target_policy = canonical(f"{history_policy},target={share}")
+        yield Question(
+            f"DynaTree with its history, a* = {share}, over without", target_policy, no_history_policy, dynatree_costs
+        )
+    yield Question("DynaTree over the fixed tree", history_policy, fixed_tree, dynatree_costs)
     for levels in (0, 2, 3):
-        other = published_policy("talon", f"TALON k={levels}")
-        yield Question(f"TALON with k = 1 over k = {levels}", robust, other, talon)
-    yield Question("TALON over EAGLE-3's tree", robust, eagle, talon)
+        alternative = published_policy("talon", f"TALON k={levels}")
+        yield Question(f"TALON with k = 1 over k = {levels}", robust_policy, alternative, talon_costs)
+    yield Question("TALON over EAGLE-3's tree", robust_policy, eagle_policy, talon_costs)
     figure = read_paper("talon").results["fig13"]
     margins = {str(mu): published_policy("talon", "TALON by threshold", value=mu) for mu in figure.values}
-    (low, right), *_, (high, left) = margins.items()
-    yield Question(f"TALON with mu = {high} over mu = {low} (figure 13)", left, right, talon, margins)
-    deeper = canonical(eagle.replace("depth=9", "depth=12"))
-    yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper, eagle, FREE)
-    shallow, deep = (published_policy("dynatree-v1", "DynaTree by depth", value=levels) for levels in (4, 9))
+    (low, right_policy), *_, (high, left_policy) = margins.items()
+    yield Question(
+        f"TALON with mu = {high} over mu = {low} (figure 13)", left_policy, right_policy, talon_costs, margins
+    )
+    deeper_tree = canonical(eagle_policy.replace("depth=9", "depth=12"))
+    yield Question("EAGLE-3's tree of 12 levels over 9, by tau (TALON's figure 4)", deeper_tree, eagle_policy, FREE)
+    shallow_tree = published_policy("dynatree-v1", "DynaTree by depth", value=4)
+    deep_tree = published_policy("dynatree-v1", "DynaTree by depth", value=9)
     costs = replace(method_costs("dynatree-v1", "DynaTree"), target=linear_costs(TWO_CORES))
-    yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow, deep, costs)
+    yield Question("DynaTree v1 with D = 3 over D = 8 on two CPU cores (figure 3)", shallow_tree, deep_tree, costs)
 
 
 def linear_costs(slope: float) -> Costs:
@@ -191,7 +203,7 @@ FREE = PassCosts(0.0, linear_costs(0.0))
 
 def speedups(costs: PassCosts, texts: Sequence[TextCounts]) -> Tensor:
     """R over all texts, then without each of them: float64 `[1 + texts]`."""
-    fractions = [costs.fraction("tokens_per_second", each) for each in texts]
+    fractions = [costs.fraction("tokens_per_second", counts) for counts in texts]
     return Jackknife({"texts": len(texts)}).mean([("texts", fractions)])
 
 
@@ -207,18 +219,24 @@ def side(ratio: Estimate) -> int:
 
 def answer(question: Question, texts: Texts) -> Question:
     """A question with what was counted, by the same prompts for both policies."""
-    ratios, trends, best = {}, {}, {}
+    ratios = {}
+    trends = {}
+    best_settings = {}
     for confidence in CONFIDENCES if texts else ():
-        counted = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
-        found = [
-            speedups(question.costs, own[question.left]) / speedups(question.costs, own[question.right])
-            for own in counted.values()
+        texts_by_agreement = {agreement: texts[agreement][confidence] for agreement in sorted(texts)}
+        ratio_replicates = [
+            speedups(question.costs, policy_texts[question.left])
+            / speedups(question.costs, policy_texts[question.right])
+            for policy_texts in texts_by_agreement.values()
         ]
-        ratios[confidence] = dict(zip(counted, map(estimate, found), strict=True))
+        ratios[confidence] = dict(zip(texts_by_agreement, map(estimate, ratio_replicates), strict=True))
         if question.settings:
-            trends[confidence] = estimate(found[-1] / found[0])
-            best[confidence] = {agreement: _best_setting(question, own) for agreement, own in counted.items()}
-    answered = replace(question, ratios=ratios, trends=trends, best=best)
+            trends[confidence] = estimate(ratio_replicates[-1] / ratio_replicates[0])
+            best_settings[confidence] = {
+                agreement: _best_setting(question, policy_texts)
+                for agreement, policy_texts in texts_by_agreement.items()
+            }
+    answered = replace(question, ratios=ratios, trends=trends, best=best_settings)
     return replace(answered, verdict=verdict(answered))
 
 
@@ -232,18 +250,18 @@ def verdict(question: Question) -> str:
         return "not counted"
     if question.settings:
         return f"rises with agreement: {_outcome(question.trends.values())}"
-    places: dict[str, list[str]] = {}
+    agreements_by_outcome: dict[str, list[str]] = {}
     for agreement in question.ratios[CALIBRATED]:
-        outcome = _outcome(own[agreement] for own in question.ratios.values())
-        places.setdefault(outcome, []).append(f"{agreement:g}")
-    if len(places) == 1:
-        return f"{next(iter(places))} at every agreement"
-    return "; ".join(f"{outcome} at {', '.join(own)}" for outcome, own in places.items())
+        outcome = _outcome(estimates[agreement] for estimates in question.ratios.values())
+        agreements_by_outcome.setdefault(outcome, []).append(f"{agreement:g}")
+    if len(agreements_by_outcome) == 1:
+        return f"{next(iter(agreements_by_outcome))} at every agreement"
+    return "; ".join(f"{outcome} at {', '.join(agreements)}" for outcome, agreements in agreements_by_outcome.items())
 
 
 def _outcome(ratios: Iterable[Estimate]) -> str:
     """Whether a claim holds, by its ratios at all confidences."""
-    sides = {side(each) for each in ratios}
+    sides = {side(ratio) for ratio in ratios}
     if sides >= {1, -1}:
         return "undecided, flips with confidence,"
     return {1: "holds", -1: "fails", 0: "undecided"}[sides.pop() if len(sides) == 1 else 0]

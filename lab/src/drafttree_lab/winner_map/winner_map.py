@@ -170,7 +170,7 @@ class TextRuns:
         """The mean probability that a drafter gives to its best token at every one of `CONFIDENCES`."""
         key = ("confidences", grade.wanted, self._digests)
         drafters = [_at_confidence(grade, name) for name in CONFIDENCES]
-        return self.store.run(key, list[float], lambda: [confidence(each, self._known) for each in drafters])
+        return self.store.run(key, list[float], lambda: [confidence(drafter, self._known) for drafter in drafters])
 
     def counts(self, grade: GradedAgreement, confidence: str, policy: str, prompt: Ids) -> TextCounts:
         """The text of a prompt by a graded drafter, more or less sure, and a policy."""
@@ -191,7 +191,8 @@ class TextRuns:
     @cached_property
     def _known(self) -> list[KnownText]:
         """Both models' logits along the target's own texts."""
-        model, target = self._draft.model, self.decoder.target
+        model = self._draft.model
+        target = self.decoder.target
         return [KnownText.read(model, target, prompt, self.plain(prompt).tokens) for prompt in self.prompts]
 
     def _graded(self, grade: Grade, policy: str) -> Decoder:
@@ -222,14 +223,14 @@ def read_map_prompts(limit: int) -> PromptTexts:
     Args:
         limit: prompts wanted in all.
     """
-    found = read_prompt_texts(paper_names(), None, limit)
-    files = {key: read_paper(key[0]).sets[key[1]] for key in found.texts}
-    whole = {each.file for each in files.values() if not each.category}
-    own: dict[tuple[str, str | None], tuple[str, str]] = {}
-    for key, each in files.items():
-        if not (each.category and each.file in whole):
-            own.setdefault((each.file, each.category), key)
-    return PromptTexts({key: found.texts[key] for key in own.values()}, found.missing, found.notes)
+    texts = read_prompt_texts(paper_names(), None, limit)
+    files = {key: read_paper(key[0]).sets[key[1]] for key in texts.texts}
+    whole_files = {prompt_set.file for prompt_set in files.values() if not prompt_set.category}
+    set_keys: dict[tuple[str, str | None], tuple[str, str]] = {}
+    for key, prompt_set in files.items():
+        if not (prompt_set.category and prompt_set.file in whole_files):
+            set_keys.setdefault((prompt_set.file, prompt_set.category), key)
+    return PromptTexts({key: texts.texts[key] for key in set_keys.values()}, texts.missing, texts.notes)
 
 
 def choose_prompts(
@@ -244,16 +245,17 @@ def choose_prompts(
         is_looping: whether the target's text after a prompt ends in a loop. It is asked of as few as will do.
     """
     random = Random(seed)
-    shuffled = (random.sample([*each], len(each)) for each in sets.values())
-    tried = (list(ids[:MOST_TOKENS]) for ids in chain.from_iterable(zip_longest(*shuffled)) if ids)
-    chosen, looping = list[list[int]](), list[list[int]]()
-    for ids in tried:
-        if ids in chosen or ids in looping:
+    shuffled_sets = (random.sample([*set_prompts], len(set_prompts)) for set_prompts in sets.values())
+    candidates = (list(ids[:MOST_TOKENS]) for ids in chain.from_iterable(zip_longest(*shuffled_sets)) if ids)
+    prompts = list[list[int]]()
+    looping = list[list[int]]()
+    for ids in candidates:
+        if ids in prompts or ids in looping:
             continue
-        (looping if is_looping(ids) else chosen).append(ids)
-        if len(chosen) == limit:
+        (looping if is_looping(ids) else prompts).append(ids)
+        if len(prompts) == limit:
             break
-    return (chosen + looping)[:limit]
+    return (prompts + looping)[:limit]
 
 
 def cost_grid() -> list[tuple[float, float]]:
@@ -263,10 +265,10 @@ def cost_grid() -> list[tuple[float, float]]:
 
 def policies() -> list[str]:
     """Every policy that is counted: those of the families, then those that only questions are about."""
-    found = [spec for each in families().values() for spec in each]
+    specs = [spec for family in families().values() for spec in family]
     for question in questions():
-        found += [question.left, question.right, *question.settings.values()]
-    return list(dict.fromkeys(found))
+        specs += [question.left, question.right, *question.settings.values()]
+    return list(dict.fromkeys(specs))
 
 
 def count_steps(prompts: int) -> int:
@@ -287,42 +289,54 @@ def run_map(runs: TextRuns, progress: Callable[[str], None] = lambda _: None) ->
     grades: dict[float, GradedAgreement] = {}
     confidences: dict[float, list[float]] = {}
     texts: dict[float, dict[str, dict[str, list[TextCounts]]]] = {}
-    auto: dict[tuple[float, str, float, float], list[TextCounts]] = {}
+    auto_texts: dict[tuple[float, str, float, float], list[TextCounts]] = {}
     with runs.store.interruptible():
         plain = [runs.plain(prompt) for prompt in runs.prompts]
         for agreement in AGREEMENTS:
             grade = grades[agreement] = runs.grade(agreement)
             confidences[agreement] = runs.confidences(grade)
-            counted: dict[str, dict[str, list[TextCounts]]] = {}
+            texts_by_confidence: dict[str, dict[str, list[TextCounts]]] = {}
             for name, policy, prompt in product(CONFIDENCES, policies(), runs.prompts):
-                own = counted.setdefault(name, {}).setdefault(policy, [])
-                own.append(runs.counts(grade, name, policy, prompt))
+                policy_texts = texts_by_confidence.setdefault(name, {}).setdefault(policy, [])
+                policy_texts.append(runs.counts(grade, name, policy, prompt))
                 progress(f"{agreement:g} {policy.partition(':')[0]}")
-            texts[agreement] = counted
+            texts[agreement] = texts_by_confidence
         for agreement, costs in product(AGREEMENTS, cost_grid()):
-            auto[agreement, CALIBRATED, *costs] = runs.auto_counts(grades[agreement], *costs)
+            auto_texts[agreement, CALIBRATED, *costs] = runs.auto_counts(grades[agreement], *costs)
             progress(f"{agreement:g} auto")
-    pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
+    model_pairs = [  # by the agreement that was reached, which the wanted one may miss by a token
         place(
-            pair,
-            {grades[each].reached: speedups(FREE, texts[each][CALIBRATED][pair.policy])[0].item() for each in texts},
+            model_pair,
+            {
+                grades[agreement].reached: speedups(FREE, texts[agreement][CALIBRATED][model_pair.policy])[0].item()
+                for agreement in texts
+            },
         )
-        for pair in published_pairs()
+        for model_pair in published_pairs()
         if texts
     ]
-    drafted = (kept for of_grade in texts.values() for by_policy in of_grade.values() for kept in by_policy.values())
+    drafted_texts = (
+        policy_texts
+        for of_grade in texts.values()
+        for by_policy in of_grade.values()
+        for policy_texts in by_policy.values()
+    )
     return WinnerMap(
         grades=list(grades.values()),
         confidences=confidences,
         points=[
-            _point(agreement, name, costs, texts[agreement][name], auto.get((agreement, name, *costs)))
+            _point(agreement, name, costs, texts[agreement][name], auto_texts.get((agreement, name, *costs)))
             for costs, agreement, name in product(cost_grid(), texts, CONFIDENCES)
         ],
-        pairs=pairs,
+        pairs=model_pairs,
         questions=[answer(question, texts) for question in questions()],
         prompts=len(runs.prompts),
-        looping=sum(each.looping for each in plain),
-        differing=sum(each.tokens != own.tokens for kept in drafted for each, own in zip(kept, plain, strict=True)),
+        looping=sum(text.looping for text in plain),
+        differing=sum(
+            text.tokens != plain_text.tokens
+            for policy_texts in drafted_texts
+            for text, plain_text in zip(policy_texts, plain, strict=True)
+        ),
         length=runs.length,
     )
 
@@ -336,25 +350,26 @@ def _point(
 ) -> MapPoint:
     """A point, with the families by R; of equals the earlier family is first."""
     passes = PassCosts(costs[0], linear_costs(costs[1]))
-    rates, settings = {PLAIN: torch.ones(1 + len(next(iter(texts.values()))))}, {PLAIN: PLAIN}
-    for name, own in families().items():
-        found = {spec: speedups(passes, texts[spec]) for spec in own}
-        settings[name] = max(found, key=lambda spec: found[spec][0].item())
-        rates[name] = found[settings[name]]
+    rates = {PLAIN: torch.ones(1 + len(next(iter(texts.values()))))}
+    settings = {PLAIN: PLAIN}
+    for name, specs in families().items():
+        family_rates = {spec: speedups(passes, texts[spec]) for spec in specs}
+        settings[name] = max(family_rates, key=lambda spec: family_rates[spec][0].item())
+        rates[name] = family_rates[settings[name]]
     order = sorted(rates, key=lambda name: -rates[name][0].item())
     lead = estimate(rates[order[0]] / rates[order[1]])
-    best = rates[order[0]][0].item()
+    best_rate = rates[order[0]][0].item()
     own_auto = speedups(passes, auto)[0].item() if auto else None
     return MapPoint(
         agreement,
         confidence,
         *costs,
         winner=order[0],
-        best=best,
+        best=best_rate,
         tied_with=None if side(lead) else order[1],
         lead=lead,
         speedups={name: rates[name][0].item() for name in order},
         settings=settings,
         auto=own_auto,
-        share=own_auto / best if own_auto else None,
+        share=own_auto / best_rate if own_auto else None,
     )

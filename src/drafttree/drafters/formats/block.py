@@ -118,20 +118,20 @@ class BlockFields(Labels):
         Layers have a window where `layer_types` says so or, where it names none, all with `use_swa` (MiMo).
         transformers leaves out fields that have their defaults, and its window reaches one token farther back.
         """
-        outer = BlockParts.read(config)
-        options = {**outer.transformer_layer_config, **config, **outer.dflash_config}
-        if outer.model_type in ASSISTANTS:
+        top_fields = BlockParts.read(config)
+        options = {**top_fields.transformer_layer_config, **config, **top_fields.dflash_config}
+        if top_fields.model_type in ASSISTANTS:
             try:
-                made: Any = CONFIG_MAPPING[outer.model_type](**config)
+                assistant_config: Any = CONFIG_MAPPING[top_fields.model_type](**config)
             except Exception as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise ModelError(
-                    f"config.json makes no configuration of transformers' {outer.model_type} ({reason})"
+                    f"config.json makes no configuration of transformers' {top_fields.model_type} ({reason})"
                 ) from error
             options = {
-                "vocab_size": made.mask_token_id + 1,
-                **made.to_dict(),
-                "sliding_window": made.sliding_window + 1,
+                "vocab_size": assistant_config.mask_token_id + 1,
+                **assistant_config.to_dict(),
+                "sliding_window": assistant_config.sliding_window + 1,
             }
         fields = cls.read(options)
         if fields.swa_window_size:
@@ -159,7 +159,8 @@ class BlockFields(Labels):
             if min(layers) < -1:
                 raise ModelError(f"config.json gives target_layer_ids as {layers}; they are counted from 0")
             return tuple(layer + 1 for layer in layers)
-        count, depth = self.num_hidden_layers, self.num_target_layers
+        count = self.num_hidden_layers
+        depth = self.num_target_layers
         if count is None or depth is None or (count > 1 and depth < 5):
             raise ModelError("config.json gives no target_layer_ids; it must name the target's layers that are read")
         if count == 1:
@@ -180,15 +181,23 @@ class BlockFields(Labels):
                 )
             return SELECTOR, self.selector_rank, self.selector_top_k
         table = tensors.get("markov_head.markov_w1.weight")
-        found = table.shape[-1] if table is not None and table.ndim else 0
-        parts = {"joint_proj": "rnn", "gate_proj": "gated"}
-        usual = next((kind for part, kind in parts.items() if f"markov_head.{part}.weight" in tensors), "vanilla")
-        rank, kind = self.markov_rank or found, self.markov_head_type or usual
-        if rank and kind not in TRANSITIONS:
+        table_rank = table.shape[-1] if table is not None and table.ndim else 0
+        projections = {"joint_proj": "rnn", "gate_proj": "gated"}
+        default_type = next(
+            (
+                head_type
+                for projection, head_type in projections.items()
+                if f"markov_head.{projection}.weight" in tensors
+            ),
+            "vanilla",
+        )
+        rank = self.markov_rank or table_rank
+        head_type = self.markov_head_type or default_type
+        if rank and head_type not in TRANSITIONS:
             raise ModelError(
-                f"config.json gives markov_head_type as {kind!r}; drafttree knows {', '.join(TRANSITIONS)}"
+                f"config.json gives markov_head_type as {head_type!r}; drafttree knows {', '.join(TRANSITIONS)}"
             )
-        return (kind, rank, 0) if rank else (None, 0, 0)
+        return (head_type, rank, 0) if rank else (None, 0, 0)
 
     def causal_layers(self, layer: Qwen3Config) -> tuple[bool, ...]:
         """Whether each layer is causal within a block.
@@ -201,14 +210,14 @@ class BlockFields(Labels):
         - speculators: causal but for `sliding_window_non_causal`, which DFlash2 has unless it says otherwise;
         - z-lab, SpecForge and DeepSpec, as vLLM reads them: causal.
         """
-        sliding = tuple(kind == SLIDING for kind in layer.layer_types or ())
-        for told in (self.is_causal, self.causal, self.causal_head):
-            if told is not None:
-                return (told,) * len(sliding)
-        whole = self.sliding_window_non_causal
-        if whole is None:
-            whole = self.speculators_model_type == "dflash2" or self.model_type in ASSISTANTS
-        return (False,) * len(sliding) if whole else sliding
+        is_sliding = tuple(layer_type == SLIDING for layer_type in layer.layer_types or ())
+        for is_causal in (self.is_causal, self.causal, self.causal_head):
+            if is_causal is not None:
+                return (is_causal,) * len(is_sliding)
+        non_causal = self.sliding_window_non_causal
+        if non_causal is None:
+            non_causal = self.speculators_model_type == "dflash2" or self.model_type in ASSISTANTS
+        return (False,) * len(is_sliding) if non_causal else is_sliding
 
 
 def parse(
@@ -218,23 +227,23 @@ def parse(
     if not config:
         raise ModelError("config.json is missing or empty; a block drafter needs the one it was published with")
     fields, described = BlockFields.of_file(config)
-    own, spelled = renamed(tensors, RENAMED, LEFT_OUT)
-    if OWN_MASK in own:
-        own[OWN_MASK] = own[OWN_MASK].flatten()
+    block_tensors, spelled = renamed(tensors, RENAMED, LEFT_OUT)
+    if OWN_MASK in block_tensors:
+        block_tensors[OWN_MASK] = block_tensors[OWN_MASK].flatten()
     confident = any(name.endswith("confidence_head.proj.weight") for name in tensors)
     layers = fields.states_read()
-    made = _config(fields, described, own, len(layers))
+    block_config = _config(fields, described, block_tensors, len(layers))
     with torch.device("meta"):
-        block = BlockLayers(made)
-    lent = {EMBEDDING} | (set() if "d2t" in own else {HEAD})
+        block = BlockLayers(block_config)
+    lent = {EMBEDDING} | (set() if "d2t" in block_tensors else {HEAD})
     depth = fields.num_target_layers or fields.base_num_hidden_layers
-    told = {
-        "drafted levels": made.levels,
-        "attention in a block": ", ".join("causal" if each else "whole" for each in made.causal),
-        "transition": made.transition or "none: drafts do not depend on their path",
+    details = {
+        "drafted levels": block_config.levels,
+        "attention in a block": ", ".join("causal" if is_causal else "whole" for is_causal in block_config.causal),
+        "transition": block_config.transition or "none: drafts do not depend on their path",
         "confidence head": "there, but not used" if confident else "none",
     }
-    return with_layers(block, own, spelled, made.target_hidden, lent, layers, depth, **told)
+    return with_layers(block, block_tensors, spelled, block_config.target_hidden, lent, layers, depth, **details)
 
 
 def public_config(config: BlockConfig, layer_ids: Sequence[int]) -> dict[str, Any]:
@@ -262,10 +271,12 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         raise ModelError(
             "the decoder layers have no q and k norms; drafttree runs block drafters with layers of Qwen 3"
         )
-    if unusual := next((name for name, value in USUAL.items() if getattr(fields, name) is not value), None):
-        raise ModelError(f"config.json gives {unusual} as {not USUAL[unusual]}, which is not run; {ADVICE}")
-    vocab, hidden = described.vocab_size, described.hidden_size
-    block, mask = fields.block_size, fields.mask_token_id
+    if unusual_field := next((name for name, value in USUAL.items() if getattr(fields, name) is not value), None):
+        raise ModelError(f"config.json gives {unusual_field} as {not USUAL[unusual_field]}, which is not run; {ADVICE}")
+    vocab = described.vocab_size
+    hidden_size = described.hidden_size
+    block = fields.block_size
+    mask = fields.mask_token_id
     if mask is None or mask >= vocab:
         raise ModelError(
             f"config.json gives mask_token_id as {mask}; it must be one of {vocab} token ids, the one the drafter was "
@@ -276,16 +287,18 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
     from_root = any("dspark" in name.lower() for name in names) if from_root is None else from_root
     if block < 2 and not from_root:
         raise ModelError(f"config.json gives block_size as {block}; the first row drafts nothing, so it is at least 2")
-    if hidden % (group := fields.conv_group_size):
-        raise ModelError(f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden}")
-    kind, rank, candidates = fields.transition(tensors, vocab)
-    fused = tensors.get("fc.weight")
-    wide = fused.shape[1] // states if fused is not None and fused.ndim == 2 else None
+    if hidden_size % (group := fields.conv_group_size):
+        raise ModelError(
+            f"config.json gives conv_group_size as {group}, which does not divide a width of {hidden_size}"
+        )
+    head_type, rank, candidates = fields.transition(tensors, vocab)
+    fusion_weight = tensors.get("fc.weight")
+    state_width = fusion_weight.shape[1] // states if fusion_weight is not None and fusion_weight.ndim == 2 else None
     return BlockConfig(
         layer=layer,
         vocab=vocab,
         draft_vocab=fields.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
-        target_hidden=fields.target_hidden_size or wide or hidden,
+        target_hidden=fields.target_hidden_size or state_width or hidden_size,
         states=states,
         block=block,
         mask_token=mask,
@@ -295,7 +308,7 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
         sinks=fields.attention_sink_bias or fields.add_swa_attention_sink_bias,
         value_scale=float(fields.attention_value_scale),
         own_mask=OWN_MASK in tensors,
-        transition=kind,
+        transition=head_type,
         rank=rank,
         candidates=candidates,
         convolution=fields.conv_kernel_size,
@@ -308,7 +321,8 @@ def _config(fields: BlockFields, described: DecoderLayers, tensors: Mapping[str,
 
 def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
     """What is the target's is scaled and bounded as the target does it."""
-    block, borrowed = found.heads, found.borrowed()
+    block = found.heads
+    borrowed = found.borrowed()
     if EMBEDDING in borrowed:
         scale = float(getattr(embedding(target), "embed_scale", 1.0))
         block.config = replace(block.config, input_scale=block.config.input_scale * scale)
@@ -317,9 +331,9 @@ def _built(found: Checkpoint[BlockLayers], target: PreTrainedModel) -> Drafter:
         block.config = replace(block.config, output_scale=scale, softcap=bound)
     found.filled(target)
     if block.config.value_scale != 1:
-        for name, each in block.named_parameters():
+        for name, parameter in block.named_parameters():
             if ".v_proj." in name:
-                each.data = each.data * block.config.value_scale
+                parameter.data = parameter.data * block.config.value_scale
     return BlockDrafter(block, found.hidden_layers(target), own_bytes(block, target))
 
 

@@ -91,17 +91,18 @@ def read_tensors(folder: Path, wanted: Collection[str] | None = None) -> dict[st
     Raises:
         ModelError: there are no weights, a file is missing, truncated, or holds anything but tensors.
     """
-    index, tensors = _index(Path(folder)), dict[str, Tensor]()
-    listed = _weight_map(index) if index else {}
-    files = {listed.get(name) for name in wanted or ()}
+    index = _index(Path(folder))
+    tensors = dict[str, Tensor]()
+    weight_map = _weight_map(index) if index else {}
+    files = {weight_map.get(name) for name in wanted or ()}
     for path in weight_files(folder):
         if wanted is None or not index or path.name in files:
-            with _opened(path) as (names, read):
-                tensors |= {name: read(name) for name in names if wanted is None or name in wanted}
-    if wanted is None and (beside := Path(folder) / MASK_FILE).is_file():
-        tensors["mask_embedding"] = _mask_embedding(beside, read_config(folder))
-    if index and (lost := sorted(listed.keys() & {*(wanted or listed)} - tensors.keys())):
-        raise ModelError(f"{index} lists {few(lost)}, which no file holds; download or copy the folder again")
+            with _opened(path) as (names, get_tensor):
+                tensors |= {name: get_tensor(name) for name in names if wanted is None or name in wanted}
+    if wanted is None and (mask_file := Path(folder) / MASK_FILE).is_file():
+        tensors["mask_embedding"] = _mask_embedding(mask_file, read_config(folder))
+    if index and (lost_names := sorted(weight_map.keys() & {*(wanted or weight_map)} - tensors.keys())):
+        raise ModelError(f"{index} lists {few(lost_names)}, which no file holds; download or copy the folder again")
     return tensors
 
 
@@ -112,17 +113,19 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"drafter folder {str(folder)!r} does not exist")
     if index := _index(folder):
         shards = [folder / name for name in sorted(set(_weight_map(index).values()))]
-        if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise ModelError(f"{folder} lacks {few(missing)}, which {index.name} names; download or copy it again")
+        if missing_names := [shard.name for shard in shards if not shard.is_file()]:
+            raise ModelError(
+                f"{folder} lacks {few(missing_names)}, which {index.name} names; download or copy it again"
+            )
         return shards
-    if known := [*(folder / name for name in NAMES if (folder / name).is_file()), *head_files(folder)]:
-        return known[:1]
+    if known_files := [*(folder / name for name in NAMES if (folder / name).is_file()), *head_files(folder)]:
+        return known_files[:1]
     for suffix in SUFFIXES:
-        found = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
-        if len(found) > 1:
-            raise ModelError(f"{folder} holds {few([path.name for path in found])} and no index; leave one of them")
-        if found:
-            return found
+        paths = [path for path in sorted(folder.glob(f"*{suffix}")) if not STATE_OF_A_RUN.search(path.name)]
+        if len(paths) > 1:
+            raise ModelError(f"{folder} holds {few([path.name for path in paths])} and no index; leave one of them")
+        if paths:
+            return paths
     raise ModelError(f"{folder} holds no weights; expected one of {', '.join(NAMES + HEAD_NAMES)}")
 
 
@@ -143,12 +146,12 @@ def _index(folder: Path) -> Path | None:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """File by tensor name."""
-    found = read_json(index).get("weight_map")
-    if not isinstance(found, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in found.values()
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
     ):
         raise ModelError(f"{index} has no weight_map from tensors to files beside it; download or copy it again")
-    return found
+    return weight_map
 
 
 def read_json(path: Path) -> dict:
@@ -158,44 +161,46 @@ def read_json(path: Path) -> dict:
         ModelError: there is none.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}); download or copy it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelError(f"{path} holds no JSON object; download or copy it again")
-    return found
+    return content
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Collection[str], Callable[[str], Tensor]]]:
     """The names of a file's tensors, and what reads one of them."""
     if path.suffix != ".safetensors":
-        found = _read_pickle(path)
-        yield found, found.__getitem__
+        tensors = _read_pickle(path)
+        yield tensors, tensors.__getitem__
         return
     try:
-        opened = safe_open(path, "pt")
+        handle = safe_open(path, "pt")
     except RuntimeError as error:
         raise ModelError(
             f"{path} cannot be mapped ({error}); it may be larger than the memory of this system"
         ) from error
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
-    with opened as file:
+    with handle as file:
         yield file.keys(), file.get_tensor
 
 
 def _mask_embedding(path: Path, config: Mapping[str, Any]) -> Tensor:
     """The embedding in a file that holds it alone, or beside the id of its token."""
-    found = _unpickled(path)
-    saved = found if isinstance(found, dict) else {"embedding": found}
-    if saved.get("per_position"):
+    content = _unpickled(path)
+    saved_fields = content if isinstance(content, dict) else {"embedding": content}
+    if saved_fields.get("per_position"):
         raise ModelError(f"{path} holds an embedding for every place of a block, which is not run; use another drafter")
-    if not isinstance(embedding := saved.get("embedding"), Tensor):
+    if not isinstance(embedding := saved_fields.get("embedding"), Tensor):
         raise ModelError(f"{path} holds no embedding; download or copy it again")
     token = MaskFields.read({**config, **MaskFields.read(config).dflash_config}).mask_token_id
-    if (own := saved.get("mask_token_id", token)) != token:
-        raise ModelError(f"{path} is for the mask token {own}; config.json gives {token}; take both from one drafter")
+    if (file_token := saved_fields.get("mask_token_id", token)) != token:
+        raise ModelError(
+            f"{path} is for the mask token {file_token}; config.json gives {token}; take both from one drafter"
+        )
     return embedding.flatten()
 
 
@@ -214,22 +219,25 @@ def _unpickled(path: Path) -> Any:
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a pickled dictionary."""
-    found = _unpickled(path)
-    if not isinstance(found, dict):
-        raise _foreign(path, f"a {type(found).__name__}")
-    strange = [key for key, value in found.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
-    if strange:
-        raise _foreign(path, f"{strange[0]!r}, a {type(found[strange[0]]).__name__}")
-    kinds = {
+    content = _unpickled(path)
+    if not isinstance(content, dict):
+        raise _foreign(path, f"a {type(content).__name__}")
+    foreign_keys = [key for key, value in content.items() if not isinstance(key, str) or not isinstance(value, Tensor)]
+    if foreign_keys:
+        raise _foreign(path, f"{foreign_keys[0]!r}, a {type(content[foreign_keys[0]]).__name__}")
+    predicates = {
         "a nested tensor": lambda tensor: tensor.is_nested,
         "a sparse tensor": lambda tensor: tensor.layout is not torch.strided,
         "a quantised tensor": lambda tensor: tensor.is_quantized,
         "a tensor without values": lambda tensor: tensor.is_meta,
     }
-    told = ((name, next((kind for kind, holds in kinds.items() if holds(each)), "")) for name, each in found.items())
-    if unreadable := [f"{name!r} as {kind}" for name, kind in told if kind]:
+    phrases = (
+        (name, next((phrase for phrase, holds in predicates.items() if holds(tensor)), ""))
+        for name, tensor in content.items()
+    )
+    if unreadable := [f"{name!r} as {phrase}" for name, phrase in phrases if phrase]:
         raise ModelError(f"{path} holds {few(unreadable)}; save its values as an ordinary dense tensor")
-    return found
+    return content
 
 
 def _foreign(path: Path, what: str) -> ModelError:
@@ -272,28 +280,31 @@ def dequantised(tensors: Mapping[str, Tensor], config: Mapping[str, Any], dtype:
         ModelError: as in `read_weights`.
     """
     settings = QuantizationFields.read(config).quantization_config
-    integers = (name for name, tensor in tensors.items() if not tensor.is_floating_point())
-    scaled = {name for name in integers if any(name + end in tensors for end in SCALES)}
-    if packed := sorted({*filter(PACKED.match, tensors)} | scaled):
-        method = " ".join(str(each) for each in (settings.quant_method, settings.format) if each)
+    integer_names = (name for name, tensor in tensors.items() if not tensor.is_floating_point())
+    scaled_names = {name for name in integer_names if any(name + end in tensors for end in SCALES)}
+    if packed_names := sorted({*filter(PACKED.match, tensors)} | scaled_names):
+        method = " ".join(str(word) for word in (settings.quant_method, settings.format) if word)
         raise ModelError(
-            f"{few(packed)} quantised by {method or 'a method that config.json does not name'}; take weights that are "
-            "not quantised or in FP8 (float8_e4m3fn)"
+            f"{few(packed_names)} quantised by {method or 'a method that config.json does not name'}; take weights "
+            "that are not quantised or in FP8 (float8_e4m3fn)"
         )
-    found, block = dict(tensors), settings.weight_block_size or [128, 128]
+    plain_tensors = dict(tensors)
+    block = settings.weight_block_size or [128, 128]
     for name, weight in tensors.items():
         if weight.dtype == FP8:
-            scale = next((found.pop(name + end) for end in SCALES if name + end in found), None)
+            scale = next((plain_tensors.pop(name + end) for end in SCALES if name + end in plain_tensors), None)
             if scale is None:
                 raise ModelError(f"{name} is in FP8, and {name}_scale_inv or {name}_scale is missing")
-            found[name] = _multiplied(name, weight, scale, block).to(dtype)
-            found.pop(f"{name.rpartition('.')[0]}.input_scale", None)  # of rounded activations, which are none here
-    return found
+            plain_tensors[name] = _multiplied(name, weight, scale, block).to(dtype)
+            # the scales of rounded activations, which are none here
+            plain_tensors.pop(f"{name.rpartition('.')[0]}.input_scale", None)
+    return plain_tensors
 
 
 def _multiplied(name: str, weight: Tensor, scale: Tensor, block: list[int]) -> Tensor:
     """A weight times the scales of its whole, its rows or its blocks, in float32."""
-    factors, shape = scale.float(), list(scale.shape)
+    factors = scale.float()
+    shape = list(scale.shape)
     grid = [-(-length // size) for length, size in zip(weight.shape, block, strict=False)]
     if weight.ndim == 2 and shape == grid:
         rows, columns = weight.shape

@@ -58,7 +58,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, raw: Any) -> Any:
-        return {name: each for name, each in raw.items() if each is not None} if isinstance(raw, dict) else raw
+        return {name: value for name, value in raw.items() if value is not None} if isinstance(raw, dict) else raw
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
@@ -70,11 +70,12 @@ class Fields(BaseModel):
         try:
             return cls.model_validate(dict(raw))
         except ValidationError as error:
-            first = error.errors()[0]
-        name, words = first["loc"][-1], "an object" if first["type"] == "model_type" else first["msg"]
-        if first["type"] == "missing":
+            problem = error.errors()[0]
+        name = problem["loc"][-1]
+        words = "an object" if problem["type"] == "model_type" else problem["msg"]
+        if problem["type"] == "missing":
             raise absent(name)
-        raise ModelError(f"config.json gives {name} as {first['input']!r}; it must be {words}")
+        raise ModelError(f"config.json gives {name} as {problem['input']!r}; it must be {words}")
 
 
 class Labels(Fields):
@@ -143,25 +144,28 @@ class DecoderLayers(Fields):
                 "the head's layers have multi-head latent attention (MLA: kv_a_proj_with_mqa), as heads trained with "
                 f"DeepSeek's or Kimi's layers do; drafttree runs heads with Llama's and Qwen3's layers; {ADVICE}"
             )
-        hidden, heads = self.hidden_size, self.num_attention_heads
+        hidden_size = self.hidden_size
+        heads = self.num_attention_heads
         groups = self.num_key_value_heads or heads
         normed = any(f"{ATTENTION}{name}_norm.weight" in tensors for name in "qk")
-        if hidden % heads and not normed:
+        if hidden_size % heads and not normed:
             raise ModelError(
-                f"config.json gives num_attention_heads as {heads}, which does not divide a width of {hidden}"
+                f"config.json gives num_attention_heads as {heads}, which does not divide a width of {hidden_size}"
             )
         if heads % groups:
             raise ModelError(f"config.json gives num_key_value_heads as {groups}, which does not divide {heads} heads")
         if self.hidden_act not in ACT2FN:
             raise ModelError(f"config.json gives hidden_act as {self.hidden_act!r}, which transformers does not know")
-        queries, width = usual_rows(f"{ATTENTION}q_proj.weight", tensors), self.head_dim or hidden // heads
+        queries = usual_rows(f"{ATTENTION}q_proj.weight", tensors)
+        width = self.head_dim or hidden_size // heads
         width = queries // heads if queries and queries % (2 * heads) == 0 else width
-        mlp = self.intermediate_size or usual_rows("layers.0.mlp.gate_proj.weight", tensors) or 4 * hidden
-        make, rope = Qwen3Config if normed else LlamaConfig, self._rope()
+        mlp = self.intermediate_size or usual_rows("layers.0.mlp.gate_proj.weight", tensors) or 4 * hidden_size
+        make = Qwen3Config if normed else LlamaConfig
+        rope = self._rope()
         try:
             config = make(
                 vocab_size=self.vocab_size,
-                hidden_size=hidden,
+                hidden_size=hidden_size,
                 intermediate_size=mlp,
                 num_hidden_layers=layers,
                 num_attention_heads=heads,
@@ -189,8 +193,9 @@ class DecoderLayers(Fields):
 
         Without `layer_types` all layers from `max_window_layers` on have it, as in Qwen's configurations.
         """
-        window, first = self.sliding_window, self.max_window_layers
-        types = self.layer_types or [SLIDING if window and i >= first else FULL for i in range(layers)]
+        window = self.sliding_window
+        first_layer = self.max_window_layers
+        types = self.layer_types or [SLIDING if window and i >= first_layer else FULL for i in range(layers)]
         if len(types) < layers or not {*types[:layers]} <= {FULL, SLIDING}:
             raise ModelError(
                 f"config.json gives layer_types as {types}; the tensors make {layers} layers, each of which must be "
@@ -210,13 +215,13 @@ class DecoderLayers(Fields):
             **self.rope_scaling.model_dump(exclude_unset=True),
             **self.rope_parameters.model_dump(exclude_unset=True),
         }
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind not in ROPES:
+        rope_type = rope.get("rope_type") or rope.get("type") or "default"
+        if rope_type not in ROPES:
             raise ModelError(
-                f"config.json gives rope_type as {kind!r}; drafttree knows those that do not change with the length: "
-                f"{', '.join(ROPES)}"
+                f"config.json gives rope_type as {rope_type!r}; drafttree knows those that do not change with the "
+                f"length: {', '.join(ROPES)}"
             )
-        return {**rope, "rope_type": kind, "rope_theta": float(rope.get("rope_theta") or self.rope_theta)}
+        return {**rope, "rope_type": rope_type, "rope_theta": float(rope.get("rope_theta") or self.rope_theta)}
 
 
 def written_layers(layer: Any) -> dict[str, Any]:

@@ -96,17 +96,17 @@ class Eagle3Fields(Fields):
             ModelError: the fields name different states.
         """
         name = "eagle_aux_hidden_state_layer_ids"
-        given = {
+        states_by_field = {
             name: self.eagle_aux_hidden_state_layer_ids,
             f"eagle_config.{name}": [layer + 1 for layer in nested.eagle_aux_hidden_state_layer_ids],
             "target_layer_ids": [layer + 1 for layer in self.target_layer_ids],
             "aux_hidden_states_layer_ids": [layer + 1 for layer in self.aux_hidden_states_layer_ids],
         }
-        read = {place: tuple(states) for place, states in given.items() if states}
-        if len(set(read.values())) > 1:
-            said = " and ".join(f"{place} means {list(states)}" for place, states in read.items())
-            raise ModelError(f"config.json names different hidden states of the target: {said}; leave one of them")
-        return next(iter(read.values()), None)
+        named_states = {field: tuple(states) for field, states in states_by_field.items() if states}
+        if len(set(named_states.values())) > 1:
+            meanings = " and ".join(f"{field} means {list(states)}" for field, states in named_states.items())
+            raise ModelError(f"config.json names different hidden states of the target: {meanings}; leave one of them")
+        return next(iter(named_states.values()), None)
 
     def normed_output(self) -> bool:
         """Whether the state after the final norm is what the next level reads ("norm_output", EAGLE-3.1).
@@ -143,23 +143,25 @@ def parse(
     """A head of any of these formats; the target is not looked at."""
     if not raw:
         raise ModelError("config.json is missing or empty; an EAGLE-3 head needs the one it was published with")
-    given = Eagle3Fields.read(raw)
-    nested = Eagle3Fields.read(given.eagle_config)
-    options = Eagle3Fields.read({**given.eagle_config, **given.model_dump(exclude_unset=True)})
-    described = DecoderLayers.read(given.transformer_layer_config or raw)
+    fields = Eagle3Fields.read(raw)
+    nested = Eagle3Fields.read(fields.eagle_config)
+    options = Eagle3Fields.read({**fields.eagle_config, **fields.model_dump(exclude_unset=True)})
+    described = DecoderLayers.read(fields.transformer_layer_config or raw)
     tensors, spelled = renamed(found, {FIRST_ELSEWHERE: FIRST}, r".*\.inv_freq$")
-    first = any(spelled(name).endswith(name) for name in tensors if name.startswith(FIRST))
-    if given.tie_word_embeddings and EMBEDDING in tensors:
+    has_layer_0 = any(spelled(name).endswith(name) for name in tensors if name.startswith(FIRST))
+    if fields.tie_word_embeddings and EMBEDDING in tensors:
         tensors.setdefault(HEAD, tensors[EMBEDDING])
     add_output_biases(tensors)
-    layers, vocab = given.states_read(nested), described.vocab_size
-    normed_output, normed_logits = options.normed_output(), options.normed_logits(tensors)
+    layers = fields.states_read(nested)
+    vocab = described.vocab_size
+    normed_output = options.normed_output()
+    normed_logits = options.normed_logits(tensors)
     configs = (
         Eagle3Config(
             layer=described.config(tensors, count),
             vocab=vocab,
-            draft_vocab=given.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
-            target_hidden=given.target_hidden_size or described.hidden_size,
+            draft_vocab=fields.draft_vocab_size or usual_rows(r"lm_head\.weight", tensors) or vocab,
+            target_hidden=fields.target_hidden_size or described.hidden_size,
             states=len(layers or (0, 0, 0)),
             normed_residual=options.norm_before_residual,
             normed_input=options.norm_before_fc or "input_norm.weight" in tensors,
@@ -170,20 +172,21 @@ def parse(
         for count in counts(DECODER_LAYER, tensors)
     )
     head = nearest(tensors, map(Eagle3Head, configs))
-    config, lent = head.config, {EMBEDDING} | ({HEAD} if given.shared_lm_head else set())
+    config = head.config
+    lent = {EMBEDDING} | ({HEAD} if fields.shared_lm_head else set())
     lacks_fusion = layers is None and head.state_dict().keys() - tensors.keys() - lent == {FUSION}
-    if lacks_fusion or not (given.use_aux_hidden_state and nested.use_aux_hidden_state):
+    if lacks_fusion or not (fields.use_aux_hidden_state and nested.use_aux_hidden_state):
         sign = f"it has no {FUSION}" if lacks_fusion else "use_aux_hidden_state is false"
         raise ModelError(
             f"this EAGLE-3 head reads no hidden states from between the target's layers ({sign}), which is not "
             f"supported; {ADVICE}"
         )
-    depth = given.target_num_hidden_layers or given.num_target_layers
-    named = given.eagle_aux_hidden_state_layer_ids  # as vLLM numbers them, which spreads them so by default
-    if named and depth is None and named[:2] == [2, (named[-1] + 3) // 2]:
-        depth = named[-1] + 3
-    told = {"format": given.format(first), "width": config.hidden}
-    return with_layers(head, tensors, spelled, config.target_hidden, lent, layers, depth, **told)
+    depth = fields.target_num_hidden_layers or fields.num_target_layers
+    layer_ids = fields.eagle_aux_hidden_state_layer_ids  # as vLLM numbers them, which spreads them so by default
+    if layer_ids and depth is None and layer_ids[:2] == [2, (layer_ids[-1] + 3) // 2]:
+        depth = layer_ids[-1] + 3
+    details = {"format": fields.format(has_layer_0), "width": config.hidden}
+    return with_layers(head, tensors, spelled, config.target_hidden, lent, layers, depth, **details)
 
 
 def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype: torch.dtype) -> None:
@@ -212,7 +215,7 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
         ids = head.target_ids.cpu()
         weights["d2t"] = ids - torch.arange(len(ids))
         weights["t2d"] = torch.zeros(config.vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    written = {
+    fields = {
         "architectures": [SPECFORGE],
         "model_type": "llama",
         **written_layers(config.layer),
@@ -224,7 +227,7 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
         "shared_lm_head": not own_lm_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
-    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     partial = folder / "model.safetensors.partial"
     save_file(weights, partial, {"format": "pt"})
     partial.chmod(0o644)
@@ -232,7 +235,8 @@ def save(head: Eagle3Head, folder: Path, depth: int, *, own_lm_head: bool, dtype
 
 
 def _built(found: Checkpoint[Eagle3Head], target: PreTrainedModel) -> Drafter:
-    head, layers = found.filled(target), found.hidden_layers(target)
+    head = found.filled(target)
+    layers = found.hidden_layers(target)
     return eagle_drafter(head, layers, own_bytes(head, target), choose_head_backend)
 
 

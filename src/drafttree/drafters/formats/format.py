@@ -75,7 +75,8 @@ class Checkpoint(Generic[Heads]):
                 which are listed; they read hidden states that it does not have; or they are not as wide as the parts
                 that they use of it.
         """
-        depth, width = last_layer(target), target.config.get_text_config().hidden_size
+        depth = last_layer(target)
+        width = target.config.get_text_config().hidden_size
         sizes = dict(zip(SIZES, (width, logits_width(target), depth), strict=True))
         for name, size in self.made_for.items():
             if size != sizes[name]:
@@ -85,33 +86,35 @@ class Checkpoint(Generic[Heads]):
                 )
         if self.problems:
             raise ModelError(f"the tensors make no {kind} head: {'; '.join(self.problems)}")
-        read = self.hidden_layers(target)
-        if self.layers and max(read) == depth:
+        hidden_layers = self.hidden_layers(target)
+        if self.layers and max(hidden_layers) == depth:
             raise ModelError(
                 f"this {kind} head reads the output of the target's last layer, number {depth - 1}, which is not "
                 f"supported: drafttree runs those that read what goes into layers; {ADVICE}"
             )
-        if read and (min(read) < 0 or max(read) >= depth):
+        if hidden_layers and (min(hidden_layers) < 0 or max(hidden_layers) >= depth):
             raise ModelError(
-                f"this {kind} head reads the hidden states {', '.join(map(str, read))} of a target, which has "
+                f"this {kind} head reads the hidden states {', '.join(map(str, hidden_layers))} of a target, which has "
                 f"{depth} layers and so the states 0 to {depth - 1}; use it with the model it was trained on"
             )
-        for name, own in self.borrowed().items():
-            if own.shape[-1] != width:
+        for name, tensor in self.borrowed().items():
+            if tensor.shape[-1] != width:
                 raise ModelError(
-                    f"this {kind} head is {own.shape[-1]} wide and has no {name} of its own; the target's is "
+                    f"this {kind} head is {tensor.shape[-1]} wide and has no {name} of its own; the target's is "
                     f"{width} wide"
                 )
 
     def borrowed(self) -> dict[str, Tensor]:
         """The parts that heads with decoder layers take from their target, without values."""
-        needed = self.heads.state_dict() if isinstance(self.heads, nn.Module) else {}
-        return {name: needed[name] for name in (EMBEDDING, HEAD) if name in needed and name not in self.tensors}
+        state_dict = self.heads.state_dict() if isinstance(self.heads, nn.Module) else {}
+        return {name: state_dict[name] for name in (EMBEDDING, HEAD) if name in state_dict and name not in self.tensors}
 
     def filled(self, target: PreTrainedModel) -> Heads:
         """The heads with their tensors, and with those that they borrow from the target."""
         heads: Any = self.heads
-        tensors, borrowed, ids = dict(self.tensors), self.borrowed(), self.target_ids
+        tensors = dict(self.tensors)
+        borrowed = self.borrowed()
+        ids = self.target_ids
         if EMBEDDING in borrowed:
             tensors[EMBEDDING] = whole(embedding_weight(target))[: len(borrowed[EMBEDDING])]
         if HEAD in borrowed:
@@ -152,9 +155,9 @@ class HeadFormat:
             ModelError: the configuration makes no sense or asks for what is not run; tensors are missing, unexpected,
                 misshapen or not finite; or the heads were made for another target.
         """
-        found = self.parse(tensors, config, target)
-        found.check(self.title, target)
-        return self.build(found, target)
+        checkpoint = self.parse(tensors, config, target)
+        checkpoint.check(self.title, target)
+        return self.build(checkpoint, target)
 
 
 def with_layers(
@@ -172,24 +175,25 @@ def with_layers(
     `spelled` tells a tensor's name in the file, `lent` names those that may be the target's, `target_hidden` and
     `depth` are its width and its number of layers.
     """
-    vocab, drafted = (len(heads.state_dict()[name]) for name in (EMBEDDING, HEAD))
+    vocab = len(heads.state_dict()[EMBEDDING])
+    draft_vocab = len(heads.state_dict()[HEAD])
     maps = {name: tensors.pop(name) for name in ("d2t", "t2d") if name in tensors}
     layer = heads.config.layer
     made_for = {"hidden size": target_hidden, "vocabulary": vocab} | ({"number of layers": depth} if depth else {})
-    read = "2, L/2 and L - 3 of L layers" if layers is None else ", ".join(map(str, layers))
+    states_text = "2, L/2 and L - 3 of L layers" if layers is None else ", ".join(map(str, layers))
     owners = {name: "own" if name in tensors else "the target's" for name in (EMBEDDING, HEAD)}
     if {EMBEDDING, HEAD} <= tensors.keys() and tensors[EMBEDDING].data_ptr() == tensors[HEAD].data_ptr():
         owners[HEAD] = "the embedding"
     details = {
         **details,
-        "hidden states read": read or "after the final norm",
-        "draft vocabulary": drafted if "d2t" in maps else f"{drafted} (all)",
+        "hidden states read": states_text or "after the final norm",
+        "draft vocabulary": draft_vocab if "d2t" in maps else f"{draft_vocab} (all)",
         "decoder layers": layer.num_hidden_layers,
         "attention": f"{layer.num_attention_heads} heads of {layer.head_dim}",
         "embedding": owners[EMBEDDING],
         "output layer": owners[HEAD],
     }
-    problems = flaws(heads, tensors, lent, spelled) + map_flaws(vocab, drafted, maps)
+    problems = flaws(heads, tensors, lent, spelled) + map_flaws(vocab, draft_vocab, maps)
     return Checkpoint(heads, tensors, made_for, tuple(problems), details, layers, maps)
 
 
@@ -211,26 +215,34 @@ def renamed(
     Raises:
         ModelError: two differ in "model." only.
     """
-    spelled, plain = dict[str, str](), set[str]()
-    used = {own: part for part, own in parts.items() if own and not own.endswith(".")}  # whole names
+    spelled = dict[str, str]()
+    bare_names = set[str]()
+    # at first whole names
+    file_prefixes = {
+        prefix: file_prefix for file_prefix, prefix in parts.items() if prefix and not prefix.endswith(".")
+    }
     for name in tensors:
-        own = name.removeprefix(MODEL)
-        part = next((part for part in parts if own.startswith(part)), None)
-        here = own if part is None else parts[part] + own.removeprefix(part)
-        if re.match(left_out, here):
+        bare_name = name.removeprefix(MODEL)
+        file_prefix = next((file_prefix for file_prefix in parts if bare_name.startswith(file_prefix)), None)
+        new_name = bare_name if file_prefix is None else parts[file_prefix] + bare_name.removeprefix(file_prefix)
+        if re.match(left_out, new_name):
             continue
-        if own in plain:
+        if bare_name in bare_names:
             raise ModelError(f"tensors have the same name with and without {MODEL!r} before it; leave one of each pair")
-        plain.add(own)
-        spelled[here] = name
-        if part and parts[part]:
-            used[parts[part]] = part
+        bare_names.add(bare_name)
+        spelled[new_name] = name
+        if file_prefix and parts[file_prefix]:
+            file_prefixes[parts[file_prefix]] = file_prefix
 
     def in_file(name: str) -> str:
-        missing = (part + name.removeprefix(own) for own, part in used.items() if name.startswith(own))
-        return spelled.get(name) or next(missing, name)
+        file_names = (
+            file_prefix + name.removeprefix(prefix)
+            for prefix, file_prefix in file_prefixes.items()
+            if name.startswith(prefix)
+        )
+        return spelled.get(name) or next(file_names, name)
 
-    return {own: tensors[name] for own, name in spelled.items()}, in_file
+    return {new_name: tensors[name] for new_name, name in spelled.items()}, in_file
 
 
 def add_output_biases(tensors: dict[str, Tensor]) -> None:
@@ -252,20 +264,20 @@ def counts(pattern: str, names: Collection[str]) -> list[int]:
 
     Numbers larger than the names are many are slips, and not counted.
     """
-    found = {1 + int(match[1]) for name in names if (match := re.match(pattern, name))}
-    return sorted((count for count in found if count <= len(names)), reverse=True) or [1]
+    candidates = {1 + int(match[1]) for name in names if (match := re.match(pattern, name))}
+    return sorted((count for count in candidates if count <= len(names)), reverse=True) or [1]
 
 
 def nearest(names: Collection[str], made: Iterator[Module]) -> Module:
     """The first of several heads, made here without values, whose tensors have these names, or else the nearest."""
-    tried: dict[int, Module] = {}
+    attempts: dict[int, Module] = {}
     with torch.device("meta"):
         for heads in made:
             differences = len(heads.state_dict().keys() ^ set(names))
-            tried.setdefault(differences, heads)
+            attempts.setdefault(differences, heads)
             if not differences:
                 break
-    return tried[min(tried)]
+    return attempts[min(attempts)]
 
 
 def flaws(
@@ -275,20 +287,20 @@ def flaws(
     spelled: Callable[[str], str] = str,
 ) -> list[str]:
     """Everything in which a checkpoint differs from what heads need but for what is borrowed, one phrase each."""
-    needed = {name: tensor.shape for name, tensor in heads.state_dict().items()}
-    known = sorted(needed.keys() & tensors.keys(), key=_natural)
+    shapes = {name: tensor.shape for name, tensor in heads.state_dict().items()}
+    common_names = sorted(shapes.keys() & tensors.keys(), key=_natural)
     return [
-        *listed("missing", map(spelled, needed.keys() - tensors.keys() - set(borrowed))),
-        *listed("unexpected", map(spelled, tensors.keys() - needed.keys())),
-        *(flaw for name in known for flaw in misshapen(spelled(name), tensors[name].shape, needed[name])),
-        *(flaw for name in known for flaw in unusable(spelled(name), tensors[name])),
+        *listed("missing", map(spelled, shapes.keys() - tensors.keys() - set(borrowed))),
+        *listed("unexpected", map(spelled, tensors.keys() - shapes.keys())),
+        *(flaw for name in common_names for flaw in misshapen(spelled(name), tensors[name].shape, shapes[name])),
+        *(flaw for name in common_names for flaw in unusable(spelled(name), tensors[name])),
     ]
 
 
 def listed(word: str, names: Iterable[str]) -> list[str]:
     """One phrase with all names, none where there are none."""
-    found = sorted(names, key=_natural)
-    return [f"{word} {', '.join(found)}"] if found else []
+    sorted_names = sorted(names, key=_natural)
+    return [f"{word} {', '.join(sorted_names)}"] if sorted_names else []
 
 
 def misshapen(name: str, found: Sequence[int], needed: Sequence[int]) -> list[str]:
@@ -310,8 +322,8 @@ def map_flaws(vocab: int, draft_vocab: int, maps: Mapping[str, Tensor]) -> list[
         return [] if draft_vocab == vocab else [f"missing d2t, for {draft_vocab} of {vocab} token ids"]
     d2t, t2d = maps["d2t"], maps.get("t2d")
     sizes = {"d2t": draft_vocab, "t2d": vocab}
-    if wrong := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
-        return wrong
+    if problems := [flaw for name, ids in maps.items() for flaw in misshapen(name, ids.shape, [sizes[name]])]:
+        return problems
     if d2t.dtype not in IDS:
         return [f"d2t is {str(d2t.dtype).removeprefix('torch.')} and should be int64"]
     ids = _target_ids(d2t).sort().values
@@ -331,18 +343,18 @@ def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedMode
 
     What is one tensor under several names stays one. Rotary embeddings are made anew, as files do not have them.
     """
-    once: dict[tuple, nn.Parameter] = {}
-    fitting = {}
+    parameters: dict[tuple, nn.Parameter] = {}
+    state_dict = {}
     for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if place not in once:
-            once[place] = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
-        fitting[name] = once[place]
-    heads.load_state_dict(fitting, assign=True)
-    for part in [*heads.modules()]:
-        for name, child in part.named_children():
+        identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if identity not in parameters:
+            parameters[identity] = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
+        state_dict[name] = parameters[identity]
+    heads.load_state_dict(state_dict, assign=True)
+    for module in [*heads.modules()]:
+        for name, child in module.named_children():
             if name.startswith("rotary"):
-                setattr(part, name, type(child)(child.config).to(target.device))  # pyright: ignore[reportArgumentType]
+                setattr(module, name, type(child)(child.config).to(target.device))  # pyright: ignore[reportArgumentType]
     heads.eval().requires_grad_(False)
     if target.device.type == "cpu" and target.dtype == torch.float32:
         lay_out_for_cpu(heads)
@@ -350,4 +362,4 @@ def fill(heads: nn.Module, tensors: Mapping[str, Tensor], target: PreTrainedMode
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key that puts head 10 after head 9."""
-    return [(int(part or 0), text) for text, part in re.findall(r"(\D+)(\d*)", f".{name}")]
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D+)(\d*)", f".{name}")]

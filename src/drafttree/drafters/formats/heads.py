@@ -78,20 +78,22 @@ def parse_medusa(
     Heads and their blocks are counted from the names, since published configs miscount them. Heads without a
     projection of their own (an early public variant, and what the recipe writes) use the target's.
     """
-    inside = {name[match.end() :]: each for name, each in tensors.items() if (match := INSIDE.match(name))}
-    own, block = inside or dict(tensors), r"\d+\.(\d+)\.linear\..*"
-    if not any(re.match(block, name) for name in own):
+    inner_tensors = {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := INSIDE.match(name))}
+    head_tensors = inner_tensors or dict(tensors)
+    block = r"\d+\.(\d+)\.linear\..*"
+    if not any(re.match(block, name) for name in head_tensors):
         raise ModelError("there is no Medusa head among the tensors: none has a name such as 0.0.linear.weight")
     fields = HeadFields.read(config)
-    shared = (False, True) if fields.shared_lm_head is None else (fields.shared_lm_head,)
-    variants = product(counts(r"(\d+)\.", own), counts(block, own), shared)
-    like = nearest(own, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
-    vocab = None if like.shared else usual_rows(rf"\d+\.{like.layers}\.weight", own)
-    made_for = fields.made_for({"hidden size": usual_rows(block, own), "vocabulary": vocab})
-    hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
+    sharings = (False, True) if fields.shared_lm_head is None else (fields.shared_lm_head,)
+    variants = product(counts(r"(\d+)\.", head_tensors), counts(block, head_tensors), sharings)
+    variant = nearest(head_tensors, (MedusaHeads(count, layers, 1, 1, shared=ends) for count, layers, ends in variants))
+    vocab = None if variant.shared else usual_rows(rf"\d+\.{variant.layers}\.weight", head_tensors)
+    made_for = fields.made_for({"hidden size": usual_rows(block, head_tensors), "vocabulary": vocab})
+    hidden_size = made_for.get("hidden size", 1)
+    vocab = made_for.get("vocabulary", 1)
     with torch.device("meta"):
-        heads = MedusaHeads(like.count, like.layers, hidden, vocab, shared=like.shared)
-    return Checkpoint(heads, own, made_for, tuple(flaws(heads, own)), _described(heads))
+        heads = MedusaHeads(variant.count, variant.layers, hidden_size, vocab, shared=variant.shared)
+    return Checkpoint(heads, head_tensors, made_for, tuple(flaws(heads, head_tensors)), _described(heads))
 
 
 def parse_hydra(
@@ -101,36 +103,41 @@ def parse_hydra(
 
     Heads and their blocks are counted from the names.
     """
-    own, block = {name: each for name, each in tensors.items() if not DERIVED.fullmatch(name)}, HYDRA_BLOCK
-    if not any(re.match(block, name) for name in own):
+    head_tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.fullmatch(name)}
+    block = HYDRA_BLOCK
+    if not any(re.match(block, name) for name in head_tensors):
         raise ModelError("there is no Hydra head among the tensors: none has a name like hydra_mlp.0.0.linear.weight")
     fields = HeadFields.read(config)
     architecture = fields.hydra_head_arch
     if architecture is None:
-        architecture = PREFIX_MLP if any_name(PREFIX)(own) else MLP
+        architecture = PREFIX_MLP if any_name(PREFIX)(head_tensors) else MLP
     if architecture not in (MLP, PREFIX_MLP):
         raise ModelError(f"hydra_head_arch is {architecture!r}; drafttree reads Hydra heads of type mlp and prefix-mlp")
     if fields.hidden_state_offset:
         raise ModelError(
             f"hidden_state_offset is {fields.hidden_state_offset!r}; drafttree reads Hydra heads made for 0"
         )
-    shared, prefixed = bool(fields.shared_lm_head), architecture == PREFIX_MLP
-    vocab = (not shared and usual_rows(r"hydra_lm_head\..*", own)) or usual_rows(OWN_EMBEDDING, own)
-    made_for = fields.made_for({"hidden size": usual_rows(block, own), "vocabulary": vocab})
-    hidden, vocab = (made_for.get(name, 1) for name in ("hidden size", "vocabulary"))
+    shares_output = bool(fields.shared_lm_head)
+    prefixed = architecture == PREFIX_MLP
+    vocab = (not shares_output and usual_rows(r"hydra_lm_head\..*", head_tensors)) or usual_rows(
+        OWN_EMBEDDING, head_tensors
+    )
+    made_for = fields.made_for({"hidden size": usual_rows(block, head_tensors), "vocabulary": vocab})
+    hidden_size = made_for.get("hidden size", 1)
+    vocab = made_for.get("vocabulary", 1)
     make = partial(
         HydraHeads,
-        hidden=hidden,
+        hidden=hidden_size,
         vocab=vocab,
-        prefix=(prefix_config(target.config) if target else _prefix(own, hidden)) if prefixed else None,
-        shared=shared,
-        grounded=any(".res_connection." in name for name in own),
-        embeds=OWN_EMBEDDING in own,
+        prefix=(prefix_config(target.config) if target else _prefix(head_tensors, hidden_size)) if prefixed else None,
+        shared=shares_output,
+        grounded=any(".res_connection." in name for name in head_tensors),
+        embeds=OWN_EMBEDDING in head_tensors,
     )
-    blocks = {max(1, slots // 2) if prefixed else slots for slots in counts(block, own)}
-    variants = product(counts(r"hydra_mlp\.(\d+)\.", own), sorted(blocks, reverse=True))
-    heads = nearest(own, (make(*sizes) for sizes in variants))
-    return Checkpoint(heads, own, made_for, tuple(flaws(heads, own)), _described(heads))
+    blocks = {max(1, slots // 2) if prefixed else slots for slots in counts(block, head_tensors)}
+    variants = product(counts(r"hydra_mlp\.(\d+)\.", head_tensors), sorted(blocks, reverse=True))
+    heads = nearest(head_tensors, (make(*sizes) for sizes in variants))
+    return Checkpoint(heads, head_tensors, made_for, tuple(flaws(heads, head_tensors)), _described(heads))
 
 
 def parse_eagle(
@@ -145,20 +152,24 @@ def parse_eagle(
             "config.json gives layernorms as true, vLLM speculators' norms of their own, which are not run; use a head "
             "without them or an EAGLE-3 head"
         )
-    own, spelled = renamed(tensors, SPECULATORS, r".*\.inv_freq$")
-    add_output_biases(own)
-    biased = "fc.bias" in own or fields.bias or fields.fusion_bias
+    head_tensors, spelled = renamed(tensors, SPECULATORS, r".*\.inv_freq$")
+    add_output_biases(head_tensors)
+    biased = "fc.bias" in head_tensors or fields.bias or fields.fusion_bias
     described = DecoderLayers.read(fields.transformer_layer_config or config)
-    sizes = counts(DECODER_LAYER, own)
-    head = nearest(own, (EagleHead(EagleConfig(described.config(own, layers), biased)) for layers in sizes))
-    return with_layers(head, own, spelled, head.config.hidden, {EMBEDDING, HEAD})
+    sizes = counts(DECODER_LAYER, head_tensors)
+    head = nearest(
+        head_tensors, (EagleHead(EagleConfig(described.config(head_tensors, layers), biased)) for layers in sizes)
+    )
+    return with_layers(head, head_tensors, spelled, head.config.hidden, {EMBEDDING, HEAD})
 
 
 def _prefix(tensors: Mapping[str, Tensor], hidden: int) -> LlamaConfig:
     """The configuration of Hydra++'s attention layer from the sizes of its tensors."""
     layer = f"{PREFIX}layers.0."
-    patterns = (r"self_attn\.q_proj\.weight", r"self_attn\.[kv]_proj\.weight", r"mlp\.(gate|up)_proj\.weight")
-    queries, keys, mlp = (usual_rows(re.escape(layer) + pattern, tensors) or hidden for pattern in patterns)
+    prefix = re.escape(layer)
+    queries = usual_rows(prefix + r"self_attn\.q_proj\.weight", tensors) or hidden
+    keys = usual_rows(prefix + r"self_attn\.[kv]_proj\.weight", tensors) or hidden
+    mlp = usual_rows(prefix + r"mlp\.(gate|up)_proj\.weight", tensors) or hidden
     width = math.gcd(queries, keys)
     fields = {
         "hidden_size": hidden,

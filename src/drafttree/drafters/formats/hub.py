@@ -34,8 +34,8 @@ def hub_answers() -> bool:
 def silence() -> str:
     """The reason that a message gives where the hub does not answer; empty where it does."""
     endpoint = constants.ENDPOINT
-    when, reason = _asked.get(endpoint, (-REMEMBERED, ""))
-    if time.monotonic() - when >= REMEMBERED:
+    ask_time, reason = _asked.get(endpoint, (-REMEMBERED, ""))
+    if time.monotonic() - ask_time >= REMEMBERED:
         reason = _ask(endpoint, _seconds())
         _asked[endpoint] = time.monotonic(), reason
     return reason and f"the hub {endpoint} {reason}"
@@ -49,11 +49,12 @@ def download(name: str) -> Path:
     Raises:
         ModelError: there is no such repository, or it is neither cached nor within reach.
     """
-    folder, answers = Path(), hub_answers()
+    folder = Path()
+    answers = hub_answers()
     try:
         for patterns in DOWNLOADS:
-            chosen = {"allow_patterns": list(patterns), "ignore_patterns": list(NOT_DOWNLOADED)}
-            folder = Path(snapshot_download(name, local_files_only=not answers, **chosen))
+            filters = {"allow_patterns": list(patterns), "ignore_patterns": list(NOT_DOWNLOADED)}
+            folder = Path(snapshot_download(name, local_files_only=not answers, **filters))
             if any(folder.glob("*.safetensors")):
                 break
     except Exception as error:

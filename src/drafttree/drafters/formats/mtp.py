@@ -97,59 +97,74 @@ def parse(
     if target and tensor_parallel_size(target) > 1:
         raise ModelError("MTP layers do not draft for a sharded target; use another head, or lookup")
     fields = MtpFields.read(text_fields(config))
-    kinds = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
-    blocks = len(kinds or fields.mtp_hybrid_override_pattern or [0])
-    shared, layers, found_at = dict[str, Tensor](), dict[int, dict[str, Tensor]](), places(tensors)
-    for name, (number, part) in found_at.items():
+    layer_types = block_types(target.config.get_text_config()) if target else fields.mtp_layers_block_type
+    blocks = len(layer_types or fields.mtp_hybrid_override_pattern or [0])
+    shared_tensors = dict[str, Tensor]()
+    layers = dict[int, dict[str, Tensor]]()
+    found_at = places(tensors)
+    for name, (number, local_name) in found_at.items():
         if number is None:
-            shared[part] = tensors[name]
+            shared_tensors[local_name] = tensors[name]
         else:
             index, block = divmod(number, blocks)
-            own = part if part.partition(".")[0] in PARTS.values() else f"{block}.{part}"
-            layers.setdefault(index, {})[own] = tensors[name]
+            layer_key = local_name if local_name.partition(".")[0] in PARTS.values() else f"{block}.{local_name}"
+            layers.setdefault(index, {})[layer_key] = tensors[name]
     if not layers:
         raise ModelError("there is no MTP layer among the tensors")
-    found = tuple(shared | layers[number] for number in sorted(layers))
-    needed = READ if any(map(NORM_OF_TARGET.match, found_at)) else {*PARTS.values()}
-    parts = sorted(f"{part}.weight" for part in needed)
-    missing = [f"{part} of layer {index}" for index, own in enumerate(found) for part in parts if part not in own]
-    if len(found) <= max(layers):
-        missing.append(f"layers before {max(layers)}")
-    field, promised = promised_layers(config) or ("", 0)
-    if promised > len(found):
-        missing.append(f"{promised - len(found)} of the {promised} layers that {field} in config.json promises")
-    projected = found[0].get("eh_proj.weight")
-    made_for = fields.made_for({"hidden size": len(projected) if projected is not None and projected.ndim else None})
-    own, width = {name: tensors[name] for name in sorted(found_at)}, made_for.get("hidden size", 0)
-    shapes = {f"{part}.weight": [width] for part in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
+    mtp_layers = tuple(shared_tensors | layers[number] for number in sorted(layers))
+    required_parts = READ if any(map(NORM_OF_TARGET.match, found_at)) else {*PARTS.values()}
+    required_names = sorted(f"{part_name}.weight" for part_name in required_parts)
+    gaps = [
+        f"{required_name} of layer {index}"
+        for index, layer_tensors in enumerate(mtp_layers)
+        for required_name in required_names
+        if required_name not in layer_tensors
+    ]
+    if len(mtp_layers) <= max(layers):
+        gaps.append(f"layers before {max(layers)}")
+    field, promised_count = promised_layers(config) or ("", 0)
+    if promised_count > len(mtp_layers):
+        gaps.append(
+            f"{promised_count - len(mtp_layers)} of the {promised_count} layers that {field} in config.json promises"
+        )
+    eh_proj = mtp_layers[0].get("eh_proj.weight")
+    made_for = fields.made_for({"hidden size": len(eh_proj) if eh_proj is not None and eh_proj.ndim else None})
+    mtp_tensors = {name: tensors[name] for name in sorted(found_at)}
+    width = made_for.get("hidden size", 0)
+    shapes = {f"{part_name}.weight": [width] for part_name in PARTS.values()} | {"eh_proj.weight": [width, 2 * width]}
     problems = [
-        *listed("missing", missing),
+        *listed("missing", gaps),
         *(
             flaw
-            for name, tensor in own.items()
+            for name, tensor in mtp_tensors.items()
             if width and (shape := shapes.get(found_at[name][1]))
             for flaw in misshapen(name, tensor.shape, shape)
         ),
-        *_expert_flaws(own),
-        *(flaw for name in own for flaw in unusable(name, own[name])),
+        *_expert_flaws(mtp_tensors),
+        *(flaw for name in mtp_tensors for flaw in unusable(name, mtp_tensors[name])),
     ]
     states_first = not fields.speculators_model_type and any(map(STATES_FIRST.match, found_at))
-    details: dict[str, object] = {"layers": len(found), "embedding and output layer": "the target's"}
-    return Checkpoint(MtpLayers(found, states_first), dict(tensors), made_for, tuple(problems), details)
+    details: dict[str, object] = {"layers": len(mtp_layers), "embedding and output layer": "the target's"}
+    return Checkpoint(MtpLayers(mtp_layers, states_first), dict(tensors), made_for, tuple(problems), details)
 
 
 def _expert_flaws(tensors: Mapping[str, Tensor]) -> list[str]:
     """In what experts differ from others of their layer; transformers, which stacks them, does not say which do."""
-    kinds = dict[tuple[str, str], dict[str, Tensor]]()
-    for stem, number, part in (match.groups() for match in map(EXPERT.fullmatch, tensors) if match):
-        kinds.setdefault((stem, part), {})[number] = tensors[f"{stem}.{number}.{part}"]
-    lost, misfits = list[str](), list[str]()
-    for (stem, part), own in kinds.items():
-        numbers = {number for (other, _), each in kinds.items() if other == stem for number in each}
-        lost += [f"{stem}.{number}.{part}" for number in numbers - own.keys()]
-        usual = mode(tuple(each.shape) for each in own.values())
-        misfits += [flaw for number in own for flaw in misshapen(f"{stem}.{number}.{part}", own[number].shape, usual)]
-    return [*listed("missing", lost), *misfits]
+    stacks = dict[tuple[str, str], dict[str, Tensor]]()
+    for stem, number, weight_name in (match.groups() for match in map(EXPERT.fullmatch, tensors) if match):
+        stacks.setdefault((stem, weight_name), {})[number] = tensors[f"{stem}.{number}.{weight_name}"]
+    missing_names = list[str]()
+    misfits = list[str]()
+    for (stem, weight_name), experts in stacks.items():
+        numbers = {number for (other_stem, _), stack in stacks.items() if other_stem == stem for number in stack}
+        missing_names += [f"{stem}.{number}.{weight_name}" for number in numbers - experts.keys()]
+        usual_shape = mode(tuple(expert.shape) for expert in experts.values())
+        misfits += [
+            flaw
+            for number in experts
+            for flaw in misshapen(f"{stem}.{number}.{weight_name}", experts[number].shape, usual_shape)
+        ]
+    return [*listed("missing", missing_names), *misfits]
 
 
 def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[int | None, str]]:
@@ -159,49 +174,57 @@ def places(names: Iterable[str], first: int | None = None) -> dict[str, tuple[in
         names: of all tensors.
         first: the number of the first MTP layer where they count on behind the target's; by default the least.
     """
-    found, behind = dict[str, tuple[int | None, str]](), dict[str, tuple[int, str]]()
+    mtp_places = dict[str, tuple[int | None, str]]()
+    layer_places = dict[str, tuple[int, str]]()
     for name in names:
         spelled = _respelled(name)
         if match := INSIDE.fullmatch(spelled):
-            found[name] = (int(match[1]) if match[1] else None), match[2]
+            mtp_places[name] = (int(match[1]) if match[1] else None), match[2]
         elif match := BEHIND.fullmatch(spelled):
-            behind[name] = int(match[1]), match[2]
+            layer_places[name] = int(match[1]), match[2]
         elif first is None and (match := ALONE.match(spelled)):
-            found[name] = None, spelled[match.start(1) :]
-    first = min((number for number, _ in behind.values()), default=0) if first is None else first
-    found |= {name: (number - first, part) for name, (number, part) in behind.items() if number >= first}
-    for name, (number, part) in [*found.items()]:
-        stem, _, kind = part.rpartition(".")
-        if SHARED.match(part):
-            del found[name]
+            mtp_places[name] = None, spelled[match.start(1) :]
+    first = min((number for number, _ in layer_places.values()), default=0) if first is None else first
+    mtp_places |= {
+        name: (number - first, local_name) for name, (number, local_name) in layer_places.items() if number >= first
+    }
+    for name, (number, local_name) in [*mtp_places.items()]:
+        stem, _, suffix = local_name.rpartition(".")
+        if SHARED.match(local_name):
+            del mtp_places[name]
         elif stem in PARTS and (number is None or stem != "norm"):  # a numbered layer's norm is its decoder layer's
-            found[name] = number, f"{PARTS[stem]}.{kind}"
-    return found
+            mtp_places[name] = number, f"{PARTS[stem]}.{suffix}"
+    return mtp_places
 
 
 def _respelled(name: str) -> str:
-    for other, own in RESPELLED.items():
-        name = re.sub(other, own, name)
+    for pattern, replacement in RESPELLED.items():
+        name = re.sub(pattern, replacement, name)
     return name
 
 
 def has_layers_only(names: Collection[str]) -> bool:
     """Whether a folder holds MTP layers alone, not a model that has some; one of the parts that tell may be lost."""
-    own = [_respelled(name) for name in names if not SHARED.search(name)]
-    if any(map(INSIDE.fullmatch, own)):
-        return all(map(INSIDE.fullmatch, own))
-    found = places(own)
-    reading = [(number, part.partition(".")[0]) for number, part in found.values() if part.partition(".")[0] in READ]
-    layers, told = {number for number, _ in reading}, {part for _, part in reading}
-    numbers = {number for number, _ in found.values() if number is not None}
-    return len(told) > 1 and len(found) == len(own) and (None in layers or layers == numbers)
+    spellings = [_respelled(name) for name in names if not SHARED.search(name)]
+    if any(map(INSIDE.fullmatch, spellings)):
+        return all(map(INSIDE.fullmatch, spellings))
+    mtp_places = places(spellings)
+    reading_parts = [
+        (number, local_name.partition(".")[0])
+        for number, local_name in mtp_places.values()
+        if local_name.partition(".")[0] in READ
+    ]
+    layers = {number for number, _ in reading_parts}
+    part_names = {part_name for _, part_name in reading_parts}
+    numbers = {number for number, _ in mtp_places.values() if number is not None}
+    return len(part_names) > 1 and len(mtp_places) == len(spellings) and (None in layers or layers == numbers)
 
 
 def promised_layers(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """The field of config.json that promises MTP layers, and how many; None where there is none."""
     text = text_fields(config)
-    given = ((name, text.get(name)) for name in PROMISES)
-    return next(((name, count) for name, count in given if isinstance(count, int) and count > 0), None)
+    promises = ((name, text.get(name)) for name in PROMISES)
+    return next(((name, count) for name, count in promises if isinstance(count, int) and count > 0), None)
 
 
 def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
@@ -211,9 +234,9 @@ def own_names(folder: Path, config: PreTrainedConfig) -> list[str]:
 
 def names_among(names: Iterable[str], layers: int) -> list[str]:
     """The names of the MTP layers' tensors among those of a target that has so many layers of its own."""
-    found = places(names, layers)
-    read = {part.partition(".")[0] for _, part in found.values()} & READ
-    return [*found] if read else []
+    mtp_places = places(names, layers)
+    reading_parts = {local_name.partition(".")[0] for _, local_name in mtp_places.values()} & READ
+    return [*mtp_places] if reading_parts else []
 
 
 def is_tried(config: PreTrainedConfig) -> bool:
@@ -227,14 +250,17 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
     Raises:
         ModelError: there are none, they are incomplete, or transformers knows no decoder layer that they fit.
     """
-    everything, config = tensor_names(folder), read_config(folder)
-    if names := {*names_among(everything, depth := last_layer(target))}:
-        least = min((number for number, _ in places(names, depth).values() if number is not None), default=0)
-        if least:
-            raise ModelError(f"the tensors make no MTP head: missing layers before {least}")
+    all_names = tensor_names(folder)
+    config = read_config(folder)
+    if names := {*names_among(all_names, depth := last_layer(target))}:
+        first_layer = min((number for number, _ in places(names, depth).values() if number is not None), default=0)
+        if first_layer:
+            raise ModelError(f"the tensors make no MTP head: missing layers before {first_layer}")
         return FORMAT.load(read_weights(folder, target.dtype, names, config), config, target)
-    if unknown := [name for name in everything if "mtp" in name.lower()]:
-        raise ModelError(f"{folder} holds {few(sorted(unknown))}, which drafttree knows as no MTP layers; {INSTEAD}")
+    if unknown_names := [name for name in all_names if "mtp" in name.lower()]:
+        raise ModelError(
+            f"{folder} holds {few(sorted(unknown_names))}, which drafttree knows as no MTP layers; {INSTEAD}"
+        )
     if promise := promised_layers(config):
         field, count = promise
         raise ModelError(
@@ -247,26 +273,30 @@ def load_own(folder: Path, target: PreTrainedModel) -> Drafter:
 def _built(found: Checkpoint[MtpLayers], target: PreTrainedModel) -> Drafter:
     family = target.config.get_text_config()
     states_first = found.heads.states_first or bool(getattr(family, "mtp_hidden_states_first", False))
-    modules = [_module(own, index, target, states_first) for index, own in enumerate(found.heads.layers)]
+    modules = [
+        _module(layer_tensors, index, target, states_first) for index, layer_tensors in enumerate(found.heads.layers)
+    ]
     return mtp_drafter(modules, target)
 
 
 def _module(own: dict[str, Tensor], index: int, target: PreTrainedModel, states_first: bool) -> PreTrainedModel:
     """A layer as a language model of the target's class, with what it shares with the target."""
-    parts = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
-    block = {name: own[name] for name in own.keys() - parts}
-    last = parts.pop("post_norm.weight", None)
-    if last is None:
-        last = target.get_parameter(names_in(target)[1]).detach()
-    module, norm = decoder_layer(block, last, index, target)
+    part_tensors = {name: own[name] for name in own if name.partition(".")[0] in PARTS.values()}
+    block = {name: own[name] for name in own.keys() - part_tensors}
+    norm_weight = part_tensors.pop("post_norm.weight", None)
+    if norm_weight is None:
+        norm_weight = target.get_parameter(names_in(target)[1]).detach()
+    module, norm = decoder_layer(block, norm_weight, index, target)
     width = projection(target).in_features
     with torch.device("meta"):
         eh_proj = nn.Linear(2 * width, width, bias=False)
-    read = nn.ModuleDict({"enorm": deepcopy(norm), "hnorm": deepcopy(norm), "eh_proj": eh_proj})
-    if problems := flaws(read, parts):
+    modules = nn.ModuleDict({"enorm": deepcopy(norm), "hnorm": deepcopy(norm), "eh_proj": eh_proj})
+    if problems := flaws(modules, part_tensors):
         raise ModelError(f"the tensors make no MTP layer: {'; '.join(problems)}")
-    fill(read, parts, target)
-    module.set_input_embeddings(MtpEmbedding(embedding(target), read["enorm"], read["hnorm"], eh_proj, states_first))
+    fill(modules, part_tensors, target)
+    module.set_input_embeddings(
+        MtpEmbedding(embedding(target), modules["enorm"], modules["hnorm"], eh_proj, states_first)
+    )
     module.set_output_embeddings(projection(target))
     return module.eval().requires_grad_(False)
 
@@ -291,17 +321,17 @@ def decoder_layer(
     family = target.config.get_text_config()
     title = f"an MTP layer of {family.model_type}"
     state = dict(tensors)
-    for other, own in RENAMED.get(family.model_type, {}).items():
-        state = {name.replace(other, own): tensor for name, tensor in state.items()}
+    for mtp_name, layer_name in RENAMED.get(family.model_type, {}).items():
+        state = {name.replace(mtp_name, layer_name): tensor for name, tensor in state.items()}
     try:
         config = layer_config(family, tensors.keys(), index)
         config._attn_implementation = family._attn_implementation
         mapping: Any = MODEL_FOR_CAUSAL_LM_MAPPING
         make: Any = mapping[type(config)] if type(config) in mapping else type(target)
         with torch.device("meta"):
-            layers, last = names_in(make(config))
-        state = {layers + name: tensor for name, tensor in state.items()} | {last: norm}
-        module, found = make.from_pretrained(
+            layers, norm_name = names_in(make(config))
+        state = {layers + name: tensor for name, tensor in state.items()} | {norm_name: norm}
+        module, loading_info = make.from_pretrained(
             None,
             config=config,
             state_dict=state,
@@ -313,17 +343,21 @@ def decoder_layer(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"transformers cannot build {title}: {reason}") from error
     borrowed = [module.get_input_embeddings().weight, module.get_output_embeddings().weight]
-    given = {name for name, weight in module.named_parameters() if any(weight is each for each in borrowed)}
-    missing = {*found["missing_keys"]} - given
-    problems = [*listed("missing", missing), *listed("unexpected", found["unexpected_keys"])]
-    problems += [flaw for sizes in sorted(found["mismatched_keys"]) for flaw in misshapen(*sizes)]
+    borrowed_names = {
+        name
+        for name, weight in module.named_parameters()
+        if any(weight is borrowed_weight for borrowed_weight in borrowed)
+    }
+    missing_names = {*loading_info["missing_keys"]} - borrowed_names
+    problems = [*listed("missing", missing_names), *listed("unexpected", loading_info["unexpected_keys"])]
+    problems += [flaw for sizes in sorted(loading_info["mismatched_keys"]) for flaw in misshapen(*sizes)]
     if problems:
-        told = "; ".join(problems).replace(f"{layers}0.", "")
-        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {told}")
+        reasons = "; ".join(problems).replace(f"{layers}0.", "")
+        raise ModelError(f"the tensors make no {title.partition(' ')[2]}: in MTP layer {index} {reasons}")
     module = module.to(target.device).eval()
     if target.device.type == "cpu" and target.dtype == torch.float32:
         lay_out_for_cpu(module)
-    return module, module.get_submodule(last.rpartition(".")[0])
+    return module, module.get_submodule(norm_name.rpartition(".")[0])
 
 
 def layer_config(family: PreTrainedConfig, names: Collection[str], index: int) -> PreTrainedConfig:
@@ -358,10 +392,11 @@ def block_types(family: PreTrainedConfig) -> list[str] | None:
 def names_in(module: PreTrainedModel) -> tuple[str, str]:
     """What a model calls its layers, and the weight of its final norm."""
     decoder: Any = module.get_decoder()
-    path = next(name for name, part in module.named_modules() if part is decoder)
-    children, count = [*decoder.named_children()], decoder.config.num_hidden_layers
-    layers = [name for name, part in children if isinstance(part, nn.ModuleList) and len(part) == count]
-    norms = [name for name, part in children if "norm" in name and getattr(part, "weight", None) is not None]
+    path = next(name for name, submodule in module.named_modules() if submodule is decoder)
+    children = [*decoder.named_children()]
+    count = decoder.config.num_hidden_layers
+    layers = [name for name, child in children if isinstance(child, nn.ModuleList) and len(child) == count]
+    norms = [name for name, child in children if "norm" in name and getattr(child, "weight", None) is not None]
     if not layers or not norms:
         raise LookupError(f"{type(decoder).__name__} has no list of {count} layers with a norm behind it")
     return f"{path}.{layers[0]}.", f"{path}.{norms[-1]}.weight"

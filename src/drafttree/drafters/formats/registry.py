@@ -92,20 +92,22 @@ def recognise(
     """
     folder = Path(folder)
     _check_alone(folder)
-    names, config = tensor_names(folder), read_config(folder) if config is None else config
-    kind = next((kind for kind, head in formats.items() if head.holds(names)), None)
-    if kind is None and config.get("model_type") in ASSISTANTS:
+    names = tensor_names(folder)
+    config = read_config(folder) if config is None else config
+    head_kind = next((head_kind for head_kind, head in formats.items() if head.holds(names)), None)
+    if head_kind is None and config.get("model_type") in ASSISTANTS:
         return ASSISTANT
-    if kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
+    if head_kind in {None, *FORMATS} and (unsupported := unsupported_kind(names, config)):
         raise UnsupportedDrafter(f"{folder} holds {unsupported}")
-    if kind:
-        return kind
+    if head_kind:
+        return head_kind
     if config.get("model_type") in CONFIG_MAPPING:
         return LANGUAGE_MODEL
-    shown, (*others, last) = ", ".join(sorted(names)[:3]), (head.title for head in formats.values())
+    samples = ", ".join(sorted(names)[:3])
+    *titles, last_title = [head.title for head in formats.values()]
     raise ModelError(
         f"{folder} is not a drafter that drafttree knows: config.json names no transformers model, and tensors such as "
-        f"{shown} belong to no {', '.join(others)} or {last} head"
+        f"{samples} belong to no {', '.join(titles)} or {last_title} head"
     )
 
 
@@ -121,9 +123,9 @@ def _check_alone(folder: Path) -> None:
 def unsupported_kind(names: Collection[str], config: Mapping[str, Any]) -> str | None:
     """The kind of drafter whose tensors have these names and why it is not run, None for others."""
     names = {name.removeprefix("model.") for name in names}
-    told = Labels.read(config)
-    labels = [*told.architectures, told.speculators_model_type, told.model_type]
-    for kind in KINDS:
-        if kind.tensors(names) or any(re.match(kind.label, label.lower()) for label in labels):
-            return f"{kind.title}, which is not supported: {kind.why}; {ADVICE}"
+    fields = Labels.read(config)
+    labels = [*fields.architectures, fields.speculators_model_type, fields.model_type]
+    for unsupported in KINDS:
+        if unsupported.tensors(names) or any(re.match(unsupported.label, label.lower()) for label in labels):
+            return f"{unsupported.title}, which is not supported: {unsupported.why}; {ADVICE}"
     return None

@@ -177,11 +177,11 @@ class Engine:
         if is_batch(prompt):
             raise InputError("submit takes one prompt; call it for each of a list, or call Decoder.generate")
         check_observer(observer)
-        for name, given in (("group", group), ("cache_salt", cache_salt)):
+        for name, key in (("group", group), ("cache_salt", cache_salt)):
             try:
-                hash(given)
+                hash(key)
             except TypeError:
-                message = f"{name} is {given!r}; give what can be hashed, such as a number or a text"
+                message = f"{name} is {key!r}; give what can be hashed, such as a number or a text"
                 raise ConfigError(message) from None
         if max_unread is not None:
             check_count("max_unread", max_unread, ", or None for any number")
@@ -362,7 +362,8 @@ class SharedEngine:
     @contextlib.asynccontextmanager
     async def use(self, decoder: EngineDecoder) -> AsyncIterator[Engine]:
         """The engine of a decoder, while it is used; the event loop does not wait for its thread."""
-        loop, user = asyncio.get_running_loop(), object()
+        loop = asyncio.get_running_loop()
+        user = object()
         self._users.add(user)
         try:
             yield await loop.run_in_executor(None, self._get, decoder)

@@ -165,7 +165,8 @@ class Handle(Reader):
 
     async def _news(self, wanted: Callable[[], bool]) -> None:
         """Wait until there is what is wanted."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
 
         def listener() -> None:
             loop.call_soon_threadsafe(news.set)

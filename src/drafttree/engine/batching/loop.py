@@ -56,8 +56,12 @@ class BatchLoop:
         memory: KVMemory,
         max_token_gap: float,
     ) -> None:
-        self.memory, self.metrics, self._max_token_gap = memory, EngineMetrics(), max_token_gap
-        self._loop, self._remember, self._controller = loop, remember, controller
+        self.memory = memory
+        self.metrics = EngineMetrics()
+        self._max_token_gap = max_token_gap
+        self._loop = loop
+        self._remember = remember
+        self._controller = controller
         self._scheduler = Scheduler(max_batch, memory)
         self._cancelled = False
 
@@ -99,7 +103,8 @@ class BatchLoop:
         errors: list[Exception] = []
         results = [Result(errors) for _ in requests]
         for order, (request, result) in enumerate(zip(requests, results, strict=True)):
-            request.order, request.reader = order, result
+            request.order = order
+            request.reader = result
             self.add(request)
         try:
             while self.busy:
@@ -129,7 +134,8 @@ class BatchLoop:
                 self._relieve(error)
         if broken:  # not where the error is handled: what one request raises then would be told as of another's
             self._advance_one_by_one()
-        self.metrics.running, self.metrics.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        self.metrics.running = len(self._scheduler.running)
+        self.metrics.waiting = len(self._scheduler.waiting)
 
     def stop(self, reason: str) -> None:
         """End all requests where they are."""
@@ -152,34 +158,39 @@ class BatchLoop:
                 self._end(request, reason)
 
     def _admit(self) -> None:
-        admitted, running = self._scheduler.admit(), self._scheduler.running
-        waiting = [request for request in running if request.waits or request in admitted]
-        for place, request in enumerate(waiting):
+        admitted = self._scheduler.admit()
+        running_requests = self._scheduler.running
+        pending_requests = [request for request in running_requests if request.waits or request in admitted]
+        for index, request in enumerate(pending_requests):
             try:
                 if request in admitted:
                     request.begin()
                     self._loop.open(request)
-                begun = [each for each in running if each.ids]
-                self._loop.begin(request, batch=len(running), running=begun)
+                sharing_requests = [peer for peer in running_requests if peer.ids]
+                self._loop.begin(request, batch=len(running_requests), running=sharing_requests)
             except Exception as error:
                 if is_out_of_memory(error) and self._has_room_to_make:
-                    self._make_room(self._scheduler.put_back(waiting[place:]))
+                    self._make_room(self._scheduler.put_back(pending_requests[index:]))
                     return
                 self._fail(request, error)
 
     def _advance(self, running: Sequence[Request]) -> None:
         """One round, and what stands before and after it."""
-        writing = [request for request in running if not request.unread]
-        reading = [request for request in self._scheduler.by_turns(running) if request.unread and not request.waits]
-        parts = choose_parts(reading, len(writing), self._controller.prices, self._max_token_gap)
-        if not writing and not parts:
+        writing_requests = [request for request in running if not request.unread]
+        reading_requests = [
+            request for request in self._scheduler.by_turns(running) if request.unread and not request.waits
+        ]
+        prompt_parts = choose_parts(
+            reading_requests, len(writing_requests), self._controller.prices, self._max_token_gap
+        )
+        if not writing_requests and not prompt_parts:
             return
-        advance = self._loop.step(writing, parts)
+        advance = self._loop.step(writing_requests, prompt_parts)
         self.metrics.drafter_failures += advance.drafts.failure is not None
-        committed = sum(map(self._publish, writing, advance.turns))
+        committed = sum(map(self._publish, writing_requests, advance.turns))
         advance.clock.lap("publish")
         self._scheduler.charge(advance.clock.total)
-        self._learn(writing, parts, advance, committed)
+        self._learn(writing_requests, prompt_parts, advance, committed)
         del advance  # the frames of an error in it lead here, and must not lead back to it
 
     def _publish(self, request: Request, turn: Round | Exception) -> int:
@@ -187,15 +198,15 @@ class BatchLoop:
         try:
             if isinstance(turn, Exception):
                 raise turn
-            known = len(request.tokens) - turn.committed
+            token_count = len(request.tokens) - turn.committed
             request.record(turn)
             self.metrics.count(turn)
-            if known == request.prompt_length:
+            if token_count == request.prompt_length:
                 self.metrics.prompt_tokens += request.prompt_length
                 self.metrics.reused_tokens += request.metrics.reused_tokens
             if request.finish_reason:
                 self._finish(request)
-            request.publish(known)
+            request.publish(token_count)
             return turn.committed
         except Exception as error:
             if is_out_of_memory(error) and self._has_room_to_make:
@@ -223,7 +234,9 @@ class BatchLoop:
 
     def _learn(self, writing: Sequence[Request], parts: Sequence[PromptPart], advance: Advance, committed: int) -> None:
         """Note what a round was, mend the costs by it, and judge drafting where nothing but writing was done in it."""
-        drafts, clock, controller = advance.drafts, advance.clock, self._controller
+        drafts = advance.drafts
+        clock = advance.clock
+        controller = self._controller
         turn = Round(
             committed=committed,
             accepted=sum(turn.accepted for turn in advance.turns if isinstance(turn, Round)),
@@ -234,17 +247,17 @@ class BatchLoop:
             target_seconds=clock.seconds["masks"] + clock.seconds["target"],
             seconds=clock.total,
             batch=len(writing),
-            prefill_rows=sum(part.size for part in parts),
+            prefill_rows=sum(prompt_part.size for prompt_part in parts),
             waiting=len(self._scheduler.waiting),
             expected=drafts.expected if drafts.groups else None,
             reason=drafts.reason,
         )
         self.metrics.record(turn)
-        ended = any(request.finish_reason for request in writing)
-        rest = None if parts or ended else turn.seconds - turn.target_seconds - turn.draft_seconds
+        text_ended = any(request.finish_reason for request in writing)
+        rest_seconds = None if parts or text_ended else turn.seconds - turn.target_seconds - turn.draft_seconds
         groups = drafts.groups if drafts.failure is None else []  # a level that failed has taken time, too
-        controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest, groups)
-        if parts or not writing or drafts.failure is not None or (ended and not groups):
+        controller.prices.observe(turn.batch, turn.rows, turn.target_seconds, turn.draft_seconds, rest_seconds, groups)
+        if parts or not writing or drafts.failure is not None or (text_ended and not groups):
             return  # the last round of a text, which drafts nothing, is no plain one that others compare with
         controller.learn(turn.batch, turn.rows, committed, groups, drafts.expected)
         if groups:
@@ -315,15 +328,16 @@ def choose_parts(reading: Sequence[Request], writing: int, prices: Prices, max_t
         prices: costs of passes, in seconds.
         max_token_gap: seconds that the round may take.
     """
-    room, parts = LONGEST_PART, list[PromptPart]()
+    room = LONGEST_PART
+    prompt_parts = list[PromptPart]()
     if writing and reading:
-        longest = max(max_token_gap, STRETCH * prices.round(writing, writing))
-        room = max(prices.rows_within(writing, LONGEST_PART, longest), SHORTEST_PART)
+        max_seconds = max(max_token_gap, STRETCH * prices.round(writing, writing))
+        room = max(prices.rows_within(writing, LONGEST_PART, max_seconds), SHORTEST_PART)
     for request in reading:
         if count := min(request.unread, room):
-            parts.append(PromptPart(request, count))
+            prompt_parts.append(PromptPart(request, count))
             room -= count
-    return parts
+    return prompt_parts
 
 
 class Result(Reader):

@@ -80,15 +80,16 @@ class Scheduler:
             Those that give up their rows, since the text that is next needs them.
         """
         if (unread := self._full()) != self._unread:
-            self._unread, self._settled = unread, False
+            self._unread = unread
+            self._settled = False
         for request in unread.intersection(self.running):
             self._pause(request)
-        again = []
-        paused = sorted(unread.intersection(self.paused), key=lambda request: request.order)
-        while paused and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
-            again.append(paused.pop())
-            self._release(again[-1])
-        return again
+        released_requests = []
+        paused_requests = sorted(unread.intersection(self.paused), key=lambda request: request.order)
+        while paused_requests and len(self.running) < self._room and self._lacks_rows(self._first(self.waiting)):
+            released_requests.append(paused_requests.pop())
+            self._release(released_requests[-1])
+        return released_requests
 
     def admit(self) -> list[Request]:
         """Move what there is room for from the waiting to the running.
@@ -114,8 +115,9 @@ class Scheduler:
         """Note how long a round was, which all that run share, and what the constraints of each took."""
         self._share = seconds / max(len(self.running), 1)
         for request in self.running:
-            over = request.constraints.seconds - self._share
-            request.overtime, request.constraints.seconds = max(request.overtime + over, 0.0), 0.0
+            excess_seconds = request.constraints.seconds - self._share
+            request.overtime = max(request.overtime + excess_seconds, 0.0)
+            request.constraints.seconds = 0.0
 
     def remove(self, request: Request) -> None:
         """Take a request out of the queue or the batch, and give its memory back."""
@@ -133,8 +135,8 @@ class Scheduler:
         Returns:
             Those that gave up their rows, the oldest first; none if only one request holds any.
         """
-        left = max(len(self.running) // 2, 1)
-        return self.put_back(sorted(self.running, key=lambda request: request.order)[left:])
+        remaining_count = max(len(self.running) // 2, 1)
+        return self.put_back(sorted(self.running, key=lambda request: request.order)[remaining_count:])
 
     def put_back(self, requests: Sequence[Request]) -> list[Request]:
         """Let running requests wait again in their place of the queue, and admit no more than are left.
@@ -142,22 +144,22 @@ class Scheduler:
         Returns:
             Those that gave up their rows, the oldest first: the given ones and all that paused.
         """
-        again = sorted([*requests, *self.paused], key=lambda request: request.order)
-        for request in again:
+        waiting_requests = sorted([*requests, *self.paused], key=lambda request: request.order)
+        for request in waiting_requests:
             self.remove(request)
-        self.waiting = deque(sorted([*again, *self.waiting], key=lambda request: request.order))
-        self.preempted += len(again)
+        self.waiting = deque(sorted([*waiting_requests, *self.waiting], key=lambda request: request.order))
+        self.preempted += len(waiting_requests)
         self._room = max(len(self.running), 1)
         self._calm = 0
-        return again
+        return waiting_requests
 
     def by_turns(self, requests: Sequence[Request]) -> list[Request]:
         """Requests by age, the first of every group before the second of any."""
-        seen: Counter[Hashable] = Counter()
+        group_counts: Counter[Hashable] = Counter()
         turns: list[tuple[int, Request]] = []
         for request in sorted(requests, key=lambda request: request.order):
-            turns.append((seen[request.group], request))
-            seen[request.group] += 1
+            turns.append((group_counts[request.group], request))
+            group_counts[request.group] += 1
         return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
 
     def _full(self) -> set[Request]:
@@ -175,9 +177,9 @@ class Scheduler:
     def _begin(self, request: Request) -> None:
         self._memory.reserved += request.capacity
         request.holds_rows = True
-        for other in self.waiting:
-            if other.group == request.group and not other.holds_rows:
-                other.turn = self._newest + 1
+        for waiting_request in self.waiting:
+            if waiting_request.group == request.group and not waiting_request.holds_rows:
+                waiting_request.turn = self._newest + 1
 
     def _next(self) -> Request | None:
         """The request whose turn it is; a paused one where that one's memory is not there yet."""
@@ -187,8 +189,8 @@ class Scheduler:
     def _first(self, requests: Iterable[Request]) -> Request | None:
         """The request whose turn it is of those whose readers take more."""
         at_once = Counter(request.group for request in self.running)
-        able = (request for request in requests if request not in self._unread)
-        return min(able, key=lambda request: (at_once[request.group], request.turn, request.order), default=None)
+        candidates = (request for request in requests if request not in self._unread)
+        return min(candidates, key=lambda request: (at_once[request.group], request.turn, request.order), default=None)
 
     def _lacks_rows(self, request: Request | None) -> bool:
         return not (request is None or request.holds_rows or self._memory.fits(request.capacity))
@@ -197,7 +199,7 @@ class Scheduler:
         """Whether a request may run, perhaps since another one pauses."""
         if len(self.running) < self._room:
             return True
-        at_once = Counter(each.group for each in self.running)
+        at_once = Counter(running_request.group for running_request in self.running)
         youngest = max(self.running, key=lambda each: (at_once[each.group], each.order))
         if at_once[youngest.group] < at_once[request.group] + 2:
             return False

@@ -56,11 +56,11 @@ class Acceptance:
 
     def copy(self, most: float = CARRIED) -> "Acceptance":
         """The same rates with at most so many counts in a cell."""
-        made = Acceptance()
+        acceptance = Acceptance()
         for cell, (hits, trials) in self._cells.items():
             share = most / max(trials, most)
-            made._count(cell, share * hits, share * trials)
-        return made
+            acceptance._count(cell, share * hits, share * trials)
+        return acceptance
 
     @property
     def judged(self) -> float:
@@ -74,7 +74,8 @@ class Acceptance:
             tree: the tree that was verified.
             path: accepted nodes, the root first.
         """
-        paths, accepted = tree.path_logprobs, {*path}
+        paths = tree.path_logprobs
+        accepted = {*path}
         for depth, parent in enumerate(path):
             for rank, node in enumerate(tree.children[parent]):
                 cell = min(depth, LEVELS - 1), _class(rank), _bin(paths[node] - paths[parent])
@@ -93,18 +94,24 @@ class Acceptance:
             known: those of its first nodes, which becomes the result; None for none.
         """
         known = [0.0] if known is None else known
-        parents, paths = tree.parents, tree.path_logprobs
-        depths, above, rank, least = _depths(parents), -1, 0, 0.0
+        parents = tree.parents
+        paths = tree.path_logprobs
+        depths = _depths(parents)
+        parent = -1
+        rank = 0
+        min_rate = 0.0
         for node in range(len(known), len(parents)):
-            if parents[node] != above:
-                above, rank, least = parents[node], 0, 0.0
-            logprob = paths[node] - paths[above]
+            if parents[node] != parent:
+                parent = parents[node]
+                rank = 0
+                min_rate = 0.0
+            logprob = paths[node] - paths[parent]
             if logprob > IMPOSSIBLE:
                 cell = min(depths[node], LEVELS) - 1, _class(rank), _bin(logprob)
                 if (rate := self._logs.get(cell)) is None:
                     rate = self._logs[cell] = math.log(self._rate(cell))
-                least = min(least, rate)
-                known.append(known[above] + least)
+                min_rate = min(min_rate, rate)
+                known.append(known[parent] + min_rate)
             else:
                 known.append(-math.inf)
             rank += 1
@@ -113,13 +120,15 @@ class Acceptance:
     def children(self, depth: int) -> list[float]:
         """Accepted children to expect of an accepted node at a depth, by class of rank, if it is expanded."""
         level = min(depth, LEVELS - 1)
-        return [self._shared_rate(level, kind, of=0) for kind in range(CLASSES)]
+        return [self._shared_rate(level, rank_class, of=0) for rank_class in range(CLASSES)]
 
     def places(self, depth: int, count: int) -> list[float]:
         """Rates at which the first, second ... drawn child at a depth is accepted if its parent is; they never rise."""
         level = min(depth, LEVELS) - 1
-        rates = [*accumulate((self._shared_rate(level, kind, of=kind) for kind in range(CLASSES)), min)]
-        return [rates[_class(place)] for place in range(count)]
+        rates = [
+            *accumulate((self._shared_rate(level, rank_class, of=rank_class) for rank_class in range(CLASSES)), min)
+        ]
+        return [rates[_class(draw_index)] for draw_index in range(count)]
 
     def _count(self, cell: tuple[int, int, int], hits: float, trials: float) -> None:
         for counts in (self._cells.setdefault(cell, [0.0, 0.0]), self._sums[cell[0]][cell[1]]):
@@ -127,16 +136,18 @@ class Acceptance:
             counts[1] += trials
 
     def _rate(self, cell: tuple[int, int, int]) -> float:
-        own = [self._cells.get((level, *cell[1:]), (0.0, 0.0)) for level in range(LEVELS)]
-        hits, trials = (sum(counts[place] for counts in own) for place in (0, 1))
-        pooled = _shrunk(hits, trials, PRIOR[cell[1]][cell[2]], PRIOR_WEIGHT)
-        return _shrunk(own[cell[0]][0], own[cell[0]][1], pooled, POOLED_WEIGHT)
+        level_counts = [self._cells.get((level, *cell[1:]), (0.0, 0.0)) for level in range(LEVELS)]
+        hits = sum(counts[0] for counts in level_counts)
+        trials = sum(counts[1] for counts in level_counts)
+        pooled_rate = _shrunk(hits, trials, PRIOR[cell[1]][cell[2]], PRIOR_WEIGHT)
+        return _shrunk(level_counts[cell[0]][0], level_counts[cell[0]][1], pooled_rate, POOLED_WEIGHT)
 
     def _shared_rate(self, level: int, kind: int, *, of: int) -> float:
         """Accepted nodes of a class for each judged one of class `of`, whatever the drafter said of them."""
-        hits, trials = (sum(row[each][place] for row in self._sums) for each, place in ((kind, 0), (of, 1)))
-        pooled = _shrunk(hits, trials, PLACE_PRIOR[kind], PRIOR_WEIGHT)
-        return _shrunk(self._sums[level][kind][0], self._sums[level][of][1], pooled, POOLED_WEIGHT)
+        hits = sum(row[kind][0] for row in self._sums)
+        trials = sum(row[of][1] for row in self._sums)
+        pooled_rate = _shrunk(hits, trials, PLACE_PRIOR[kind], PRIOR_WEIGHT)
+        return _shrunk(self._sums[level][kind][0], self._sums[level][of][1], pooled_rate, POOLED_WEIGHT)
 
 
 def _shrunk(hits: float, trials: float, expected: float, weight: float) -> float:

@@ -92,7 +92,8 @@ class _Model:
             return
         worth = round(min(self.lost / LOSS, longest))
         self.waiting = self.pause = min(2 * self.pause or SHORTEST, max(worth, SHORTEST), longest)
-        self.surplus, self.lost = (RETRY - LOST) / evidence, 0.0
+        self.surplus = (RETRY - LOST) / evidence
+        self.lost = 0.0
 
 
 @dataclass
@@ -152,8 +153,10 @@ class Controller:
         heads: Sequence[int] = (),
         head_watch: HeadWatch | None = None,
     ) -> None:
-        self.prices, self.budget = prices, budget
-        self._heads, self._head_watch = heads, head_watch
+        self.prices = prices
+        self.budget = budget
+        self._heads = heads
+        self._head_watch = head_watch
         self._acceptance: dict[Kind, Acceptance] = {}
         self._sizes: dict[int, _Size] = {}
         self._watches = WATCHES
@@ -162,10 +165,12 @@ class Controller:
         """Begin a text that is written alone with what the one before it has learned, at the costs of this one."""
         self._watches = earlier._watches
         pace = self.prices.round(1, 1) / earlier.prices.round(1, 1)
-        self._acceptance = {kind: each.copy() for kind, each in earlier._acceptance.items()}
-        for size, known in earlier._sizes.items():
-            models = [replace(each, tokens=each.tokens / 2, cost=pace * each.cost / 2) for each in known.models]
-            self._sizes[size] = _Size(models, known.expected / 2, known.unknown)
+        self._acceptance = {draft_kind: acceptance.copy() for draft_kind, acceptance in earlier._acceptance.items()}
+        for size, size_state in earlier._sizes.items():
+            models = [
+                replace(model, tokens=model.tokens / 2, cost=pace * model.cost / 2) for model in size_state.models
+            ]
+            self._sizes[size] = _Size(models, size_state.expected / 2, size_state.unknown)
 
     # Before a round.
 
@@ -205,25 +210,27 @@ class Controller:
 
         Lookup, which says what it expects, drafts where that beats plain decoding and the other model.
         """
-        last = int(session.mixes)
+        model_source = int(session.mixes)
         if self.budget is not None and not session.mixes:
             return 0
-        model, lookup = (self._size(batch).model(source) for source in (last, 0))
+        model = self._size(batch).model(model_source)
+        lookup = self._size(batch).model(0)
         rests = self.budget is None and model.waiting > 0
-        if (expected := session.expected_accepted) is None:
-            return None if rests else last
-        other = last if session.mixes and not rests else None
-        if expected <= 0:
-            return other
-        prices, doubt = self.prices, DOUBT if self.budget is None and lookup.waiting else 1.0
-        tokens = 1 + expected / doubt
+        if (expected_tokens := session.expected_accepted) is None:
+            return None if rests else model_source
+        fallback_source = model_source if session.mixes and not rests else None
+        if expected_tokens <= 0:
+            return fallback_source
+        prices = self.prices
+        doubt = DOUBT if self.budget is None and lookup.waiting else 1.0
+        tokens = 1 + expected_tokens / doubt
         rate = tokens * batch / prices.round(batch, round(batch * tokens), prices.drafting(0, (batch,)))
-        others = [] if self.budget is not None else [batch / prices.round(batch, batch)]
+        rival_rates = [] if self.budget is not None else [batch / prices.round(batch, batch)]
         if session.mixes and not rests:
-            usual = prices.round(batch, 3 * batch, prices.drafting(last, (batch, batch)))
+            model_cost = prices.round(batch, 3 * batch, prices.drafting(model_source, (batch, batch)))
             weight = max(PRIOR_ROUNDS / batch, 1.0)
-            others.append((model.tokens + weight * USUAL * batch) / (model.cost + weight * usual))
-        return 0 if rate > max(others, default=0.0) else other
+            rival_rates.append((model.tokens + weight * USUAL * batch) / (model.cost + weight * model_cost))
+        return 0 if rate > max(rival_rates, default=0.0) else fallback_source
 
     def pays_without_drafting(self, nodes: int, accepted: float, usual: float, source: int, batch: int) -> bool:
         """Whether rounds over nodes that cost no draft pass commit more for their cost than rounds that draft.
@@ -235,9 +242,9 @@ class Controller:
             source: which model drafts there.
             batch: texts of the round.
         """
-        alone = self.prices.round(batch, batch * (1 + nodes))
-        drafted = self.prices.round(batch, 3 * batch, self.prices.drafting(source, (batch, batch)))
-        return (1 + accepted) / alone >= (1 + usual) / drafted
+        undrafted_cost = self.prices.round(batch, batch * (1 + nodes))
+        drafted_cost = self.prices.round(batch, 3 * batch, self.prices.drafting(source, (batch, batch)))
+        return (1 + accepted) / undrafted_cost >= (1 + usual) / drafted_cost
 
     # While trees grow.
 
@@ -257,14 +264,15 @@ class Controller:
         """
         if self.budget is not None and not policy.uses_costs:
             return None
-        source, acceptance = kinds[0][1], [self.acceptance(kind) for kind in kinds]
+        source = kinds[0][1]
+        acceptance = [self.acceptance(draft_kind) for draft_kind in kinds]
         if proposal is Proposal.TOP_K:
             return _Selected(self, acceptance, source, batch, rows)
-        most = min(policy.budget, MORE_NODES)
+        max_nodes = min(policy.budget, MORE_NODES)
         levels, chance = best_shape(
-            lambda level: acceptance[0].places(level, min(policy.candidates(level), most)),
+            lambda level: acceptance[0].places(level, min(policy.candidates(level), max_nodes)),
             policy.levels() or policy.budget,
-            [cost / batch for cost in self.prices.targets(batch, rows, batch * (most - 1))[::batch]],
+            [cost / batch for cost in self.prices.targets(batch, rows, batch * (max_nodes - 1))[::batch]],
             lambda width: self.prices.level(source, batch * width) / batch,
             self.rate(batch),
         )
@@ -297,26 +305,32 @@ class Controller:
         if self.budget == math.inf and all(map(le, (tree.size for tree in trees), budgets)):
             return [*trees], float(batch)
         chances = [
-            self.acceptance(kind).chances(tree, own) for kind, tree, own in zip(kinds, trees, known, strict=True)
+            self.acceptance(draft_kind).chances(tree, known_chances)
+            for draft_kind, tree, known_chances in zip(kinds, trees, known, strict=True)
         ]
         if any(tree.proposal is not Proposal.TOP_K for tree in trees):
-            return [*trees], batch + sum(math.exp(chance) for own in chances for chance in own[1:])
+            return [*trees], batch + sum(math.exp(chance) for tree_chances in chances for chance in tree_chances[1:])
         nodes = list[tuple[float, int]]()
-        for place, own in enumerate(chances):
-            nodes += [(-chance, place) for chance in sorted(own[1:], reverse=True)[: budgets[place] - 1]]
+        for tree_index, tree_chances in enumerate(chances):
+            nodes += [
+                (-chance, tree_index) for chance in sorted(tree_chances[1:], reverse=True)[: budgets[tree_index] - 1]
+            ]
         nodes.sort()
-        falling = [math.exp(-chance) for chance, _ in nodes]
+        probs = [math.exp(-chance) for chance, _ in nodes]
         if self.budget is None:
-            count, _ = best_count(falling, self.costs(batch, rows), self.rate(batch))
+            count, _ = best_count(probs, self.costs(batch, rows), self.rate(batch))
             if self._size(batch).probe > FIRST_PROBE and not self.prices.knows_rows(batch):
                 count += max(count, batch)  # always adding as many would never show that rows have other prices
         else:
             count = int(min(self.budget * batch, len(nodes)))
-        kept = [1] * batch
-        for _, place in nodes[:count]:
-            kept[place] += 1
-        scored = [replace(tree, scores=(math.inf, *own[1:])) for tree, own in zip(trees, chances, strict=True)]
-        return [tree.best(size) for tree, size in zip(scored, kept, strict=True)], batch + sum(falling[:count])
+        sizes = [1] * batch
+        for _, tree_index in nodes[:count]:
+            sizes[tree_index] += 1
+        scored_trees = [
+            replace(tree, scores=(math.inf, *tree_chances[1:]))
+            for tree, tree_chances in zip(trees, chances, strict=True)
+        ]
+        return [tree.best(size) for tree, size in zip(scored_trees, sizes, strict=True)], batch + sum(probs[:count])
 
     def costs(self, batch: int, rows: int) -> list[float]:
         """Costs of target passes with 0, 1, 2 ... drafted nodes."""
@@ -352,9 +366,10 @@ class Controller:
             size.probe = min(2 * size.probe, PROBE) if size.since_plain >= size.probe else size.probe
             size.since_plain = 0
             return
-        plain = self.prices.round(batch, batch)
+        plain_cost = self.prices.round(batch, batch)
         cost = self.prices.round(batch, rows, sum(self.prices.drafting(*group) for group in groups))
-        size.since_plain, size.paused = size.since_plain + 1, ""
+        size.since_plain += 1
+        size.paused = ""
         size.expected = (1 - 1 / MEMORY) * size.expected + expected
         size.unknown *= 1 - 1 / MEMORY
         size.model(max(sources))
@@ -363,17 +378,17 @@ class Controller:
             model.tokens = (1 - 1 / MEMORY) * model.tokens + share * committed
             model.cost = (1 - 1 / MEMORY) * model.cost + share * cost
         for source in sources:
-            longest = self._longest_pause(source, batch)
-            size.model(source).judge(committed / batch - cost / plain, math.sqrt(batch), longest)
-            self._watches -= longest < LONGEST and size.model(source).waiting == longest and self._watches > 0
+            max_pause = self._longest_pause(source, batch)
+            size.model(source).judge(committed / batch - cost / plain_cost, math.sqrt(batch), max_pause)
+            self._watches -= max_pause < LONGEST and size.model(source).waiting == max_pause and self._watches > 0
 
     def _longest_pause(self, source: int, batch: int) -> int:
         """Rounds of a pause at most; fewer while it is not known whether a head is read in a right way."""
         watch = self._head_watch
         if source not in self._heads or watch is None or not watch.is_open or not self._watches:
             return LONGEST
-        asking = self.prices.drafting(source, (batch,)) / self.prices.round(batch, batch)
-        return min(max(math.ceil(asking / WATCHED), SHORTEST), LONGEST)
+        asking_share = self.prices.drafting(source, (batch,)) / self.prices.round(batch, batch)
+        return min(max(math.ceil(asking_share / WATCHED), SHORTEST), LONGEST)
 
     def gain(self, batch: int) -> float | None:
         """Tokens by cost of drafted rounds over plain ones; None before any."""
@@ -387,9 +402,10 @@ class Controller:
 
     def rate(self, batch: int) -> float:
         """Tokens by cost that rounds of so many texts reach, of the better kind; drafting begins as plain rounds do."""
-        size, plain = self._size(batch), self.prices.round(batch, batch)
+        size = self._size(batch)
+        plain_cost = self.prices.round(batch, batch)
         weight = size.unknown * max(PRIOR_ROUNDS / batch, 1.0)
-        return max((size.tokens + weight * batch) / (size.cost + weight * plain), batch / plain)
+        return max((size.tokens + weight * batch) / (size.cost + weight * plain_cost), batch / plain_cost)
 
     def acceptance(self, kind: Kind) -> Acceptance:
         """What is known of a kind of drafts."""
@@ -398,9 +414,9 @@ class Controller:
         return self._acceptance[kind]
 
     def _size(self, batch: int) -> _Size:
-        if (found := self._sizes.get(bucket(batch))) is None:
-            found = self._sizes[bucket(batch)] = _Size([_Model()])
-        return found
+        if (size := self._sizes.get(bucket(batch))) is None:
+            size = self._sizes[bucket(batch)] = _Size([_Model()])
+        return size
 
 
 def as_written() -> Controller:
@@ -417,31 +433,34 @@ class _Selected:
     def __init__(
         self, controller: Controller, acceptance: Sequence[Acceptance], source: int, batch: int, rows: int
     ) -> None:
-        self._acceptance, self._source, self._prices = acceptance, source, controller.prices
-        self._rate, self._costs = controller.rate(batch), controller.costs(batch, rows)
+        self._acceptance = acceptance
+        self._source = source
+        self._prices = controller.prices
+        self._rate = controller.rate(batch)
+        self._costs = controller.costs(batch, rows)
         self.chances: list[list[float]] = [[0.0] for _ in acceptance]
 
     def expand(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
-        for acceptance, text, own in zip(self._acceptance, texts, self.chances, strict=True):
-            acceptance.chances(text, own)
+        for acceptance, text, text_chances in zip(self._acceptance, texts, self.chances, strict=True):
+            acceptance.chances(text, text_chances)
         leaves = sorted(
-            (-own[node], place, node)
-            for place, (own, text) in enumerate(zip(self.chances, texts, strict=True))
+            (-text_chances[node], text_index, node)
+            for text_index, (text_chances, text) in enumerate(zip(self.chances, texts, strict=True))
             for node in text.frontier
         )
-        each = [acceptance.children(depth) for acceptance in self._acceptance]
+        child_rates = [acceptance.children(depth) for acceptance in self._acceptance]
         width = best_width(
             [math.exp(-chance) for chance, *_ in leaves[:WIDEST]],
-            [math.exp(chance) for own in self.chances for chance in own[1:]],
-            [sum(rates) / len(each) for rates in zip(*each, strict=True)],
+            [math.exp(chance) for text_chances in self.chances for chance in text_chances[1:]],
+            [sum(rates) / len(child_rates) for rates in zip(*child_rates, strict=True)],
             self._costs,
             lambda width: self._prices.level(self._source, width),
             self._rate,
         )
-        found = [list[int]() for _ in texts]
-        for _, place, node in leaves[:width]:
-            found[place].append(node)
-        return [sorted(nodes) for nodes in found]
+        frontiers = [list[int]() for _ in texts]
+        for _, text_index, node in leaves[:width]:
+            frontiers[text_index].append(node)
+        return [sorted(nodes) for nodes in frontiers]
 
     def children(self, texts: Sequence[GrowingTree], depth: int) -> None:
         """All of what the policy keeps: what is not worth its row is cut in the end."""
@@ -458,28 +477,32 @@ class _Drawn:
     """
 
     def __init__(self, acceptance: Acceptance, levels: int, floor: float, texts: int) -> None:
-        self._acceptance, self.levels, self._floor = acceptance, levels, floor
+        self._acceptance = acceptance
+        self.levels = levels
+        self._floor = floor
         self._places: list[list[float]] = [[0.0] for _ in range(texts)]  # log-probabilities of acceptance by places
         self.chances = [None] * texts
 
     def expand(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
         rates = [math.log(rate) for rate in self._acceptance.places(depth, MORE_NODES)]
-        for text, own in zip(texts, self._places, strict=True):
-            above, place = -1, 0
-            for parent in text.parents[len(own) :]:
-                above, place = parent, place + 1 if parent == above else 0
-                own.append(own[parent] + rates[min(place, MORE_NODES - 1)])
+        for text, text_chances in zip(texts, self._places, strict=True):
+            previous_parent = -1
+            draw_index = 0
+            for parent in text.parents[len(text_chances) :]:
+                draw_index = draw_index + 1 if parent == previous_parent else 0
+                previous_parent = parent
+                text_chances.append(text_chances[parent] + rates[min(draw_index, MORE_NODES - 1)])
         if depth >= self.levels:
             return [[] for _ in texts]
-        best = math.log(self._acceptance.places(depth + 1, 1)[0])
+        best_rate = math.log(self._acceptance.places(depth + 1, 1)[0])
         return [
-            [node for node in text.frontier if own[node] + best >= self._floor]
-            for text, own in zip(texts, self._places, strict=True)
+            [node for node in text.frontier if text_chances[node] + best_rate >= self._floor]
+            for text, text_chances in zip(texts, self._places, strict=True)
         ]
 
     def children(self, texts: Sequence[GrowingTree], depth: int) -> list[list[int]]:
         rates = [math.log(rate) for rate in self._acceptance.places(depth, MORE_NODES)]
         return [
-            [sum(own[node] + rate >= self._floor for rate in rates) for node in text.frontier]
-            for text, own in zip(texts, self._places, strict=True)
+            [sum(text_chances[node] + rate >= self._floor for rate in rates) for node in text.frontier]
+            for text, text_chances in zip(texts, self._places, strict=True)
         ]

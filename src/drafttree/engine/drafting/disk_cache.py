@@ -17,9 +17,9 @@ from platformdirs import user_cache_path
 def read_cached(key: str) -> dict[str, Any] | None:
     """The value of a key, None where there is none that can be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(_file(key).read_text(encoding="utf-8"))
-        if isinstance(found, dict) and found.get("key") == key and isinstance(found.get("value"), dict):
-            return found["value"]
+        entry = json.loads(_file(key).read_text(encoding="utf-8"))
+        if isinstance(entry, dict) and entry.get("key") == key and isinstance(entry.get("value"), dict):
+            return entry["value"]
     return None
 
 

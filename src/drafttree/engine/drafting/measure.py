@@ -100,22 +100,24 @@ class MeasuredCosts:
 
     def __init__(self, target: Model, drafter: Drafter, rounds: Rounds, *, greedy: bool) -> None:
         self._file = CostFile(target, drafter, greedy=greedy)
-        kept = self._file.read()
-        if kept is None or not is_current(kept, target):
-            kept = self._file.write(measure_costs(target, drafter, rounds))
-        self._kept = kept
-        self.first = self.curve = kept.costs
-        self._prices, self._seen, self._told = Prices(kept.costs), 0, False
+        kept_costs = self._file.read()
+        if kept_costs is None or not is_current(kept_costs, target):
+            kept_costs = self._file.write(measure_costs(target, drafter, rounds))
+        self._kept = kept_costs
+        self.first = self.curve = kept_costs.costs
+        self._prices = Prices(kept_costs.costs)
+        self._seen = 0
+        self._told = False
 
     def watch(self, rounds: Sequence[Round]) -> None:
         """Mend the curve by the rounds of a text that has ended; the file, where they show it to be quite wrong."""
-        watched = rounds[1:]  # the first one also reads what the prompt has left
-        self._prices.observe_text(watched)
-        self._seen += len(watched)
+        watched_rounds = rounds[1:]  # the first one also reads what the prompt has left
+        self._prices.observe_text(watched_rounds)
+        self._seen += len(watched_rounds)
         if self._seen < FEWEST:
             return
         self.curve = self._prices.curve()
-        if _differ(self._kept.costs, self.curve, watched):
+        if _differ(self._kept.costs, self.curve, watched_rounds):
             self._kept = self._file.write(replace(self._kept, costs=self.curve))
             if not self._told:
                 logger.info("the costs were wrong by more than %.0f %%; rounds of texts mend them", 100 * WRONG_BY)
@@ -129,7 +131,7 @@ def _differ(curve: CostCurve, found: CostCurve, rounds: Sequence[Round]) -> bool
     """
     return any(
         abs(found.round(*shape) / found.plain_round / (curve.round(*shape) / curve.plain_round) - 1) > WRONG_BY
-        for shape in {(each.nodes, each.widths, each.source) for each in rounds}
+        for shape in {(turn.nodes, turn.widths, turn.source) for turn in rounds}
     )
 
 
@@ -146,44 +148,46 @@ def measure_costs(target: Model, drafter: Drafter, rounds: Rounds) -> KeptCosts:
             argument is how many tokens at most. A policy that uses costs is to be given `TRIAL_COSTS`.
     """
     deadline = time.perf_counter() + LONGEST_WAIT
-    contexts = [each for each in (target.context, drafter.context) if each is not None]
+    contexts = [context_limit for context_limit in (target.context, drafter.context) if context_limit is not None]
     room = min(contexts, default=4 * (CONTEXT + max(SIZES)))
     context = max(min(CONTEXT, room // 4), 1)
     sizes = [size for size in SIZES if target.context is None or 1 + size <= target.context]
-    alone = Costs.of(_time_or_guess_passes(target, sizes))
-    estimate = estimate_costs(target, drafter, alone)
+    pass_costs = Costs.of(_time_or_guess_passes(target, sizes))
+    estimate = estimate_costs(target, drafter, pass_costs)
     period = min(max(context // 4, 1), target.vocab_size)
     prompt = [token % period for token in range(context)]  # a text that repeats itself
     trials = _Trials(rounds, prompt, min(TOKENS, room - context), estimate, deadline)
     sources = sources_of(drafter)
     mixed = len(sources) > 1
     trials.runs_left = 1 + (len(TRIALS) - 1) * (len(sources) + mixed)
-    plain: list[Round] = []
-    whole: dict[Trial, list[Round]] = {}
+    plain_rounds: list[Round] = []
+    drafter_rounds: dict[Trial, list[Round]] = {}
     by_source: list[dict[Trial, list[Round]]] = [{} for _ in sources]
     for trial in TRIALS:
         if trial is PLAIN:
-            plain = trials.run(None, trial, 0)
+            plain_rounds = trials.run(None, trial, 0)
             continue
-        for place in reversed(range(len(sources))):  # a model's passes are dear, those of lookup cost next to nothing
-            by_source[place][trial] = trials.run(sources[place], trial, place)
-        whole[trial] = trials.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
+        for source in reversed(range(len(sources))):  # a model's passes are dear, those of lookup cost next to nothing
+            by_source[source][trial] = trials.run(sources[source], trial, source)
+        drafter_rounds[trial] = trials.run(drafter, trial, len(sources) - 1) if mixed else by_source[0][trial]
     if trials.left_out:
         logger.info(
             "rounds that tell costs would have taken more than %.0f s; until rounds of texts tell them, those of draft "
             "passes are estimated by their bytes",
             LONGEST_WAIT,
         )
-    kinds = [kind for kind in (plain, whole[CHAIN_OF_3], whole[WIDE_LEVELS]) if kind]
-    drafted = whole[CHAIN_OF_3] + whole[WIDE_LEVELS]
-    plain_overhead = median(each.outside_seconds for each in plain) if plain else 0.0
+    samples = [sample for sample in (plain_rounds, drafter_rounds[CHAIN_OF_3], drafter_rounds[WIDE_LEVELS]) if sample]
+    turns = drafter_rounds[CHAIN_OF_3] + drafter_rounds[WIDE_LEVELS]
+    plain_overhead = median(turn.outside_seconds for turn in plain_rounds) if plain_rounds else 0.0
     curve = CostCurve(
-        target=_behind_drafts(alone, kinds),
-        draft=tuple(_draft_costs(*each) for each in zip(by_source, estimate.draft, strict=True)),
-        overhead=median(each.outside_seconds - each.growth_seconds for each in drafted) if drafted else plain_overhead,
+        target=_behind_drafts(pass_costs, samples),
+        draft=tuple(
+            _draft_costs(*rounds_and_estimate) for rounds_and_estimate in zip(by_source, estimate.draft, strict=True)
+        ),
+        overhead=median(turn.outside_seconds - turn.growth_seconds for turn in turns) if turns else plain_overhead,
         plain_overhead=plain_overhead,
     )
-    return KeptCosts(curve, alone.at(WIDE) / alone.at(1))
+    return KeptCosts(curve, pass_costs.at(WIDE) / pass_costs.at(1))
 
 
 def estimate_costs(target: Model, drafter: Drafter, passes: Costs) -> CostCurve:
@@ -220,9 +224,10 @@ def _time_or_guess_passes(target: Model, sizes: Sequence[int]) -> dict[int, floa
 
     They stand behind one token, since more would have to be read first and change next to nothing.
     """
-    one_pass, usual = _time_first_pass(target), UNKNOWN.target
-    if one_pass * (2 + sum(map(usual.at, sizes[:2]))) > LONGEST_WAIT:
-        return {size: one_pass * usual.at(size) for size in sizes}
+    one_pass = _time_first_pass(target)
+    default_costs = UNKNOWN.target
+    if one_pass * (2 + sum(map(default_costs.at, sizes[:2]))) > LONGEST_WAIT:
+        return {size: one_pass * default_costs.at(size) for size in sizes}
     return time_passes(target, sizes, 1, REPEATS, PASS_SECONDS, min)
 
 
@@ -233,13 +238,13 @@ def _behind_drafts(alone: Costs, kinds: Sequence[Sequence[Round]]) -> Costs:
         alone: the costs of passes alone.
         kinds: rounds of several kinds; those nearest in size tell how much dearer a pass is.
     """
-    dearer = {
-        median(each.nodes for each in kind): median(each.target_seconds / alone.at(each.nodes) for each in kind)
-        for kind in kinds
+    slowdowns = {
+        median(turn.nodes for turn in sample): median(turn.target_seconds / alone.at(turn.nodes) for turn in sample)
+        for sample in kinds
     } or {1: 1.0}
     return Costs.of(
         {
-            size: cost * dearer[min(dearer, key=lambda nodes: abs(nodes - size))]
+            size: cost * slowdowns[min(slowdowns, key=lambda nodes: abs(nodes - size))]
             for size, cost in zip(alone.sizes, alone.costs, strict=True)
         }
     )
@@ -252,19 +257,21 @@ def _draft_costs(rounds: Mapping[Trial, list[Round]], estimate: DraftCosts) -> D
     """
     if not all(rounds.values()):
         factors = [
-            each.drafting_seconds / by_estimate
-            for kind in rounds.values()
-            for each in kind
-            if each.widths and (by_estimate := estimate.first + sum(map(estimate.later.at, each.widths[1:])))
+            turn.drafting_seconds / by_estimate
+            for sample in rounds.values()
+            for turn in sample
+            if turn.widths and (by_estimate := estimate.first + sum(map(estimate.later.at, turn.widths[1:])))
         ]
         factor = median(factors) if factors else 1.0
-        later = {size: factor * cost for size, cost in zip(estimate.later.sizes, estimate.later.costs, strict=True)}
-        return DraftCosts(factor * estimate.first, Costs.of(later))
-    seconds = [each.drafting_seconds for each in rounds[CHAIN_OF_1] if each.widths]
-    first = median(seconds) if seconds else 0.0
-    later = _each(rounds[CHAIN_OF_3], first, lambda width: 1)
-    node = _each(rounds[WIDE_LEVELS], first, lambda width: width - 1, later)
-    return DraftCosts(first, Costs.of({1: later, WIDE: later + (WIDE - 1) * node}))
+        level_seconds = {
+            size: factor * cost for size, cost in zip(estimate.later.sizes, estimate.later.costs, strict=True)
+        }
+        return DraftCosts(factor * estimate.first, Costs.of(level_seconds))
+    seconds = [turn.drafting_seconds for turn in rounds[CHAIN_OF_1] if turn.widths]
+    first_seconds = median(seconds) if seconds else 0.0
+    level_seconds = _each(rounds[CHAIN_OF_3], first_seconds, lambda width: 1)
+    node = _each(rounds[WIDE_LEVELS], first_seconds, lambda width: width - 1, level_seconds)
+    return DraftCosts(first_seconds, Costs.of({1: level_seconds, WIDE: level_seconds + (WIDE - 1) * node}))
 
 
 def _each(rounds: list[Round], first: float, count: Callable[[int], int], level: float = 0.0) -> float:
@@ -276,12 +283,12 @@ def _each(rounds: list[Round], first: float, count: Callable[[int], int], level:
         count: how many a level has, by its width.
         level: seconds of a level without any.
     """
-    found = [
-        (each.drafting_seconds - first - level * len(each.widths[1:])) / counted
-        for each in rounds
-        if (counted := sum(map(count, each.widths[1:])))
+    increments = [
+        (turn.drafting_seconds - first - level * len(turn.widths[1:])) / divisor
+        for turn in rounds
+        if (divisor := sum(map(count, turn.widths[1:])))
     ]
-    return max(median(found), 0.0) if found else 0.0
+    return max(median(increments), 0.0) if increments else 0.0
 
 
 class _Trials:
@@ -300,24 +307,34 @@ class _Trials:
     """
 
     def __init__(self, rounds: Rounds, prompt: list[int], length: int, estimate: CostCurve, deadline: float) -> None:
-        self._rounds, self._prompt, self._length = rounds, prompt, length
-        self._estimate, self._deadline = estimate, deadline
-        self.runs_left, self.left_out = 1, 0
+        self._rounds = rounds
+        self._prompt = prompt
+        self._length = length
+        self._estimate = estimate
+        self._deadline = deadline
+        self.runs_left = 1
+        self.left_out = 0
 
     def run(self, drafter: Drafter | None, trial: Trial, source: int) -> list[Round]:
         """Rounds of one kind without the first, in which drafters read what the prompt has left; perhaps none."""
-        begun, estimate, read = time.perf_counter(), self._estimate, len(self._prompt)
-        time_left, self.runs_left = (self._deadline - begun) / self.runs_left, self.runs_left - 1
-        reading = estimate.target.at(read) + (estimate.draft_of(source).later.at(read) if drafter else 0.0)
-        if begun + reading + FEWEST_ROUNDS * estimate.round(trial.nodes, trial.widths, source) > self._deadline:
+        start = time.perf_counter()
+        estimate = self._estimate
+        prompt_length = len(self._prompt)
+        time_left = (self._deadline - start) / self.runs_left
+        self.runs_left -= 1
+        reading_seconds = estimate.target.at(prompt_length) + (
+            estimate.draft_of(source).later.at(prompt_length) if drafter else 0.0
+        )
+        if start + reading_seconds + FEWEST_ROUNDS * estimate.round(trial.nodes, trial.widths, source) > self._deadline:
             self.left_out += 1
             return []
-        end, done = begun + min(ROUND_SECONDS, time_left), []
+        end = start + min(ROUND_SECONDS, time_left)
+        turns = []
         for turn in islice(self._rounds(drafter, trial.policy, self._prompt, self._length), REPEATS + 1):
-            done.append(turn)
-            if time.perf_counter() > end and len(done) >= FEWEST_ROUNDS:
+            turns.append(turn)
+            if time.perf_counter() > end and len(turns) >= FEWEST_ROUNDS:
                 break
-        return done[1:] or done
+        return turns[1:] or turns
 
 
 def _time_first_pass(model: Model) -> float:
@@ -354,20 +371,20 @@ def time_passes(
     end = time.perf_counter() + (seconds or float("inf"))
     for _ in range(1 + repeats):
         for size in sizes:
-            if all(times[first] for first in sizes[:2]):
-                known = Costs.of({size: min(spent) for size, spent in times.items() if spent})
-                if time.perf_counter() + known.at(size) > end:
+            if all(times[early_size] for early_size in sizes[:2]):
+                pass_costs = Costs.of({size: min(pass_seconds) for size, pass_seconds in times.items() if pass_seconds})
+                if time.perf_counter() + pass_costs.at(size) > end:
                     continue
             times[size].append(_time_pass(model, cache, size, context))
-    return {size: typical(spent[1:] or spent) for size, spent in times.items() if spent}
+    return {size: typical(pass_seconds[1:] or pass_seconds) for size, pass_seconds in times.items() if pass_seconds}
 
 
 def _fill(model: Model, cache: TreeCache, context: int) -> None:
     """Commit so many rows to an empty cache."""
-    read = min(context, READ) if cache.windowed is None else context
-    prefill(model, cache, [0] * read)
+    prefill_length = min(context, READ) if cache.windowed is None else context
+    prefill(model, cache, [0] * prefill_length)
     while cache.length < context:
-        count = min(read, context - cache.length)
+        count = min(prefill_length, context - cache.length)
         for buffer in cache.buffers:
             buffer[..., cache.length : cache.length + count, :] = buffer[..., :count, :]
         cache.length += count
@@ -377,18 +394,18 @@ def _time_pass(model: Model, cache, size: int, context: int) -> float:
     # different ones, since experts are chosen by them
     tokens = np.arange(size) % model.vocab_size
     segment = Segment(cache, tokens, np.arange(context, context + size), causal(size))
-    spent = time_work(lambda: model.forward([segment]), model.device)
+    pass_seconds = time_work(lambda: model.forward([segment]), model.device)
     cache.commit([])
-    return spent
+    return pass_seconds
 
 
 def time_work(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of some work, until its device has finished."""
     wait_for(device)
-    started = time.perf_counter()
+    start = time.perf_counter()
     work()
     wait_for(device)
-    return time.perf_counter() - started
+    return time.perf_counter() - start
 
 
 def wait_for(device: torch.device) -> None:

@@ -59,20 +59,20 @@ class Latest:
 
     def at(self, size: float, unknown: float, *, exactly: bool = False) -> float:
         """The value at a size, `unknown` where there is none, or none of this very size."""
-        if (own := bucket(size)) in self._medians:
-            return self._medians[own]
+        if (size_bucket := bucket(size)) in self._medians:
+            return self._medians[size_bucket]
         if exactly or not self._medians:
             return unknown
-        return self._medians[min(self._medians, key=lambda known: abs(known - own))]
+        return self._medians[min(self._medians, key=lambda known: abs(known - size_bucket))]
 
     def observe(self, size: float, value: float) -> None:
         """Take note of a round's value."""
-        own = bucket(size)
-        values = self._values.setdefault(own, deque(maxlen=LATEST))
-        if values and OUTLIER * value < self._medians[own]:
+        size_bucket = bucket(size)
+        values = self._values.setdefault(size_bucket, deque(maxlen=LATEST))
+        if values and OUTLIER * value < self._medians[size_bucket]:
             values.clear()
         values.append(value)
-        self._medians[own] = median(values)
+        self._medians[size_bucket] = median(values)
 
     def forget(self, size: float) -> None:
         """Take the values at a size for outliers."""
@@ -95,9 +95,12 @@ class Line:
                 self._weight = self._x = self._y = self._xx = self._xy = 0.0
             elif self._weight >= FIRST:
                 measured = min(measured, OUTLIER * self.at(expected))
-        keep = 1 - 1 / MEMORY
-        self._weight, self._x, self._y = keep * self._weight + 1, keep * self._x + expected, keep * self._y + measured
-        self._xx, self._xy = keep * self._xx + expected * expected, keep * self._xy + expected * measured
+        decay = 1 - 1 / MEMORY
+        self._weight = decay * self._weight + 1
+        self._x = decay * self._x + expected
+        self._y = decay * self._y + measured
+        self._xx = decay * self._xx + expected * expected
+        self._xy = decay * self._xy + expected * measured
 
     @property
     def is_informed(self) -> bool:
@@ -110,12 +113,14 @@ class Line:
 
     def all(self, expected: Sequence[float]) -> list[float]:
         """The costs of several passes."""
-        middle, level = self._x / self._weight, self._y / self._weight
+        middle = self._x / self._weight
+        level = self._y / self._weight
         through_zero = level / middle
         slope = (self._xy - self._weight * middle * level + self._prior * through_zero) / (self._spread + self._prior)
         slope = min(max(slope, through_zero / SLOPES), SLOPES * through_zero)
-        offset, least = level - slope * middle, through_zero / SLOPES
-        return [max(offset + slope * each, least * each) for each in expected]
+        offset = level - slope * middle
+        min_slope = through_zero / SLOPES
+        return [max(offset + slope * cost, min_slope * cost) for cost in expected]
 
     @property
     def _prior(self) -> float:
@@ -137,7 +142,8 @@ class Prices:
     """
 
     def __init__(self, curve: CostCurve | None, *, frozen: bool = False) -> None:
-        self.measured, self.frozen = curve or UNKNOWN, frozen
+        self.measured = curve or UNKNOWN
+        self.frozen = frozen
         self._passes: dict[int, Line] = {}
         self._plain = Latest()  # of passes over roots alone, what all else is compared with
         self._rest = {False: Latest(), True: Latest()}
@@ -153,16 +159,20 @@ class Prices:
     def targets(self, batch: int, rows: int, more: int) -> list[float]:
         """Costs of target passes over so many rows and 0, 1, 2 ... `more`; none is cheaper than one of a row a text."""
         curve = self.measured.target
-        alone = [curve.at(rows)] if not more else curve.up_to(rows + more)[rows:]
+        curve_costs = [curve.at(rows)] if not more else curve.up_to(rows + more)[rows:]
         if not self._passes:
-            return alone
-        own = bucket(batch)
-        fitted = self._passes[own if own in self._passes else min(self._passes, key=lambda known: abs(known - own))]
-        costs = fitted.all(alone)
-        plain = self._plain.at(batch, -1.0, exactly=True)
-        costs = [max(cost, plain) for cost in costs]
-        if rows <= batch and plain >= 0:
-            costs[0] = plain
+            return curve_costs
+        batch_bucket = bucket(batch)
+        line = self._passes[
+            batch_bucket
+            if batch_bucket in self._passes
+            else min(self._passes, key=lambda known: abs(known - batch_bucket))
+        ]
+        costs = line.all(curve_costs)
+        plain_cost = self._plain.at(batch, -1.0, exactly=True)
+        costs = [max(cost, plain_cost) for cost in costs]
+        if rows <= batch and plain_cost >= 0:
+            costs[0] = plain_cost
         return costs
 
     def level(self, source: int, width: int) -> float:
@@ -184,8 +194,8 @@ class Prices:
         key = batch, rows, drafting is not None
         if key not in self._rounds:
             self._rounds[key] = self.target(batch, rows), self._other(batch, drafted=drafting is not None)
-        target, other = self._rounds[key]
-        return target + (drafting or 0.0) + other
+        target, outside_cost = self._rounds[key]
+        return target + (drafting or 0.0) + outside_cost
 
     def knows_rows(self, batch: int) -> bool:
         """Whether it is known what a further row adds to a pass over so many texts."""
@@ -231,40 +241,41 @@ class Prices:
             self._plain.observe(batch, target)
         elif OUTLIER * target < self._plain.at(batch, 0.0, exactly=True):
             self._plain.forget(batch)  # more rows are never cheaper, so those were outliers
-        if (expected := sum(self._by_curve(*group) for group in drafted)) > 0:
-            widths = [width for _, own in drafted for width in own]
+        if (expected_cost := sum(self._by_curve(*group) for group in drafted)) > 0:
+            widths = [width for _, group_widths in drafted for width in group_widths]
             for source in {source for source, _ in drafted}:
-                self._factor(source).observe(sum(widths) / len(widths), draft / expected)
+                self._factor(source).observe(sum(widths) / len(widths), draft / expected_cost)
         if rest is not None:
             self._rest[bool(drafted)].observe(batch, rest)
 
     def observe_text(self, rounds: Sequence[Round]) -> None:
         """Mend the costs by rounds of a text that was written alone."""
-        for each in rounds:
-            growth, drafted = (each.growth_seconds, [(each.source, each.widths)]) if each.widths else (0.0, [])
-            rest = each.outside_seconds - growth
-            self.observe(1, each.nodes, each.target_seconds, each.drafting_seconds, rest, drafted)
+        for turn in rounds:
+            growth, groups = (turn.growth_seconds, [(turn.source, turn.widths)]) if turn.widths else (0.0, [])
+            rest_seconds = turn.outside_seconds - growth
+            self.observe(1, turn.nodes, turn.target_seconds, turn.drafting_seconds, rest_seconds, groups)
 
     def curve(self) -> CostCurve:
         """The curve of rounds of one text as rounds have mended it; what was not seen is as much slower as a pass."""
-        known, pace = self.measured, self.target(1, 1) / self.measured.target.at(1)
+        measured_curve = self.measured
+        pace = self.target(1, 1) / self.measured.target.at(1)
         return CostCurve(
-            target=Costs.of({nodes: self.target(1, nodes) for nodes in known.target.sizes}),
+            target=Costs.of({nodes: self.target(1, nodes) for nodes in measured_curve.target.sizes}),
             draft=tuple(
                 DraftCosts(
-                    own.first * factor.at(1, pace),
-                    Costs.of({width: own.later.at(width) * factor.at(width, pace) for width in own.later.sizes}),
+                    draft.first * factor.at(1, pace),
+                    Costs.of({width: draft.later.at(width) * factor.at(width, pace) for width in draft.later.sizes}),
                 )
-                for own, factor in zip(known.draft, self._drafts, strict=True)
+                for draft, factor in zip(measured_curve.draft, self._drafts, strict=True)
             ),
-            overhead=self._rest[True].at(1, pace * known.overhead),
-            plain_overhead=self._rest[False].at(1, pace * known.plain_overhead),
+            overhead=self._rest[True].at(1, pace * measured_curve.overhead),
+            plain_overhead=self._rest[False].at(1, pace * measured_curve.plain_overhead),
         )
 
     def _other(self, batch: int, *, drafted: bool) -> float:
         """Cost of a round outside its passes; where no such round was seen, as of the other kind."""
-        unknown = self.measured.overhead if drafted else self.measured.plain_overhead
-        return self._rest[drafted].at(batch, self._rest[not drafted].at(batch, unknown))
+        overhead = self.measured.overhead if drafted else self.measured.plain_overhead
+        return self._rest[drafted].at(batch, self._rest[not drafted].at(batch, overhead))
 
     def _factor(self, source: int) -> Latest:
         """What drafting costs by the clock over what it costs by the curve."""
@@ -336,8 +347,8 @@ def cost_key(target: Model, drafter: Drafter, *, greedy: bool = True) -> str | N
     if not isinstance(target, TargetModel):
         return None
     rounds = "greedy" if greedy else "sampled"
-    parts = (_digest(target), _digest(drafter), machine(target.device), str(target.dtype), rounds, torch.__version__)
-    return " | ".join(parts)
+    fields = (_digest(target), _digest(drafter), machine(target.device), str(target.dtype), rounds, torch.__version__)
+    return " | ".join(fields)
 
 
 def machine(device: torch.device) -> str:
@@ -360,5 +371,8 @@ def _describe(part: Any, depth: int = 0) -> Any:
         return [type(part).__name__, config.to_diff_dict() if hasattr(config, "to_diff_dict") else None, shapes(part)]
     if isinstance(part, bool | int | float | str | torch.dtype) or part is None:
         return str(part)
-    parts: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}
-    return [type(part).__qualname__, [(name, _describe(each, depth + 1)) for name, each in sorted(parts.items())]]
+    attributes: dict[str, Any] = vars(part) if hasattr(part, "__dict__") and depth < 3 else {}
+    return [
+        type(part).__qualname__,
+        [(name, _describe(attribute, depth + 1)) for name, attribute in sorted(attributes.items())],
+    ]

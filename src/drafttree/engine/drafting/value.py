@@ -19,7 +19,8 @@ def best_count(chances: Sequence[float], costs: Sequence[float], rate: float) ->
         costs: of target passes with 0, 1, 2 ... of them.
         rate: tokens by cost.
     """
-    count, value, tokens = 0, -rate * costs[0], 0.0
+    count, value = 0, -rate * costs[0]
+    tokens = 0.0
     for nodes, (chance, cost) in enumerate(zip(chances, costs[1:], strict=False), start=1):
         tokens += chance
         if tokens - rate * cost > value:
@@ -45,22 +46,24 @@ def best_width(
         level: cost of a draft pass by its width.
         rate: tokens by cost.
     """
-    each = sum(children)
+    child_sum = sum(children)
     widths = [1 << power for power in range(len(leaves).bit_length()) if 1 << power < len(leaves)] + [len(leaves)]
-    widths = [width for width in widths if each * sum(leaves[:width]) > rate * level(width)]
+    widths = [width for width in widths if child_sum * sum(leaves[:width]) > rate * level(width)]
     if not widths:  # most levels end here: not even free rows would pay them
         return 0
-    least = rate * min((after - before for before, after in pairwise(costs)), default=0.0)
-    known = sorted((chance for chance in chances if chance >= least), reverse=True)
-    found, best = 0, best_count(known, costs, rate)[1]
+    min_chance = rate * min((cost - previous_cost for previous_cost, cost in pairwise(costs)), default=0.0)
+    node_chances = sorted((chance for chance in chances if chance >= min_chance), reverse=True)
+    chosen_width, best_value = 0, best_count(node_chances, costs, rate)[1]
     for width in widths:
-        expected = [chance for leaf in leaves[:width] for child in children if (chance := leaf * child) >= least]
-        value = best_count(sorted([*known, *expected], reverse=True), costs, rate)[1] - rate * level(width)
-        if value > best:
-            found, best = width, value
-        elif found:
+        child_chances = [
+            chance for leaf in leaves[:width] for child in children if (chance := leaf * child) >= min_chance
+        ]
+        value = best_count(sorted([*node_chances, *child_chances], reverse=True), costs, rate)[1] - rate * level(width)
+        if value > best_value:
+            chosen_width, best_value = width, value
+        elif chosen_width:
             break
-    return found
+    return chosen_width
 
 
 def best_shape(
@@ -82,17 +85,21 @@ def best_shape(
         level: cost of a draft pass by its width.
         rate: tokens by cost.
     """
-    nodes, chances, spent, found, best = [1.0], list[float](), 0.0, (1, 1.0), float("-inf")
+    nodes = [1.0]
+    chances = list[float]()
+    draft_cost = 0.0
+    shape = (1, 1.0)
+    best_value = float("-inf")
     for number in range(1, depth + 1):
         rates = places(number)
-        nodes = sorted((chance * each for chance in nodes for each in rates), reverse=True)[: len(costs) - 1]
+        nodes = sorted((chance * hit_rate for chance in nodes for hit_rate in rates), reverse=True)[: len(costs) - 1]
         chances = sorted([*chances, *nodes], reverse=True)
         count, value = best_count(chances, costs, rate)
-        if value - spent <= best or not chances:
+        if value - draft_cost <= best_value or not chances:
             break
         floor = chances[max(count, 1) - 1]
-        found, best = (number, floor), value - spent
+        shape, best_value = (number, floor), value - draft_cost
         if not (nodes := [chance for chance in nodes if chance >= floor]):
             break
-        spent += rate * level(len(nodes))
-    return found
+        draft_cost += rate * level(len(nodes))
+    return shape

@@ -39,24 +39,25 @@ class Grown(NamedTuple):
     def of_tree(cls, grown: DraftTree, tree: DraftTree, verdict: Verdict) -> "Grown":
         """What a tree says by itself that was cut to a budget before it was verified."""
         nodes = _nodes(grown)
-        places = _places(tree, nodes)
-        cut = sorted({*range(len(nodes))}.difference(places))
-        for place in cut:
-            nodes[place].rule = Rule.BUDGET
-        last = places[verdict.path[-1]]
-        twin = grown.child(last, verdict.bonus)
-        alone = TracedNode(verdict.bonus, parent=last, depth=nodes[last].depth + 1)
-        bonus = alone if twin is None else replace(nodes[twin])
-        return cls(nodes, places, cut, bonus, +Counter({Rule.BUDGET: len(cut)}))
+        tree_indices = _places(tree, nodes)
+        cut = sorted({*range(len(nodes))}.difference(tree_indices))
+        for index in cut:
+            nodes[index].rule = Rule.BUDGET
+        last_node = tree_indices[verdict.path[-1]]
+        twin = grown.child(last_node, verdict.bonus)
+        leaf = TracedNode(verdict.bonus, parent=last_node, depth=nodes[last_node].depth + 1)
+        bonus = leaf if twin is None else replace(nodes[twin])
+        return cls(nodes, tree_indices, cut, bonus, +Counter({Rule.BUDGET: len(cut)}))
 
 
 def _nodes(tree: DraftTree) -> list[TracedNode]:
     """The nodes of a tree; their probabilities are those that its policy saw."""
     nodes = [TracedNode(tree.tokens[0])]
-    for place, logprob in enumerate(tree.node_logprobs[1:], start=1):
-        parent, chance = tree.parents[place], math.exp(logprob)
-        rank = tree.children[parent].index(place)
-        nodes.append(TracedNode(tree.tokens[place], "", parent, tree.depths[place], rank, chance, chance))
+    for index, logprob in enumerate(tree.node_logprobs[1:], start=1):
+        parent = tree.parents[index]
+        chance = math.exp(logprob)
+        rank = tree.children[parent].index(index)
+        nodes.append(TracedNode(tree.tokens[index], "", parent, tree.depths[index], rank, chance, chance))
     return nodes
 
 
@@ -64,10 +65,11 @@ def _places(tree: DraftTree, nodes: Sequence[TracedNode]) -> Sequence[int]:
     """Where the nodes of a tree are among those it was cut from; siblings of a tree that may be cut differ."""
     if tree.size == len(nodes):
         return range(tree.size)
-    known, places = {(node.parent, node.token): place for place, node in enumerate(nodes)}, [0]
+    child_index = {(node.parent, node.token): index for index, node in enumerate(nodes)}
+    indices = [0]
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-        places.append(known[places[parent], token])
-    return places
+        indices.append(child_index[indices[parent], token])
+    return indices
 
 
 class _Level(NamedTuple):
@@ -91,7 +93,7 @@ class _Level(NamedTuple):
         """Row and rank of the most probable candidates of a mask."""
         paths = np.where(mask, -self.layer.path_logprobs, math.inf)
         order = paths.argsort(axis=None, kind="stable")[: min(MOST_CUT, int(mask.sum()))]
-        return [divmod(place, mask.shape[1]) for place in order.tolist()]
+        return [divmod(flat_index, mask.shape[1]) for flat_index in order.tolist()]
 
 
 class GrowthRecord(GrowthObserver):
@@ -125,51 +127,59 @@ class GrowthRecord(GrowthObserver):
             vocab: the vocab of the target.
             reranks: whether the policy drops nodes in the end.
         """
-        drawn, counts, rows = tree.proposal is not Proposal.TOP_K, Counter[Rule](), dict[int, tuple[_Level, int]]()
-        nodes, cut = [TracedNode(tree.tokens[0])], list[TracedNode]()
-        for (logits, guided), kept, joined in zip(self._guided, self._kept, self._joined, strict=False):
+        is_sampled = tree.proposal is not Proposal.TOP_K
+        counts = Counter[Rule]()
+        rows = dict[int, tuple[_Level, int]]()
+        nodes = [TracedNode(tree.tokens[0])]
+        cut_nodes = list[TracedNode]()
+        for (logits, guided_logits), kept_layer, joined_nodes in zip(
+            self._guided, self._kept, self._joined, strict=False
+        ):
             draft = sampling.process(logits).softmax(-1)[..., :vocab].cpu()
-            level = _Level(*kept, *joined, draft, guided.log_softmax(-1)[..., :vocab].cpu())
+            level = _Level(*kept_layer, *joined_nodes, draft, guided_logits.log_softmax(-1)[..., :vocab].cpu())
             rows |= {node: (level, row) for row, node in enumerate(level.frontier)}
             nodes += [level.node(row, rank) for row, rank in np.argwhere(level.joined).tolist()]
-            if drawn:  # candidates are places, not tokens
+            if is_sampled:  # candidates are places, not tokens
                 counts[Rule.BUDGET] += int(level.keep.sum()) - int(level.joined.sum())
                 continue
             masks = {Rule.KEEP: level.layer.possible & ~level.keep, Rule.BUDGET: level.keep & ~level.joined}
             for rule, mask in masks.items():
                 counts[rule] += int(mask.sum())
-                cut += [level.node(row, rank, rule) for row, rank in level.best(mask)]
+                cut_nodes += [level.node(row, rank, rule) for row, rank in level.best(mask)]
         nodes = nodes if rows else _nodes(tree)  # the second of a tree that no drafter was asked for
-        places, drops = _places(tree, nodes), Rule.RERANK if reranks and not drawn else Rule.BUDGET
-        dropped = sorted({*range(len(nodes))}.difference(places))
-        counts[drops] += len(dropped)
-        for place in dropped:
-            nodes[place].rule = drops
-        for place, children in zip(places, tree.children, strict=True):
+        tree_indices = _places(tree, nodes)
+        drop_rule = Rule.RERANK if reranks and not is_sampled else Rule.BUDGET
+        dropped_indices = sorted({*range(len(nodes))}.difference(tree_indices))
+        counts[drop_rule] += len(dropped_indices)
+        for index in dropped_indices:
+            nodes[index].rule = drop_rule
+        for index, children in zip(tree_indices, tree.children, strict=True):
             if not children:
-                rule = self._ended.get(place, Rule.DEPTH)
-                if place in rows:
-                    level, row = rows[place]
-                    rule = self._ended.get(place, drops if level.keep[row].any() else Rule.KEEP)
-                nodes[place].rule = rule
-        last, token = places[verdict.path[-1]], verdict.bonus
-        bonus = TracedNode(token, parent=last, depth=nodes[last].depth + 1, rule=nodes[last].rule)
-        if last in rows:
-            level, row = rows[last]
+                rule = self._ended.get(index, Rule.DEPTH)
+                if index in rows:
+                    level, row = rows[index]
+                    rule = self._ended.get(index, drop_rule if level.keep[row].any() else Rule.KEEP)
+                nodes[index].rule = rule
+        last_node = tree_indices[verdict.path[-1]]
+        token = verdict.bonus
+        bonus = TracedNode(token, parent=last_node, depth=nodes[last_node].depth + 1, rule=nodes[last_node].rule)
+        if last_node in rows:
+            level, row = rows[last_node]
             bonus.rank = int((level.seen[row] > level.seen[row, token]).sum())
-            bonus.draft, bonus.seen = float(level.draft[row, token]), float(level.seen[row, token].exp())
-            twins = [place for place, node in enumerate(nodes) if (node.parent, node.token) == (last, token)]
+            bonus.draft = float(level.draft[row, token])
+            bonus.seen = float(level.seen[row, token].exp())
+            twins = [index for index, node in enumerate(nodes) if (node.parent, node.token) == (last_node, token)]
             if twins:
-                bonus.rule = drops if twins[0] in dropped else Rule.NONE
-            elif drawn or token not in level.tokens[row]:
-                bonus.rule = Rule.DRAW if drawn else Rule.WIDTH
+                bonus.rule = drop_rule if twins[0] in dropped_indices else Rule.NONE
+            elif is_sampled or token not in level.tokens[row]:
+                bonus.rule = Rule.DRAW if is_sampled else Rule.WIDTH
             else:
                 bonus.rule = Rule.BUDGET if (level.keep & (level.tokens == token))[row].any() else Rule.KEEP
-        out = [*range(len(nodes), len(nodes) + len(cut)), *dropped]
-        nodes += cut
+        cut_indices = [*range(len(nodes), len(nodes) + len(cut_nodes)), *dropped_indices]
+        nodes += cut_nodes
         paths = [0.0]
         for node in nodes[1:] if rows else []:
             level, row = rows[node.parent]
             paths.append(paths[node.parent] + float(level.seen[row, node.token]))
-        out.sort(key=lambda place: (-paths[place], nodes[place].depth))
-        return Grown(nodes, places, out[:MOST_CUT], bonus, +counts)
+        cut_indices.sort(key=lambda place: (-paths[place], nodes[place].depth))
+        return Grown(nodes, tree_indices, cut_indices[:MOST_CUT], bonus, +counts)

@@ -16,20 +16,22 @@ def read_round(
     grown: Grown, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round
 ) -> TracedRound:
     """The data of a round, but for texts; the arguments behind `grown` are those of `RoundObserver.settled`."""
-    order, path = [*grown.places, *grown.cut], {*verdict.path}
-    numbers = {place: number for number, place in enumerate(order)}
-    nodes, bonus = [grown.nodes[place] for place in order], replace(grown.bonus, outcome=Outcome.BONUS)
+    order = [*grown.places, *grown.cut]
+    path = {*verdict.path}
+    numbers = {index: number for number, index in enumerate(order)}
+    nodes = [grown.nodes[index] for index in order]
+    bonus = replace(grown.bonus, outcome=Outcome.BONUS)
     for node in (*nodes, bonus):
         node.parent = numbers.get(node.parent, -1)
     for number, node in enumerate(nodes[: tree.size]):
-        judged = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
-        node.outcome = Outcome.ACCEPTED if number in path else judged
+        rejection = Outcome.REJECTED if node.parent in path else Outcome.UNREACHED
+        node.outcome = Outcome.ACCEPTED if number in path else rejection
     nodes[0].outcome = Outcome.ROOT
-    scored = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
-    rows = sorted({node.parent for node in scored})
+    scored_nodes = [node for node in (*nodes, bonus) if 0 <= node.parent < tree.size]
+    rows = sorted({node.parent for node in scored_nodes})
     chances = request.verifier.sampling.process(logits[rows]).softmax(-1)
-    found = chances[[rows.index(node.parent) for node in scored], [node.token for node in scored]]
-    for node, chance in zip(scored, found.tolist(), strict=True):
+    node_chances = chances[[rows.index(node.parent) for node in scored_nodes], [node.token for node in scored_nodes]]
+    for node, chance in zip(scored_nodes, node_chances.tolist(), strict=True):
         node.target = chance
     return TracedRound(
         nodes=nodes,
@@ -81,8 +83,8 @@ class TokenTexts:
     def fill(self, turn: TracedRound, before: int | None) -> TracedRound:
         """A round with its texts, given the token before its root, None for the first of a text."""
         for node in (*turn.nodes, turn.bonus):
-            above = before if node.parent < 0 else turn.nodes[node.parent].token
-            node.text = self.piece(above, node.token)
+            parent_token = before if node.parent < 0 else turn.nodes[node.parent].token
+            node.text = self.piece(parent_token, node.token)
         return turn
 
     def _piece(self, before: int | None, token: int) -> str:
@@ -90,8 +92,9 @@ class TokenTexts:
             return f" {token}"
         if before is None:
             return self._decode(token)
-        head, both = self._decode(before), self._decode(before, token)
-        return both[len(head) :] if both.startswith(head) else self._decode(token)
+        head = self._decode(before)
+        joint_text = self._decode(before, token)
+        return joint_text[len(head) :] if joint_text.startswith(head) else self._decode(token)
 
     def _decode(self, *tokens: int) -> str:
         assert self._tokenizer is not None

@@ -42,7 +42,8 @@ class TracingObserver(RoundObserver):
         self._seen: deque[ServedRound] = deque()
 
     def drafted(self, request: Request, grown: DraftTree, reason: str | None) -> None:
-        self._grown, self._reason = grown, reason
+        self._grown = grown
+        self._reason = reason
 
     def settled(self, request: Request, tree: DraftTree, logits: Tensor, verdict: Verdict, turn: Round) -> None:
         traced = read_round(Grown.of_tree(self._grown, tree, verdict), request, tree, logits, verdict, turn)
@@ -53,6 +54,6 @@ class TracingObserver(RoundObserver):
         """The oldest round that was not taken yet; None if there is none. For another thread than the engine's."""
         if not self._seen:
             return None
-        served = self._seen.popleft()
-        self._texts.fill(served.traced, served.before)
-        return served
+        served_round = self._seen.popleft()
+        self._texts.fill(served_round.traced, served_round.before)
+        return served_round

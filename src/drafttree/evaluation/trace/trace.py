@@ -92,11 +92,12 @@ class TracedRound:
     @property
     def rejected(self) -> list[int]:
         """The drafter's own continuation of the accepted path: the likeliest rejected node, and so on below it."""
-        found, parent = list[int](), self.path[-1]
-        while below := [node for node in range(1, self.size) if self.nodes[node].parent == parent]:
-            parent = max(below, key=lambda node: self.nodes[node].draft or 0.0)
-            found.append(parent)
-        return found
+        rejected_path = list[int]()
+        parent = self.path[-1]
+        while children := [node for node in range(1, self.size) if self.nodes[node].parent == parent]:
+            parent = max(children, key=lambda node: self.nodes[node].draft or 0.0)
+            rejected_path.append(parent)
+        return rejected_path
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class Trace:
                 cell = counts.setdefault((node.depth, node.rank), Counter())
                 cell.update(drafted=1, judged=judged, accepted=node.outcome is Outcome.ACCEPTED)
         return [
-            AcceptanceCell(*place, cell["drafted"], cell["judged"], cell["accepted"])
-            for place, cell in sorted(counts.items())
+            AcceptanceCell(*depth_rank, cell["drafted"], cell["judged"], cell["accepted"])
+            for depth_rank, cell in sorted(counts.items())
         ]
 
     @property
@@ -171,5 +172,5 @@ class Trace:
 
     def to_json(self) -> str:
         """All of it as one line of JSON, with the acceptance by depth and rank."""
-        whole = asdict(self) | {"text": self.text, "acceptance": [asdict(cell) for cell in self.acceptance]}
-        return json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        document = asdict(self) | {"text": self.text, "acceptance": [asdict(cell) for cell in self.acceptance]}
+        return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -39,22 +39,24 @@ class Tracer:
     def __init__(self, decoder: Decoder, prompt: Prompt, **options: Unpack[GenerationOptions]) -> None:
         self.request = decoder.new_request(prompt, **options)
         self.rounds: list[TracedRound] = []
-        self._decoder, self._texts = decoder, TokenTexts(decoder.tokenizer)
+        self._decoder = decoder
+        self._texts = TokenTexts(decoder.tokenizer)
         self._setting = _setting(decoder, self.request)
 
     def run(self) -> Iterator[TracedRound]:
         """Write the text, yielding every round when it is committed; Ctrl-C in a round ends the text there."""
-        decoder, request = self._decoder, self.request
+        decoder = self._decoder
+        request = self.request
         with decoder.prefixes.keeping(request), decoder.learned.learning(request):
             while not request.finish_reason:
-                before = request.tokens[-2] if len(request.tokens) > 1 else None
+                previous_token = request.tokens[-2] if len(request.tokens) > 1 else None
                 record = request.observer = request.growth_observer = _RoundRecord()
                 try:
                     decoder.step(request)
                 except KeyboardInterrupt:
                     request.end("interrupted")
                     return
-                self.rounds.append(self._texts.fill(record.traced(request), before))
+                self.rounds.append(self._texts.fill(record.traced(request), previous_token))
                 yield self.rounds[-1]
 
     @property

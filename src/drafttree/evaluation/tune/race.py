@@ -58,7 +58,9 @@ class Race:
     """
 
     def __init__(self, measure: Callable[[str, int], Timed], prompts: int, spent: float = 0.0) -> None:
-        self.measure, self.prompts, self.spent = measure, prompts, spent
+        self.measure = measure
+        self.prompts = prompts
+        self.spent = spent
         self.runs: dict[str, dict[int, Timed]] = {}
 
     def run(self, ways: Sequence[str], texts: int, until: float) -> bool:
@@ -67,24 +69,24 @@ class Race:
         No run begins when so many seconds are spent.
         """
         for text, way in by_turns(ways, texts):
-            own = self.runs.setdefault(way, {})
-            if text in own:
+            way_runs = self.runs.setdefault(way, {})
+            if text in way_runs:
                 continue
             if self.spent >= until:
                 return False
-            own[text] = self.measure(way, text)
-            self.spent += own[text].seconds
+            way_runs[text] = self.measure(way, text)
+            self.spent += way_runs[text].seconds
         return True
 
     def speedup(self, way: str) -> Speedup:
         """A way beside plain decoding, over the texts that both have run."""
-        own, plain = self.runs.get(way, {}), self.runs.get(PLAIN, {})
-        both = [text for text in own if text in plain]
-        return Speedup(*(Metrics.total(runs[text].metrics for text in both) for runs in (own, plain)))
+        way_runs, plain_runs = self.runs.get(way, {}), self.runs.get(PLAIN, {})
+        texts = [text for text in way_runs if text in plain_runs]
+        return Speedup(*(Metrics.total(runs[text].metrics for text in texts) for runs in (way_runs, plain_runs)))
 
     def ranked(self, ways: Iterable[str]) -> list[str]:
         """The ways that have run, those of the highest decoding speed first."""
-        speeds = {way: each.law.decoding for way in ways if (each := self.speedup(way)).drafted.rounds}
+        speeds = {way: speedup.law.decoding for way in ways if (speedup := self.speedup(way)).drafted.rounds}
         return sorted(speeds, key=speeds.__getitem__, reverse=True)
 
     def gain(self, way: str) -> Interval | None:
@@ -100,14 +102,14 @@ class Race:
 
         A sample is a prompt, or a text where there are too few prompts: then the interval holds for these prompts only.
         """
-        own, other = self.runs.get(way, {}), self.runs.get(rival, {})
-        both = [text for text in own if text in other]
-        samples = dict.fromkeys(self._sample(text) for text in both)
-        ours, theirs = (
-            [_decoding(runs[text].metrics for text in both if self._sample(text) == sample) for sample in samples]
-            for runs in (own, other)
+        way_runs, rival_runs = self.runs.get(way, {}), self.runs.get(rival, {})
+        texts = [text for text in way_runs if text in rival_runs]
+        samples = dict.fromkeys(self._sample(text) for text in texts)
+        way_decodings, rival_decodings = (
+            [_decoding(runs[text].metrics for text in texts if self._sample(text) == sample) for sample in samples]
+            for runs in (way_runs, rival_runs)
         )
-        return Interval.of_speeds_by_jackknife(ours, theirs) if both else None
+        return Interval.of_speeds_by_jackknife(way_decodings, rival_decodings) if texts else None
 
     def _sample(self, text: int) -> int:
         return text % self.prompts if self.prompts >= LEAST_PROMPTS else text
@@ -122,31 +124,46 @@ class Race:
             texts: texts of every way in the first rung.
         """
         self.run([PLAIN], 1, math.inf)
-        kept = sum(min(len(self.runs.get(way, {})), texts) for way in ways)
-        affordable = (until - self.spent) / self.runs[PLAIN][0].metrics.seconds + kept
-        ways = ways[: next((most for most in range(len(ways), 1, -1) if planned_runs(most, texts) <= affordable), 1)]
-        rungs, dropped = list[Rung](), list[str]()
+        finished_count = sum(min(len(self.runs.get(way, {})), texts) for way in ways)
+        affordable_runs = (until - self.spent) / self.runs[PLAIN][0].metrics.seconds + finished_count
+        ways = ways[
+            : next(
+                (
+                    way_count
+                    for way_count in range(len(ways), 1, -1)
+                    if planned_runs(way_count, texts) <= affordable_runs
+                ),
+                1,
+            )
+        ]
+        rungs = list[Rung]()
+        dropped_ways = list[str]()
         while True:
             complete = self.run([PLAIN, *ways], texts, until)
             rungs.append(Rung(len(ways), texts, complete))
             ranked = self.ranked(ways)
             if not complete or len(ranked) <= 2:
-                return ranked + dropped, rungs
-            half = (len(ranked) + 1) // 2
-            ways, dropped, texts = ranked[:half], ranked[half:] + dropped, 2 * texts
+                return ranked + dropped_ways, rungs
+            half_count = (len(ranked) + 1) // 2
+            ways = ranked[:half_count]
+            dropped_ways = ranked[half_count:] + dropped_ways
+            texts *= 2
 
 
 def planned_runs(ways: int, texts: int = FIRST_TEXTS) -> int:
     """The runs of a race that has the time for all rungs, plain decoding's included; arguments as for `Race.halve`."""
-    runs, before = 0, 0
+    runs = 0
+    previous_texts = 0
     while True:
-        runs += (ways + 1) * (texts - before)
+        runs += (ways + 1) * (texts - previous_texts)
         if ways <= 2:
             return runs
-        ways, before, texts = (ways + 1) // 2, texts, 2 * texts
+        ways = (ways + 1) // 2
+        previous_texts = texts
+        texts *= 2
 
 
 def _decoding(texts: Iterable[Metrics]) -> Run:
     """Tokens and seconds of decoding of some texts together."""
-    whole = Metrics.total(texts)
-    return whole.tokens, whole.decoding_seconds
+    total = Metrics.total(texts)
+    return total.tokens, total.decoding_seconds

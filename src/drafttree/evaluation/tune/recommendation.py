@@ -76,10 +76,10 @@ class TemperatureGain:
         ratio = self.ratio
         interval = "on one text" if ratio.low is None else f"[{ratio.low:.2f}, {ratio.high:.2f}]"
         ways = [f"{name} at " if self.way != self.rival else "" for name in (self.way, self.rival)]
-        told = "" if self.confirmed else ", in the race alone"
+        race_note = "" if self.confirmed else ", in the race alone"
         return (
             f"{ways[0]}draft temperature {float(self.draft_temperature)}: {ratio.mean:.2f} {interval} times "
-            f"{ways[1]}draft temperature 1.0, by turns{told}{'' if self.pays else '; 1.0 is kept'}"
+            f"{ways[1]}draft temperature 1.0, by turns{race_note}{'' if self.pays else '; 1.0 is kept'}"
         )
 
 
@@ -126,8 +126,8 @@ class Tuning:
     @property
     def recommends(self) -> bool:
         """Whether anything is recommended, if only not to speculate: the gain is confirmed, and all was done."""
-        told = self.speedup is not None and (not self.doubt or self.speedup.drafts_nothing)
-        return self.confirmed and not self.interrupted and told
+        has_verdict = self.speedup is not None and (not self.doubt or self.speedup.drafts_nothing)
+        return self.confirmed and not self.interrupted and has_verdict
 
     @property
     def speculates(self) -> bool:
@@ -141,18 +141,19 @@ class Tuning:
 
     def summary(self) -> dict[str, object]:
         """Every figure, for JSON, but ratios that the times do not tell; an interval may have no margin yet."""
-        told, gain = not self.doubt, self.gain
+        is_conclusive = not self.doubt
+        gain = self.gain
         margin = gain.margin if gain and math.isfinite(gain.margin) else None
         return {
             "speculate": self.speculates,
             "best": self.best and asdict(self.best),
-            "gain": {"mean": gain.mean, "margin": margin} if gain and told else None,
+            "gain": {"mean": gain.mean, "margin": margin} if gain and is_conclusive else None,
             **(self.speedup.summary() if self.speedup else {}),
             "expected": self.expected,
             "confirmed": self.confirmed,
             "on prompts apart": self.apart,
             "doubt": self.doubt,
-            "draft temperature": asdict(self.temperature_gain) if self.temperature_gain and told else None,
+            "draft temperature": asdict(self.temperature_gain) if self.temperature_gain and is_conclusive else None,
             "costs": self.costs and self.costs.to_json(),
             "ways": [asdict(way) for way in self.ways],
             "rungs": [asdict(rung) for rung in self.rungs],
@@ -176,17 +177,19 @@ def tuned_policy(tuning: Tuning, decoder: Decoder, target: str, verifier: str) -
     Raises:
         ConfigError: the target is no transformers model, and so cannot be known again.
     """
-    model, best, found = transformers_model(decoder), None, tuning.decoder
-    if tuning.speculates and tuning.best and found and found.drafter:
-        best = TunedModel(_lasting(tuning.best.drafter), model_digest(found.drafter))
+    model = transformers_model(decoder)
+    drafter_model = None
+    tuned_decoder = tuning.decoder
+    if tuning.speculates and tuning.best and tuned_decoder and tuned_decoder.drafter:
+        drafter_model = TunedModel(_lasting(tuning.best.drafter), model_digest(tuned_decoder.drafter))
     return TunedPolicy(
         target=TunedModel(_lasting(target), model_digest(model)),
-        drafter=best,
-        policy=tuning.best.policy if best and tuning.best else policy_spec(Chain()),
+        drafter=drafter_model,
+        policy=tuning.best.policy if drafter_model and tuning.best else policy_spec(Chain()),
         verifier=verifier,
         dtype=str(model.dtype).removeprefix("torch."),
         machine=machine(model.device),
-        costs=tuning.costs if best else None,
+        costs=tuning.costs if drafter_model else None,
         draft_temperature=_draft_temperature(tuning) or 1.0,
         measured={name: value for name, value in tuning.summary().items() if name in MEASURED},
         drafttree=version("drafttree"),
@@ -204,19 +207,19 @@ def python_lines(tuning: Tuning, target: str, saved: Path | None, verifier: str,
         verifier: the name of the verifier, or "auto".
         dtype: the dtype of the target.
     """
-    chosen = _load_options(tuning, saved, verifier, dtype=dtype)
-    named = (f"{name}={value!r}" for name, value in chosen.items())
-    load = f"decoder = drafttree.load({', '.join([repr(target), *named])})"
-    warm = None if saved else _draft_temperature(tuning)
-    option = f", draft_temperature={warm}" if warm else ""
-    return ["import drafttree", load, f'print(decoder.generate("Once upon a time"{option}).text)']
+    options = _load_options(tuning, saved, verifier, dtype=dtype)
+    arguments = (f"{name}={value!r}" for name, value in options.items())
+    load_line = f"decoder = drafttree.load({', '.join([repr(target), *arguments])})"
+    temperature = None if saved else _draft_temperature(tuning)
+    option = f", draft_temperature={temperature}" if temperature else ""
+    return ["import drafttree", load_line, f'print(decoder.generate("Once upon a time"{option}).text)']
 
 
 def command_options(tuning: Tuning, saved: Path | None, verifier: str) -> str:
     """The options of a command that use the recommendation; arguments as for `python_lines`."""
-    warm = None if saved else _draft_temperature(tuning)
-    chosen = _load_options(tuning, saved, verifier) | ({"draft-temperature": str(warm)} if warm else {})
-    return shlex.join(part for name, value in chosen.items() for part in (f"--{name}", value))
+    temperature = None if saved else _draft_temperature(tuning)
+    options = _load_options(tuning, saved, verifier) | ({"draft-temperature": str(temperature)} if temperature else {})
+    return shlex.join(word for name, value in options.items() for word in (f"--{name}", value))
 
 
 def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: str) -> dict[str, str]:
@@ -225,14 +228,14 @@ def _load_options(tuning: Tuning, saved: Path | None, verifier: str, **others: s
         return {"policy": str(saved)}
     if not (tuning.speculates and tuning.best):
         return {"drafter": "none"}
-    judged = {"verifier": verifier} if verifier != "auto" else {}
-    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **others, **judged}
+    verifier_option = {"verifier": verifier} if verifier != "auto" else {}
+    return {"drafter": tuning.best.drafter, "policy": tuning.best.policy, **others, **verifier_option}
 
 
 def _draft_temperature(tuning: Tuning) -> float | None:
     """The recommended draft temperature; None for 1."""
-    found = tuning.best.draft_temperature if tuning.speculates and tuning.best else 1.0
-    return found if found != 1 else None
+    temperature = tuning.best.draft_temperature if tuning.speculates and tuning.best else 1.0
+    return temperature if temperature != 1 else None
 
 
 def _lasting(name: str) -> str:

@@ -81,17 +81,19 @@ def find_drafters(decoder: Decoder, names: Sequence[str]) -> tuple[dict[str, Dra
         ConfigError: "auto" or "none" is among them.
         ModelError: none of them can be used; the message names every one with its reason.
     """
-    if wrong := {"none", "auto"}.intersection(names):
-        raise ConfigError(f"{wrong.pop()!r} is not a drafter; plain decoding is run in any case")
-    target, found, left_out = transformers_model(decoder), {}, {}
+    if reserved_names := {"none", "auto"}.intersection(names):
+        raise ConfigError(f"{reserved_names.pop()!r} is not a drafter; plain decoding is run in any case")
+    target = transformers_model(decoder)
+    drafters = {}
+    left_out = {}
     for name in names:
         try:
-            found[name] = find_drafter(name, target, decoder.tokenizer)
+            drafters[name] = find_drafter(name, target, decoder.tokenizer)
         except DraftTreeError as error:
             left_out[name] = str(error)
-    if not found:
+    if not drafters:
         raise _no_drafter(left_out)
-    return found, left_out
+    return drafters, left_out
 
 
 def _no_drafter(left_out: Mapping[str, str]) -> ModelError:
@@ -113,12 +115,12 @@ def time_text(decoder: Decoder, prompt: list[int], options: Mapping[str, Any]) -
 
 def measure_costs(decoder: Decoder, *, greedy: bool) -> MeasuredCosts:
     """Measure the cost curve of a decoder's target and drafter in greedy texts or in others."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
         curve = decoder.costs(greedy=greedy).to_json()
     except DraftTreeError as error:
-        return MeasuredCosts(None, time.perf_counter() - started, str(error))
-    return MeasuredCosts(curve, time.perf_counter() - started)
+        return MeasuredCosts(None, time.perf_counter() - start, str(error))
+    return MeasuredCosts(curve, time.perf_counter() - start)
 
 
 def tune(
@@ -166,45 +168,53 @@ def tune(
         raise ConfigError("draft temperatures are raced; give draft_temperatures instead of draft_temperature")
     if 1 in draft_temperatures:
         raise ConfigError("draft temperature 1 is raced in any case; leave it out")
-    long = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
-    if not long:
+    long_prompts = [list(prompt) for prompt in prompts if len(prompt) >= LEAST_TOKENS]
+    if not long_prompts:
         longest = max(map(len, prompts), default=0)
         raise InputError(f"no prompt has {LEAST_TOKENS} tokens or more, the longest has {longest}; give longer ones")
-    store, chosen, plain, verifier = store or RunStore(), {"seed": 0, **options}, decoder.plain(), decoder.verifier
+    store = store or RunStore()
+    text_options = {"seed": 0, **options}
+    plain = decoder.plain()
+    verifier = decoder.verifier
     greedy = not options.get("temperature", decoder.defaults.get("temperature"))
-    able, unfit, spent = dict[str, Decoder](), dict(left_out or {}), 0.0
+    decoders = dict[str, Decoder]()
+    unfit = dict(left_out or {})
+    seconds = 0.0
     for name, drafter in drafters.items():
-        drafting = decoder.with_drafter(drafter)
-        measured = store.run(("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting, greedy=greedy))
-        spent += measured.seconds
-        if measured.curve is None:
-            unfit[name] = measured.error
+        drafting_decoder = decoder.with_drafter(drafter)
+        measured_costs = store.run(
+            ("costs", name), MeasuredCosts, functools.partial(measure_costs, drafting_decoder, greedy=greedy)
+        )
+        seconds += measured_costs.seconds
+        if measured_costs.curve is None:
+            unfit[name] = measured_costs.error
         else:
-            able[name] = drafting.with_costs(parse_cost_curve(measured.curve))
-    if not able:
+            decoders[name] = drafting_decoder.with_costs(parse_cost_curve(measured_costs.curve))
+    if not decoders:
         raise _no_drafter(unfit)
-    fitting = {
+    lossless_policies = {
         spec: policy
         for spec, policy in parse_policies(policies).items()
         if verifier is None or not incompatibility(policy, verifier)
     }
-    if not fitting:
+    if not lossless_policies:
         raise ConfigError(f"none of the policies is lossless with {verifier and verifier.__name__}; name another")
     ways = {
-        f"{name}, {spec}": _Way(name, spec, drafting.with_policy(policy))
-        for spec, policy in fitting.items()
-        for name, drafting in able.items()
+        f"{name}, {spec}": _Way(name, spec, drafting_decoder.with_policy(policy))
+        for spec, policy in lossless_policies.items()
+        for name, drafting_decoder in decoders.items()
     }
-    warmed = set[str]()
+    warmed_ways = set[str]()
 
     def write(way: str, prompt: list[int]) -> Timed:
-        writer, warming = plain if way == PLAIN else ways[way].decoder, 0.0
-        if way not in warmed:
-            warmed.add(way)
-            length = min(WARM_UP, chosen.get("max_new_tokens", WARM_UP))
-            warming = time_text(writer, prompt, {**chosen, "max_new_tokens": length}).seconds
-        metrics = time_text(writer, prompt, chosen)
-        return Timed(metrics, warming + metrics.seconds)
+        writer = plain if way == PLAIN else ways[way].decoder
+        warm_up_seconds = 0.0
+        if way not in warmed_ways:
+            warmed_ways.add(way)
+            length = min(WARM_UP, text_options.get("max_new_tokens", WARM_UP))
+            warm_up_seconds = time_text(writer, prompt, {**text_options, "max_new_tokens": length}).seconds
+        metrics = time_text(writer, prompt, text_options)
+        return Timed(metrics, warm_up_seconds + metrics.seconds)
 
     def race(phase: str, given: list[list[int]]) -> Race:
         def measure(way: str, text: int) -> Timed:
@@ -214,35 +224,41 @@ def tune(
 
         return Race(measure, len(given))
 
-    held = long[EVERY - 1 :: EVERY] if len(long) >= LEAST_PROMPTS else []
-    seen = [prompt for place, prompt in enumerate(long) if not held or place % EVERY != EVERY - 1]
-    choosing, confirming = race("choose", seen), race("confirm", held or seen)
-    choosing.spent = spent
-    ranked, rungs, later = list[str](), list[Rung](), list[Rung]()
+    holdout = long_prompts[EVERY - 1 :: EVERY] if len(long_prompts) >= LEAST_PROMPTS else []
+    choice_prompts = [prompt for index, prompt in enumerate(long_prompts) if not holdout or index % EVERY != EVERY - 1]
+    choosing = race("choose", choice_prompts)
+    confirming = race("confirm", holdout or choice_prompts)
+    choosing.spent = seconds
+    ranked = list[str]()
+    rungs = list[Rung]()
+    warm_rungs = list[Rung]()
     with store.interruptible():
         ranked, rungs = choosing.halve(list(ways), 60 * minutes * CHOOSING)
-        warm = _warmer(ways, ranked if rungs[-1].complete else [], draft_temperatures, greedy=greedy)
-        if warm:
-            ways |= warm
-            fastest, later = choosing.halve([*ranked[:SURVIVORS], *warm], 60 * minutes * TEMPERING, WARM_TEXTS)
-            ranked = [*fastest, *(name for name in ranked if name not in fastest)]
+        warm_ways = _warmer(ways, ranked if rungs[-1].complete else [], draft_temperatures, greedy=greedy)
+        if warm_ways:
+            ways |= warm_ways
+            fastest_ways, warm_rungs = choosing.halve(
+                [*ranked[:SURVIVORS], *warm_ways], 60 * minutes * TEMPERING, WARM_TEXTS
+            )
+            ranked = [*fastest_ways, *(name for name in ranked if name not in fastest_ways)]
         confirming.spent = choosing.spent
         if ranked:
             finalists = dict.fromkeys([PLAIN, ranked[0], _coldest(ways, ranked)])
-            confirming.run([*finalists], max(CONFIRMING, len(held)), 60 * minutes)
+            confirming.run([*finalists], max(CONFIRMING, len(holdout)), 60 * minutes)
     if not choosing.runs.get(PLAIN):
         raise KeyboardInterrupt
     ranked = ranked or choosing.ranked(ways)
-    gain = _temperature_gain(ways, ranked, choosing, confirming)
-    if gain and not gain.pays:
-        kept = _coldest(ways, ranked)
-        ranked = [kept, *(name for name in ranked if name != kept)]
-    best = ranked[0] if ranked else None
-    told = confirming.gain(best) if best else None
-    confirmed = told is not None and math.isfinite(told.margin)
-    judged, alone = confirming if confirmed else choosing, len(set(map(tuple, long))) == 1
-    costs = ways[best].decoder.costs() if best else None
-    tried = [
+    temperature_gain = _temperature_gain(ways, ranked, choosing, confirming)
+    if temperature_gain and not temperature_gain.pays:
+        coldest_way = _coldest(ways, ranked)
+        ranked = [coldest_way, *(name for name in ranked if name != coldest_way)]
+    best_way = ranked[0] if ranked else None
+    confirmed_gain = confirming.gain(best_way) if best_way else None
+    confirmed = confirmed_gain is not None and math.isfinite(confirmed_gain.margin)
+    judged_race = confirming if confirmed else choosing
+    one_prompt = len(set(map(tuple, long_prompts))) == 1
+    costs = ways[best_way].decoder.costs() if best_way else None
+    methods = [
         TunedMethod(
             ways[name].drafter,
             ways[name].policy,
@@ -254,22 +270,22 @@ def tune(
         for speedup in [choosing.speedup(name)]
     ]
     return Tuning(
-        best=tried[0] if tried else None,
-        decoder=ways[best].decoder if best else None,
+        best=methods[0] if methods else None,
+        decoder=ways[best_way].decoder if best_way else None,
         costs=costs,
-        expected=_expected(choosing.speedup(best).drafted, costs) if best and costs else 0.0,
-        gain=judged.gain(best) if best else None,
-        confirmed=confirmed and not alone,
-        apart=bool(held) and confirmed,
-        speedup=judged.speedup(best) if best else None,
-        ways=tried,
-        rungs=[*rungs, *later],
-        missing=_missing(ways, choosing, rungs, later, confirmed=confirmed),
+        expected=_expected(choosing.speedup(best_way).drafted, costs) if best_way and costs else 0.0,
+        gain=judged_race.gain(best_way) if best_way else None,
+        confirmed=confirmed and not one_prompt,
+        apart=bool(holdout) and confirmed,
+        speedup=judged_race.speedup(best_way) if best_way else None,
+        ways=methods,
+        rungs=[*rungs, *warm_rungs],
+        missing=_missing(ways, choosing, rungs, warm_rungs, confirmed=confirmed),
         left_out=unfit,
-        too_short=len(prompts) - len(long),
+        too_short=len(prompts) - len(long_prompts),
         interrupted=store.interrupted,
-        temperature_gain=gain,
-        one_prompt=alone,
+        temperature_gain=temperature_gain,
+        one_prompt=one_prompt,
     )
 
 
@@ -281,16 +297,16 @@ def _warmer(
     There are none for a lossy verifier, whose texts depend on the drafts, nor of a greedy chain, which is the same
     at any draft temperature. All other texts, or their distribution, are the target's whatever is drafted.
     """
-    found = {}
+    warm_ways = {}
     for name in ranked[:SURVIVORS]:
-        own = ways[name].decoder
-        if not ((own.verifier and not own.verifier.lossless) or (greedy and isinstance(own.policy, Chain))):
-            for value in draft_temperatures:
-                warm = own.with_defaults(draft_temperature=value).with_costs(own.costs())
-                found[f"{name}, draft temperature {value:g}"] = ways[name]._replace(
-                    draft_temperature=value, decoder=warm
+        decoder = ways[name].decoder
+        if not ((decoder.verifier and not decoder.verifier.lossless) or (greedy and isinstance(decoder.policy, Chain))):
+            for temperature in draft_temperatures:
+                warm_decoder = decoder.with_defaults(draft_temperature=temperature).with_costs(decoder.costs())
+                warm_ways[f"{name}, draft temperature {temperature:g}"] = ways[name]._replace(
+                    draft_temperature=temperature, decoder=warm_decoder
                 )
-    return found
+    return warm_ways
 
 
 def _coldest(ways: Mapping[str, _Way], ranked: Sequence[str]) -> str:
@@ -308,32 +324,39 @@ def _temperature_gain(
     rival = _coldest(ways, ranked)
     confirmed = confirming.ratio_to(way, rival)
     ratio = confirmed or choosing.ratio_to(way, rival)
-    ours, theirs = (f"{ways[name].drafter} with {ways[name].policy}" for name in (way, rival))
-    return ratio and TemperatureGain(ways[way].draft_temperature, ours, theirs, ratio, confirmed is not None)
+    way_name, rival_name = (f"{ways[name].drafter} with {ways[name].policy}" for name in (way, rival))
+    return ratio and TemperatureGain(ways[way].draft_temperature, way_name, rival_name, ratio, confirmed is not None)
 
 
 def _expected(metrics: Metrics, costs: CostCurve) -> float:
     """R of counted rounds by a cost curve."""
-    spent = sum(costs.round(each.nodes, each.widths, each.source) for each in metrics.rounds)
-    return metrics.tokens * costs.plain_round / spent if spent else 0.0
+    total_cost = sum(costs.round(turn.nodes, turn.widths, turn.source) for turn in metrics.rounds)
+    return metrics.tokens * costs.plain_round / total_cost if total_cost else 0.0
 
 
 def _missing(
     ways: Mapping[str, _Way], choosing: Race, rungs: list[Rung], later: list[Rung], *, confirmed: bool
 ) -> list[str]:
     """What was not measured, a clause each."""
-    warm = [name for name, way in ways.items() if way.draft_temperature != 1]
-    cold = [name for name in ways if name not in warm]
-    tried, tried_warm = ([name for name in names if choosing.runs.get(name)] for names in (cold, warm))
-    all_of, all_warm = (f"{len(names)} ways" if len(names) > 1 else "1 way" for names in (cold, warm))
-    if not tried:
-        return [f"none of {all_of} was tried"]
-    found = [f"{len(cold) - len(tried)} of {all_of} were not tried"] if len(tried) < len(cold) else []
+    warm_ways = [name for name, way in ways.items() if way.draft_temperature != 1]
+    cold_ways = [name for name in ways if name not in warm_ways]
+    tried_ways = [name for name in cold_ways if choosing.runs.get(name)]
+    tried_warm_ways = [name for name in warm_ways if choosing.runs.get(name)]
+    cold_phrase, warm_phrase = (f"{len(names)} ways" if len(names) > 1 else "1 way" for names in (cold_ways, warm_ways))
+    if not tried_ways:
+        return [f"none of {cold_phrase} was tried"]
+    clauses = (
+        [f"{len(cold_ways) - len(tried_ways)} of {cold_phrase} were not tried"]
+        if len(tried_ways) < len(cold_ways)
+        else []
+    )
     if not rungs or not rungs[-1].complete:
         texts = rungs[-1].texts if rungs else FIRST_TEXTS
-        found.append(f"the choice rests on fewer than {texts} texts of each")
-    if len(tried_warm) < len(warm):
-        found.append(f"{len(warm) - len(tried_warm)} of {all_warm} at other draft temperatures were not tried")
+        clauses.append(f"the choice rests on fewer than {texts} texts of each")
+    if len(tried_warm_ways) < len(warm_ways):
+        clauses.append(
+            f"{len(warm_ways) - len(tried_warm_ways)} of {warm_phrase} at other draft temperatures were not tried"
+        )
     elif later and not later[-1].complete:
-        found.append(f"the draft temperature rests on fewer than {later[-1].texts} texts of each")
-    return found if confirmed else [*found, "the gain was not confirmed after the choice"]
+        clauses.append(f"the draft temperature rests on fewer than {later[-1].texts} texts of each")
+    return clauses if confirmed else [*clauses, "the gain was not confirmed after the choice"]

@@ -70,20 +70,25 @@ def batch(
     jobs = read_jobs(source, command)
     if any(map(is_request, jobs)):
         check_requirements("a file of requests", "serve")
-        if given := [name for name, value in options.items() if value is not False]:
-            raise ConfigError(f"{given[0]} is given, but requests have their options in their bodies; leave it out")
+        if option_names := [name for name, value in options.items() if value is not False]:
+            raise ConfigError(
+                f"{option_names[0]} is given, but requests have their options in their bodies; leave it out"
+            )
     records = read_records(out, jobs)
 
-    load, names = partial(models.load, target), served_model_name or [target]
+    load = partial(models.load, target)
+    names = served_model_name or [target]
     open_jobs = jobs[len(records) :]
     if ray:
         limits = max_batch, workers
-        made = write_texts_by_ray(load, open_jobs, options, *limits, names=names, use_gpus=models.device != "cpu")
+        new_records = write_texts_by_ray(
+            load, open_jobs, options, *limits, names=names, use_gpus=models.device != "cpu"
+        )
     else:
-        made = write_texts(load(), open_jobs, options, max_batch, names)
+        new_records = write_texts(load(), open_jobs, options, max_batch, names)
     try:
         with progress(len(open_jobs)) as advance:
-            report = run_batch(made, jobs, out, records, advance)
+            report = run_batch(new_records, jobs, out, records, advance)
     except KeyboardInterrupt:
         print(f"drafttree: interrupted; the same command goes on from {out}", file=sys.stderr)
         raise
@@ -96,9 +101,18 @@ def batch(
 
 def _failures(report: BatchReport, out: Path) -> list[str]:
     """A line for each line that failed, the first ones at least."""
-    told = [f"line {each['line']}: {each['type']}: {each['message']}" for each in report.failures[:SHOWN]]
-    more = report.failed - len(told)
-    return [*told, f"{more} more lines failed; their records in {out} have the reason as their error"] if more else told
+    failure_lines = [
+        f"line {failure['line']}: {failure['type']}: {failure['message']}" for failure in report.failures[:SHOWN]
+    ]
+    unlisted_failures = report.failed - len(failure_lines)
+    return (
+        [
+            *failure_lines,
+            f"{unlisted_failures} more lines failed; their records in {out} have the reason as their error",
+        ]
+        if unlisted_failures
+        else failure_lines
+    )
 
 
 def _sentence(report: BatchReport) -> str:

@@ -74,24 +74,26 @@ def certify(
     prove instead that policies and verifiers keep the target's distribution, by enumerating every draw and decision.
     With --live, bet against one pair of your own: any verifier that draws, at the speed of its texts.
     """
-    given, options = _given(context), shaping.to_dict()
+    flags = _given(context)
+    options = shaping.to_dict()
     models_given: dict[str, Any] = {"target": target, "drafter": drafter, "dtype": dtype, "device": device}
     models_given |= {"exact_text": exact_text, "quantize": quantize, "quantize_drafter": quantize_drafter}
     text_options = {"seed": seed, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}
     if live.live:
-        _refuse(given, {"exact", "quick", "models"}, "is not for --live, which looks at texts; leave it out")
-        pair = find_pair(given, policies, verifiers)
-        write_live(context, live, results, pair, models_given, prompts, limit, options | text_options)
-    _refuse(given, LIVE, "is for --live alone; give --live, or leave it out")
+        _refuse(flags, {"exact", "quick", "models"}, "is not for --live, which looks at texts; leave it out")
+        policy_verifier = find_pair(flags, policies, verifiers)
+        write_live(context, live, results, policy_verifier, models_given, prompts, limit, options | text_options)
+    _refuse(flags, LIVE, "is for --live alone; give --live, or leave it out")
     if exact:
-        sampling = _exact_sampling(given, options)
-        pairs = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
-        _certify_exactly(*pairs, models, sampling, results.open_store(context), results, quick=quick)
-    _refuse(given, {"models", "quick"}, "is for --exact alone; give --exact, or leave it out")
-    _refuse(given, {"verifiers"}, "is for --exact and --live; give one of them, or leave it out")
+        sampling = _exact_sampling(flags, options)
+        sweep_axes = [*parse_policies(policies).values()], [*parse_verifiers(verifiers).values()]
+        _certify_exactly(*sweep_axes, models, sampling, results.open_store(context), results, quick=quick)
+    _refuse(flags, {"models", "quick"}, "is for --exact alone; give --exact, or leave it out")
+    _refuse(flags, {"verifiers"}, "is for --exact and --live; give one of them, or leave it out")
     if not prompts:
         raise ConfigError("certify needs a prompt file: --prompts FILE")
-    chosen, texts = [*parse_policies(policies).values()], read_prompts(prompts, limit)
+    tree_policies = [*parse_policies(policies).values()]
+    texts = read_prompts(prompts, limit)
     sampling = Sampling.from_options(options)
 
     from drafttree.evaluation.certify import certify
@@ -99,10 +101,10 @@ def certify(
     from drafttree.interfaces.display import show_certificate
 
     decoder = load_speculative(**models_given)
-    runs = len(texts) * (len(chosen) + 1 + sampling.greedy)
+    runs = len(texts) * (len(tree_policies) + 1 + sampling.greedy)
     store = results.open_store(context, texts, options)
     with progress(runs) as advance:
-        certificate = certify(decoder, texts, chosen, progress=advance, store=store, **options, **text_options)
+        certificate = certify(decoder, texts, tree_policies, progress=advance, store=store, **options, **text_options)
     results.finish(store, certificate.summary(), lambda: show_certificate(certificate, decoder))
     raise typer.Exit(0 if certificate.passed else 1)
 
@@ -157,9 +159,9 @@ def _certify_exactly(
 
     torch.set_num_threads(1)  # toy models are too small to gain from more
     with progress(len(policies) * len(verifiers)) as advance:
-        chosen = models or MODELS
-        how: dict[str, Any] = {"models": chosen, "quick": quick, "checks_serving": not quick}
-        how["processes"] = os.cpu_count() or 1
-        table = sweep_pairs(policies, verifiers, progress=advance, store=store, **how, **sampling)
+        model_count = models or MODELS
+        sweep_options: dict[str, Any] = {"models": model_count, "quick": quick, "checks_serving": not quick}
+        sweep_options["processes"] = os.cpu_count() or 1
+        table = sweep_pairs(policies, verifiers, progress=advance, store=store, **sweep_options, **sampling)
     results.finish(store, table.summary(), lambda: show_enumeration(table))
     raise typer.Exit(0 if table.passed else 1)

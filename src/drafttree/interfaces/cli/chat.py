@@ -54,7 +54,7 @@ def chat(
     Accepted draft tokens are green, and /help lists the commands. Every line of standard input is a message, or a
     command that begins with a slash. Each answer reads only the newest message; the rest stays in the KV cache.
     """
-    own = read_text(template) if template else None
+    template_text = read_text(template) if template else None
     options = shaping.to_dict()
     models.check()
 
@@ -63,8 +63,8 @@ def chat(
 
     _say("Loading " + ("embedded, a toy model of 10 M parameters" if target == "embedded" else target) + " ...")
     decoder = models.load(target)
-    if own is not None and decoder.tokenizer:
-        decoder.tokenizer.chat_template = own
+    if template_text is not None and decoder.tokenizer:
+        decoder.tokenizer.chat_template = template_text
     if not getattr(decoder.tokenizer, "chat_template", None):
         raise ConfigError(f"{target!r} has no chat template; give one with --chat-template FILE, or use generate")
     stops = [*(stop or ()), *filter(None, [turn_end(decoder.tokenizer)])]
@@ -97,7 +97,8 @@ class Conversation:
     """
 
     def __init__(self, decoder: "Decoder", options: dict[str, Any], max_new_tokens: int, system: str | None) -> None:
-        self._decoder, self._limit = decoder, max_new_tokens
+        self._decoder = decoder
+        self._limit = max_new_tokens
         self._options: dict[str, Any] = options
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self.messages = [*self._first]
@@ -167,7 +168,8 @@ class Conversation:
         """The request of an answer that fits into the model's context."""
         from drafttree.engine.chat import render_chat
 
-        prompt, context = len(render_chat(messages, self._decoder.tokenizer)), self._decoder.target.context
+        prompt = len(render_chat(messages, self._decoder.tokenizer))
+        context = self._decoder.target.context
         room = self._limit if context is None else context - prompt
         if room < 1:
             raise ContextError(

@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         print("drafttree: interrupted", file=sys.stderr)
         code = INTERRUPTED
-    except NothingFinished as ended:
-        print(f"drafttree: {ended}", file=sys.stderr)
-        code = tell_end(ended.store)
+    except NothingFinished as unfinished_run:
+        print(f"drafttree: {unfinished_run}", file=sys.stderr)
+        code = tell_end(unfinished_run.store)
     except DraftTreeError as error:
         code = _complain(str(error))
     except USAGE_ERROR as error:
@@ -125,21 +125,24 @@ def _suggest_names(error: Any) -> None:
 
     Other programs' names for an option and the beginning of a name are close too.
     """
-    name, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    name = getattr(error, "option_name", None)
+    context = getattr(error, "ctx", None)
     if name is None or context is None:
         return
-    known = {option.lstrip("-"): option for each in context.command.params for option in each.opts if option[0] == "-"}
-    given = name.lstrip("-")
-    arguments = {each.name for each in context.command.params if each.param_type_name == "argument"}
-    if "model" in arguments and "target" in (given, ELSEWHERE.get(given)):
+    options = {
+        option.lstrip("-"): option for param in context.command.params for option in param.opts if option[0] == "-"
+    }
+    bare_name = name.lstrip("-")
+    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
+    if "model" in arguments and "target" in (bare_name, ELSEWHERE.get(bare_name)):
         error.message += f"; the model is an argument here: {context.command_path} MODEL"
         return
-    if ELSEWHERE.get(given) in known:
-        found = [ELSEWHERE[given]]
+    if ELSEWHERE.get(bare_name) in options:
+        suggestions = [ELSEWHERE[bare_name]]
     else:
-        begun = [each for each in known if len(given) > 1 and each.startswith(given)]
-        found = dict.fromkeys([*begun, *get_close_matches(given, known)])
-    error.possibilities = [known[each] for each in found]
+        completions = [candidate for candidate in options if len(bare_name) > 1 and candidate.startswith(bare_name)]
+        suggestions = dict.fromkeys([*completions, *get_close_matches(bare_name, options)])
+    error.possibilities = [options[candidate] for candidate in suggestions]
 
 
 def _complain(message: str) -> int:

@@ -50,11 +50,11 @@ def claude_code(served: Served) -> Setup:
 
     Every kind of its models is the served one. The key is no argument, since other users can see those.
     """
-    kinds = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "DEFAULT_FABLE_")
+    prefixes = ("", "DEFAULT_OPUS_", "DEFAULT_SONNET_", "DEFAULT_HAIKU_", "DEFAULT_FABLE_")
     variables = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_API_KEY": "",  # it would go before the token
-        **{f"ANTHROPIC_{kind}MODEL": served.model for kind in kinds},
+        **{f"ANTHROPIC_{prefix}MODEL": served.model for prefix in prefixes},
         "CLAUDE_CODE_SUBAGENT_MODEL": served.model,
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else no two prompts begin alike, and none is reused
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -78,14 +78,15 @@ def codex(served: Served) -> Setup:
     }
     if served.context is not None:
         settings["model_context_window"] = served.context
-    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
-    arguments = [part for pair in pairs for part in ("-c", pair)]
+    assignments = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    arguments = [argument for assignment in assignments for argument in ("-c", assignment)]
     return Setup("codex", {"DRAFTTREE_API_KEY": served.key} if served.key else {}, arguments)
 
 
 def opencode(served: Served) -> Setup:
     """OpenCode, by a configuration that goes over those of its files."""
-    name, model = f"drafttree/{served.model}", dict[str, Any](name=served.model)
+    name = f"drafttree/{served.model}"
+    model = dict[str, Any](name=served.model)
     if served.context is not None:
         model["limit"] = {"context": served.context, "output": served.context // 4}
     provider = {
@@ -129,21 +130,21 @@ def connect(
     url = url if "://" in url else f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} is not an address of a server; give one that begins with http:// or https://")
-    served = _find(url.rstrip("/").removesuffix("/v1"), model, keys[0] if keys else None)
-    setup_of, needed = SETUPS[agent]
-    if served.context is not None and served.context < needed:
+    server = _find(url.rstrip("/").removesuffix("/v1"), model, keys[0] if keys else None)
+    setup_of, needed_context = SETUPS[agent]
+    if server.context is not None and server.context < needed_context:
         raise ConfigError(
-            f"{agent} needs a context of {needed} tokens, and {served.model!r} has {served.context}; serve a model "
-            "with a larger one, or raise --max-model-len where that limits it"
+            f"{agent} needs a context of {needed_context} tokens, and {server.model!r} has {server.context}; serve a "
+            "model with a larger one, or raise --max-model-len where that limits it"
         )
-    setup = setup_of(served)
+    setup = setup_of(server)
     if not command:
         lines = [f"export {name}={shlex.quote(value)}" for name, value in setup.environment.items()]
         print(*lines, shlex.join([setup.program, *setup.arguments]), sep="\n")
         return
-    program, *others = command
+    program, *arguments = command
     try:
-        os.execvpe(program, [program, *setup.arguments, *others], {**os.environ, **setup.environment})
+        os.execvpe(program, [program, *setup.arguments, *arguments], {**os.environ, **setup.environment})
     except OSError as error:
         raise ConfigError(f"{program} cannot be run: {error.strerror}; install it, or name its path") from None
 

@@ -26,11 +26,11 @@ def load_named(target: str, drafter: str, *arguments: Any, **options: Any) -> De
     hide_bars()
     if sys.stderr.isatty() and target not in zoo.NAMES and not Path(target).exists():
         print(f"looking for {target} on the Hugging Face hub ...", file=sys.stderr)
-    tuned = next((each for each in arguments if isinstance(each, TunedPolicy)), None)
-    if tuned and drafter == "auto":
-        warmth = f", draft temperature {tuned.draft_temperature:g}" if tuned.draft_temperature != 1 else ""
-        print(f"drafter: {tuned.drafter.name if tuned.drafter else 'none'}{warmth} ({tuned.path})", file=sys.stderr)
-    if drafter != "auto" or tuned:
+    policy = next((argument for argument in arguments if isinstance(argument, TunedPolicy)), None)
+    if policy and drafter == "auto":
+        note = f", draft temperature {policy.draft_temperature:g}" if policy.draft_temperature != 1 else ""
+        print(f"drafter: {policy.drafter.name if policy.drafter else 'none'}{note} ({policy.path})", file=sys.stderr)
+    if drafter != "auto" or policy:
         return load(target, drafter, *arguments, **options)
     if "/" in target and not find_gguf(target) and local_folder(target) is None:
         find_folder(target)  # what the target's own files hold decides as well

@@ -52,7 +52,8 @@ def demo(
     """
     if inflated:
         find_shape(inflated)
-    chosen, text = make_policy(policy), read_prompt(prompt)
+    tree_policy = make_policy(policy)
+    text = read_prompt(prompt)
     options: dict[str, Any] = {"temperature": temperature or 0.0, "seed": seed, "max_new_tokens": max_new_tokens}
     Sampling.from_options({"temperature": options["temperature"], "seed": seed})
 
@@ -64,7 +65,7 @@ def demo(
 
         hide_bars()
         target = shown.load_demo(drafter, dtype, device, quantize, inflated)
-    decoder = target.decoder.with_policy(chosen)
+    decoder = target.decoder.with_policy(tree_policy)
     if decoder.drafter is None:
         raise ConfigError(f"--drafter {drafter} drafts nothing; name another, or leave it out")
     console = make_console()

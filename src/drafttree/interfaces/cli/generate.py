@@ -54,7 +54,8 @@ def generate(
     if tensor_parallel_size > 1:
         _check_sharded(prompt, compare, inflated)
         context.with_resource(one_voice())
-    options, text = writing.to_dict(), read_prompt(prompt)
+    options = writing.to_dict()
+    text = read_prompt(prompt)
     models.check()
     curve = _read_costs(costs, models) if costs else None
 
@@ -66,20 +67,20 @@ def generate(
     else:
         decoder = models.load(target, tensor_parallel_size=tensor_parallel_size)
     decoder = decoder.with_costs(curve) if curve else decoder
-    own = {name: value for name, value in decoder.defaults.items() if name != "draft_temperature"}
-    if own and not json_:
-        note = f"the model's own options: {show_options(own)}"
+    model_options = {name: value for name, value in decoder.defaults.items() if name != "draft_temperature"}
+    if model_options and not json_:
+        note = f"the model's own options: {show_options(model_options)}"
         make_console(stderr=True).print(Text(note, style="dim"))
     if decoder.drafter is None and compare:
         raise ConfigError("--compare needs a drafter; name one with --drafter")
     start = [{"role": "user", "content": text}] if chat else text
     generation = _write(decoder, start, options, quiet=json_, echo="" if chat else text)
     interrupted = generation.finish_reason == "interrupted"
-    compared = _compare(decoder, start, repeats, options) if compare and not interrupted else None
+    comparison = _compare(decoder, start, repeats, options) if compare and not interrupted else None
     if json_:
-        print_json(_report(generation, compared))
-    elif compared:
-        display.show_comparison(compared, policy_spec(decoder.policy))
+        print_json(_report(generation, comparison))
+    elif comparison:
+        display.show_comparison(comparison, policy_spec(decoder.policy))
     else:
         display.show_speed(generation)
         display.show_lossy(generation.fidelity)
@@ -117,7 +118,8 @@ def _write(decoder: "Decoder", prompt: "Prompt", options: dict, *, quiet: bool, 
     from drafttree.interfaces.display import show_chunk
 
     stream = decoder.stream(prompt, **options)
-    console, show = make_console(), not quiet
+    console = make_console()
+    show = not quiet
     if show and console.is_terminal:
         console.print(Text(echo, style="dim"), end="", soft_wrap=True)
     try:

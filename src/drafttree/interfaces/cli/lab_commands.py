@@ -30,18 +30,19 @@ class Commands(TyperGroup):
 
 def lab_command(name: str) -> Any:
     """A command of the lab; without the package one that says how to install it."""
-    found = next(iter(entry_points(group="drafttree.commands", name=name)), None)
+    entry_point = next(iter(entry_points(group="drafttree.commands", name=name)), None)
     try:
-        command = found.load() if found else _missing(name)
+        command = entry_point.load() if entry_point else _missing(name)
     except ImportError as error:
-        broken = f"drafttree {name}: drafttree-lab cannot be imported ({error})"
-        raise ConfigError(f"{broken}; install it anew: {INSTALL}") from None
+        problem = f"drafttree {name}: drafttree-lab cannot be imported ({error})"
+        raise ConfigError(f"{problem}; install it anew: {INSTALL}") from None
     if not isinstance(command, typer.Typer):
-        function, command = command, typer.Typer(rich_markup_mode=None, add_completion=False)
-        command.command(name, context_settings={} if found else ANY_ARGUMENTS)(function)
-    made = typer.main.get_command(command)
-    made.name = name
-    return made
+        function = command
+        command = typer.Typer(rich_markup_mode=None, add_completion=False)
+        command.command(name, context_settings={} if entry_point else ANY_ARGUMENTS)(function)
+    click_command = typer.main.get_command(command)
+    click_command.name = name
+    return click_command
 
 
 def _missing(name: str) -> Any:

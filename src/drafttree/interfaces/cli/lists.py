@@ -21,23 +21,23 @@ def policies(json_: AsJson = False) -> None:
     Policies of installed packages are included, with defaults, ranges and the papers they come from.
     """
     classes = POLICY_CLASSES.all().items()
-    found = {
+    summaries = {
         name: _summary(policy) | {"parameters": _parameters(policy), "presets": _presets(name, policy)}
         for name, policy in classes
     }
     if json_:
-        print_json(found)
+        print_json(summaries)
     else:
-        _show_policies(found)
+        _show_policies(summaries)
 
 
 def verifiers(json_: AsJson = False) -> None:
     """List the verifiers and the papers they come from."""
-    found = {name: _summary(verifier) for name, verifier in VERIFIER_CLASSES.all().items()}
+    summaries = {name: _summary(verifier) for name, verifier in VERIFIER_CLASSES.all().items()}
     if json_:
-        print_json(found)
+        print_json(summaries)
     else:
-        _show_verifiers(found)
+        _show_verifiers(summaries)
 
 
 def drafters(json_: AsJson = False) -> None:
@@ -45,15 +45,15 @@ def drafters(json_: AsJson = False) -> None:
 
     Drafters of installed packages are included.
     """
-    found = list_drafters()
+    listed_drafters = list_drafters()
     if json_:
-        print_json({name: asdict(drafter) for name, drafter in found.items()})
+        print_json({name: asdict(drafter) for name, drafter in listed_drafters.items()})
         return
     table = make_table("", "--drafter", "what drafts")
-    kinds = [drafter.kind for drafter in found.values()]
-    for index, drafter in enumerate(found.values()):
-        begins = index == kinds.index(drafter.kind)
-        table.add_row(Text(drafter.kind if begins else "", style="bold"), drafter.write, drafter.description)
+    drafter_kinds = [drafter.kind for drafter in listed_drafters.values()]
+    for index, drafter in enumerate(listed_drafters.values()):
+        begins_kind = index == drafter_kinds.index(drafter.kind)
+        table.add_row(Text(drafter.kind if begins_kind else "", style="bold"), drafter.write, drafter.description)
     make_console().print(table)
 
 
@@ -71,17 +71,17 @@ def inspect(
     from drafttree.interfaces.display import show_inspection
     from drafttree.loading.inspect import inspect
 
-    found = inspect(path)
-    if target and not found.problems:
+    inspection = inspect(path)
+    if target and not inspection.problems:
         from drafttree.evaluation.head_trial import try_head
         from drafttree.interfaces.cli.decoders import load_named
 
-        found = try_head(found, load_named(target, path))
+        inspection = try_head(inspection, load_named(target, path))
     if json_:
-        print_json(asdict(found))
+        print_json(asdict(inspection))
     else:
-        show_inspection(found)
-    raise typer.Exit(1 if found.problems else 0)
+        show_inspection(inspection)
+    raise typer.Exit(1 if inspection.problems else 0)
 
 
 def _show_policies(policies: Mapping[str, dict[str, Any]]) -> None:
@@ -121,7 +121,7 @@ def _parameters(policy: type[TreePolicy]) -> list[dict[str, Any]]:
 
 def _presets(name: str, policy: type[TreePolicy]) -> dict[str, str]:
     """By the name of each preset, with that of the policy, the specification that it stands for."""
-    return {f"{name}:{preset}": policy_spec(policy(**given)) for preset, given in policy.presets.items()}
+    return {f"{name}:{preset}": policy_spec(policy(**parameters)) for preset, parameters in policy.presets.items()}
 
 
 def _range(field: FieldInfo) -> str:

@@ -88,8 +88,8 @@ def write_live(
     texts = read_token_ids(decoder, prompts, limit, options["max_new_tokens"])
     store = results.open_store(context, texts, options)
     with progress(live.tokens) as advance:
-        given = {"tokens": live.tokens, "max_batch": live.max_batch, "tell": _tell, "progress": advance}
-        certificate = certify_live(decoder, texts, **given, store=store, **options)
+        run_options = {"tokens": live.tokens, "max_batch": live.max_batch, "tell": _tell, "progress": advance}
+        certificate = certify_live(decoder, texts, **run_options, store=store, **options)
     results.finish(store, certificate.summary(), lambda: show_live_certificate(certificate))
     raise typer.Exit(0 if certificate.passed else 1)
 

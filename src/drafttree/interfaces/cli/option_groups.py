@@ -42,8 +42,8 @@ def grouped(command: Command) -> Command:
 
     The options are the fields, with the defaults of the argument's own default, or else of the dataclass.
     """
-    own = inspect.signature(command).parameters
-    groups: dict[str, Any] = {name: argument.annotation for name, argument in own.items() if _is_group(argument)}
+    parameters = inspect.signature(command).parameters
+    groups: dict[str, Any] = {name: argument.annotation for name, argument in parameters.items() if _is_group(argument)}
 
     @functools.wraps(command)
     def grouping(**values: Any) -> None:
@@ -51,7 +51,7 @@ def grouped(command: Command) -> Command:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    options = [option for argument in own.values() for option in _options(argument)]
+    options = [option for argument in parameters.values() for option in _options(argument)]
     vars(grouping)["__signature__"] = inspect.Signature(options)
     grouping.__annotations__ = {option.name: option.annotation for option in options}
     return grouping
@@ -122,10 +122,17 @@ class DecoderOptions:
         if max_model_len is not None:
             from drafttree.engine.memory import row_nbytes
 
-            row, own = row_nbytes(decoder.target) / 1e6, getattr(decoder.target, "own_context", None)
-            saved = f" instead of {row * own:.1f} MB for {own} tokens, the model's own context" if own else ""
-            told = f"{max_model_len} tokens of a text take {row * max_model_len:.1f} MB of the KV cache{saved}"
-            print(f"drafttree: {told}", file=sys.stderr, flush=True)
+            row_mb = row_nbytes(decoder.target) / 1e6
+            context = getattr(decoder.target, "own_context", None)
+            saving = (
+                f" instead of {row_mb * context:.1f} MB for {context} tokens, the model's own context"
+                if context
+                else ""
+            )
+            memory_note = (
+                f"{max_model_len} tokens of a text take {row_mb * max_model_len:.1f} MB of the KV cache{saving}"
+            )
+            print(f"drafttree: {memory_note}", file=sys.stderr, flush=True)
         return decoder
 
     def load_inflated(self, target: str, shape: str) -> "Decoder":
@@ -135,19 +142,22 @@ class DecoderOptions:
             ConfigError: the shape is unknown, or an option is given that an inflated target does not have.
         """
         find_shape(shape)
-        given = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window}
-        if unserved := next((name for name, value in given.items() if value), None):
-            raise ConfigError(f"--inflate has no {unserved}; leave one of them out")
-        policy, verifier = find_policy(self.policy), find_verifier(self.verifier)
+        flags = {"--exact-text": self.exact_text, "--lossy-window": self.lossy_window}
+        if flag := next((name for name, value in flags.items() if value), None):
+            raise ConfigError(f"--inflate has no {flag}; leave one of them out")
+        policy = find_policy(self.policy)
+        verifier = find_verifier(self.verifier)
         if isinstance(policy, TunedPolicy):
             raise ConfigError(f"--policy {self.policy} was tuned for the target as it is; leave out --inflate")
 
         from drafttree.measure.inflation import load_inflated
 
-        kinds = self.quantize, self.quantize_drafter
-        decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *kinds)
-        chosen = policy or default_policy(verifier, decoder.drafter)
-        return decoder.with_policy(chosen).with_verifier(verifier) if verifier else decoder.with_policy(chosen)
+        quantizations = self.quantize, self.quantize_drafter
+        decoder = load_inflated(target, self.drafter, shape, str(self.dtype), self.device, *quantizations)
+        tree_policy = policy or default_policy(verifier, decoder.drafter)
+        return (
+            decoder.with_policy(tree_policy).with_verifier(verifier) if verifier else decoder.with_policy(tree_policy)
+        )
 
 
 @dataclass(frozen=True)
@@ -200,11 +210,11 @@ class ShapingOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """The given ones, by their names in `Decoder.generate`, checked as far as that needs no model."""
-        given = {name: value for name, value in vars(self).items() if name not in ("logit_bias", "schema", "pattern")}
-        given["sequence_bias"] = [parse_bias(spec) for spec in self.logit_bias or ()] or None
-        given["grammar"] = parse_grammar(self.schema, self.pattern, self.grammar)
-        Sampling.from_options(given)
-        return given_options(given)
+        options = {name: value for name, value in vars(self).items() if name not in ("logit_bias", "schema", "pattern")}
+        options["sequence_bias"] = [parse_bias(spec) for spec in self.logit_bias or ()] or None
+        options["grammar"] = parse_grammar(self.schema, self.pattern, self.grammar)
+        Sampling.from_options(options)
+        return given_options(options)
 
 
 @dataclass(frozen=True)

@@ -143,12 +143,13 @@ def parse_bias(spec: str) -> list:
     """A member of `sequence_bias` from ID=VALUE or ID,ID=VALUE."""
     tokens, _, value = spec.partition("=")
     try:
-        ids, added = [int(token) for token in tokens.split(",")], float(value)
+        ids = [int(token) for token in tokens.split(",")]
+        bias = float(value)
     except ValueError:
         raise ConfigError(f"--logit-bias {spec!r} is not of the form ID=VALUE or ID,ID=VALUE") from None
-    if not math.isfinite(added):
-        raise ConfigError(f"--logit-bias {spec!r} adds {added}; give a finite number")
-    return [ids, added]
+    if not math.isfinite(bias):
+        raise ConfigError(f"--logit-bias {spec!r} adds {bias}; give a finite number")
+    return [ids, bias]
 
 
 def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -> "Grammar | None":
@@ -157,16 +158,16 @@ def parse_grammar(schema: Path | None, pattern: str | None, text: Path | None) -
     Raises:
         ConfigError: more than one, or one that is not well formed.
     """
-    given = {"json_schema": schema, "regex": pattern, "ebnf": text}
-    given = {kind: value for kind, value in given.items() if value is not None}
-    if len(given) > 1:
+    sources = {"json_schema": schema, "regex": pattern, "ebnf": text}
+    sources = {notation: value for notation, value in sources.items() if value is not None}
+    if len(sources) > 1:
         raise ConfigError("a text follows one grammar: give one of --json-schema, --regex and --ebnf")
-    if not given:
+    if not sources:
         return None
     from drafttree.constraints import grammar
 
-    ((kind, value),) = given.items()
-    return getattr(grammar, kind)(read_text(value) if isinstance(value, Path) else value)
+    ((notation, value),) = sources.items()
+    return getattr(grammar, notation)(read_text(value) if isinstance(value, Path) else value)
 
 
 def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
@@ -175,10 +176,10 @@ def parse_numbers(text: str, option: str, least: int = 2) -> list[int]:
     Raises:
         ConfigError: they are not.
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entry.isdecimal() and int(entry) >= least for entry in entries):
         raise ConfigError(f"{option} is {text!r}; give whole numbers above {least - 1}, separated by commas")
-    return [int(part) for part in parts]
+    return [int(entry) for entry in entries]
 
 
 def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], object]) -> list[float]:
@@ -194,12 +195,12 @@ def parse_floats(text: str, option: str, what: str, accepts: Callable[[float], o
         ConfigError: one is no number, or not accepted.
     """
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(entry) for entry in text.split(",")]
     except ValueError:
-        found = []
-    if not found or not all(map(accepts, found)):
+        numbers = []
+    if not numbers or not all(map(accepts, numbers)):
         raise ConfigError(f"{option} is {text!r}; give {what} separated by commas")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(numbers))
 
 
 def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
@@ -208,8 +209,8 @@ def parse_temperatures(text: str, *, zero: bool = False) -> list[float]:
     Raises:
         ConfigError: they are not.
     """
-    what = "numbers" if zero else "numbers above 0,"
-    return parse_floats(text, "--temperatures", what, lambda each: Sampling(each).temperature or zero)
+    accepted_numbers = "numbers" if zero else "numbers above 0,"
+    return parse_floats(text, "--temperatures", accepted_numbers, lambda each: Sampling(each).temperature or zero)
 
 
 def split_names(text: str, separator: str = ",") -> list[str]:
@@ -226,5 +227,8 @@ def split_names(text: str, separator: str = ",") -> list[str]:
 
 def name_files(paths: list[Path] | None) -> list[tuple[str, Path]]:
     """Prompt files with short names, whole paths where those would be the same."""
-    short = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
-    return [(str(path) if short.count(name) > 1 else name, path) for name, path in zip(short, paths or (), strict=True)]
+    short_names = [re.sub(r"(\.(jsonl|txt|raw|gz))+$", "", path.name) for path in paths or ()]
+    return [
+        (str(path) if short_names.count(name) > 1 else name, path)
+        for name, path in zip(short_names, paths or (), strict=True)
+    ]

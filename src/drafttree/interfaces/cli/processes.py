@@ -14,9 +14,9 @@ def one_voice() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_leave)
         if int(os.environ.get("RANK", "0")):
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(redirect_stdout(nowhere))
-            stack.enter_context(redirect_stderr(nowhere))
+            null_file = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(null_file))
+            stack.enter_context(redirect_stderr(null_file))
         yield
 
 

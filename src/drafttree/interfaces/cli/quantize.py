@@ -51,25 +51,25 @@ def _round(files: "ModelFiles", folder: "Int4Folder", dtype: str) -> "Seconds":
     from drafttree.loading.placement import find_placement
     from drafttree.loading.pretrained import load_model, load_tokenizer
 
-    device, kind = find_placement(files.path, dtype, "cpu")
-    module = load_model(files, kind, device)
+    device, torch_dtype = find_placement(files.path, dtype, "cpu")
+    module = load_model(files, torch_dtype, device)
     tokenizer = load_tokenizer(files)
     layers: int = module.config.get_text_config().num_hidden_layers
     is_terminal = sys.stderr.isatty()
     with progress(100 + layers) as advance:
-        drawn = 0
+        drawn_steps = 0
 
         def tell_texts(share: float) -> None:
-            nonlocal drawn
-            while drawn < int(100 * share):
-                drawn += 1
+            nonlocal drawn_steps
+            while drawn_steps < int(100 * share):
+                drawn_steps += 1
                 advance("writing texts")
 
         def tell_layer(layer: "RoundedLayer") -> None:
             advance(f"layer {layer.number}")
             if not is_terminal:
-                took = layer.reading + layer.rounding
-                print(f"layer {layer.number} of {layer.layers}: {took:.1f} s", file=sys.stderr, flush=True)
+                layer_seconds = layer.reading + layer.rounding
+                print(f"layer {layer.number} of {layer.layers}: {layer_seconds:.1f} s", file=sys.stderr, flush=True)
 
         seconds = quantize_int4(module, tokenizer, folder, Progress(tell_texts, tell_layer))
         folder.finish(module, tokenizer)

@@ -91,6 +91,6 @@ class ResultOptions:
 
 def tell_end(store: RunStore) -> int:
     """Say what has ended a measurement, Ctrl-C or the time; the exit code."""
-    onward = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
-    print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {onward}", file=sys.stderr)
+    advice = f"the same command goes on from {store.folder}" if store.folder else "--out FOLDER keeps finished runs"
+    print(f"drafttree: {'the minutes are over' if store.out_of_time else 'interrupted'}; {advice}", file=sys.stderr)
     return UNFINISHED if store.out_of_time else INTERRUPTED

@@ -109,7 +109,7 @@ def serve(
         _check_key(key)
     if max_texts_per_key and not keys:
         raise ConfigError("--max-texts-per-key limits keys, and there are none; give --api-key, or use --max-queue")
-    shares = _is_loopback(host) if share_prefixes is None else share_prefixes
+    shares_prefixes = _is_loopback(host) if share_prefixes is None else share_prefixes
     if "" in (served_model_name or ()):
         raise ConfigError("--served-model-name: a name is empty, by which no request calls a model; give another one")
     _check_hosts(allowed_hosts or ())
@@ -128,7 +128,7 @@ def serve(
         model_name=names[0],
         other_names=tuple(names[1:]),
         api_keys=tuple(keys),
-        shares_prefixes=shares,
+        shares_prefixes=shares_prefixes,
         max_texts_per_key=max_texts_per_key,
         cors=tuple(cors or ()),
         max_batch=max_batch,
@@ -150,7 +150,8 @@ def serve(
         lines = logging.StreamHandler(sys.stdout)
         lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log = logging.getLogger("drafttree.access")
-        log.handlers, log.propagate = [lines], False
+        log.handlers = [lines]
+        log.propagate = False
         log.setLevel(logging.INFO)
     with listen(host, port) as listener:
         from drafttree.interfaces.server.app import create_app
@@ -214,8 +215,10 @@ def _check_hosts(hosts: Iterable[str]) -> None:
     """
     from drafttree.interfaces.server.access import name_of
 
-    for wrong in (host for host in hosts if name_of(host) != host.lower()):
-        raise ConfigError(f"--allowed-hosts {wrong!r} is not a host name; give one such as api.example.com, or '*'")
+    for wrong_host in (host for host in hosts if name_of(host) != host.lower()):
+        raise ConfigError(
+            f"--allowed-hosts {wrong_host!r} is not a host name; give one such as api.example.com, or '*'"
+        )
 
 
 def _check_proxies(proxies: Iterable[str]) -> None:

@@ -43,7 +43,8 @@ def trace(
     Prints the text and how its rounds went. -o writes a page with every tree, and --live shows the trees in the
     terminal. The text is the one that `drafttree generate` writes with the same options.
     """
-    options, text = writing.to_dict(), read_prompt(prompt)
+    options = writing.to_dict()
+    text = read_prompt(prompt)
     models.check()
     _check(output, live, json_)
 
@@ -51,9 +52,9 @@ def trace(
 
     tracer = Tracer(models.load(target), [{"role": "user", "content": text}] if chat else text, **options)
     _write(tracer, pace if live else None)
-    found = tracer.trace()
-    _show(found, output, json_)
-    raise typer.Exit(INTERRUPTED if found.finish_reason == "interrupted" else 0)
+    text_trace = tracer.trace()
+    _show(text_trace, output, json_)
+    raise typer.Exit(INTERRUPTED if text_trace.finish_reason == "interrupted" else 0)
 
 
 def _check(output: Path | None, live: bool, json_: bool) -> None:

@@ -56,7 +56,7 @@ def tune(
     """
     _check(minutes, save)
     Sampling(temperature or 0.0)
-    found_verifier = find_verifier(verifier)
+    draft_verifier = find_verifier(verifier)
 
     from drafttree.evaluation import tune as tuning
     from drafttree.interfaces.cli.decoders import load_named, read_token_ids
@@ -64,20 +64,20 @@ def tune(
     from drafttree.loading import choose_drafter
 
     names = [choose_drafter(target).name if name == "auto" else name for name in drafters or ["auto"]]
-    decoder = load_named(target, "none", verifier=found_verifier, dtype=dtype, device=device)
-    found, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
+    decoder = load_named(target, "none", verifier=draft_verifier, dtype=dtype, device=device)
+    raced_drafters, left_out = tuning.find_drafters(decoder, list(dict.fromkeys(names)))
     texts = read_token_ids(decoder, prompts, limit, max_new_tokens)
     results = ResultOptions(out, None, json_)
     store = results.open_store(context, texts)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    with progress(tuning.planned_texts(len(texts), len(found) * len(tuning.GRID))) as advance:
+    with progress(tuning.planned_texts(len(texts), len(raced_drafters) * len(tuning.GRID))) as advance:
         options |= {"minutes": minutes, "left_out": left_out, "progress": advance, "store": store}
-        result = tuning.tune(decoder, found, texts, **options)
-    saved = save if result.recommends else None
-    if saved:
-        tuning.tuned_policy(result, decoder, target, verifier).write(saved)
-    lines = tuning.python_lines(result, target, saved, verifier, _dtype(decoder)) if result.recommends else []
-    command = tuning.command_options(result, saved, verifier) if result.recommends else ""
+        result = tuning.tune(decoder, raced_drafters, texts, **options)
+    saved_path = save if result.recommends else None
+    if saved_path:
+        tuning.tuned_policy(result, decoder, target, verifier).write(saved_path)
+    lines = tuning.python_lines(result, target, saved_path, verifier, _dtype(decoder)) if result.recommends else []
+    command = tuning.command_options(result, saved_path, verifier) if result.recommends else ""
     summary = result.summary() | {"python": lines, "command": command}
     results.finish(store, summary, lambda: show_tuning(result, lines, command, minutes, out))
     if not (result.recommends or result.one_prompt):

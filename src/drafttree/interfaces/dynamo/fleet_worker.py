@@ -50,7 +50,9 @@ class FleetWorker(LLMEngine):
     """
 
     def __init__(self, decoder: Decoder, settings: FleetSettings, registered: Callable[[int], None]) -> None:
-        self._decoder, self._settings, self._registered = decoder, settings, registered
+        self._decoder = decoder
+        self._settings = settings
+        self._registered = registered
         self._engine = Engine(
             decoder,
             max_batch=settings.max_batch,
@@ -92,13 +94,13 @@ class FleetWorker(LLMEngine):
         """
         await self.abort(context)  # a frontend that lost the connection asks again while the worker still writes
         try:
-            handle, released = await asyncio.to_thread(self._submit, request)
+            handle, released_chunks = await asyncio.to_thread(self._submit, request)
             self._handles[context.id()] = handle
             if context.is_stopped():
                 handle.cancel()
             async for chunk in handle:
-                if sent := released.add(chunk):
-                    yield sent
+                if released_chunk := released_chunks.add(chunk):
+                    yield released_chunk
         except EngineClosedError as error:
             raise EngineShutdown(str(error)) from error
         except DraftTreeError as error:
@@ -166,6 +168,6 @@ class FleetWorker(LLMEngine):
         while True:
             await asyncio.sleep(PUBLISH_SECONDS)
             if self._publisher:
-                used = self._engine.memory.reserved // BLOCK
-                share = used / max(self._blocks, 1)
-                self._publisher.publish(0, ComponentSnapshot(used, self._blocks, share, 0))
+                used_blocks = self._engine.memory.reserved // BLOCK
+                share = used_blocks / max(self._blocks, 1)
+                self._publisher.publish(0, ComponentSnapshot(used_blocks, self._blocks, share, 0))

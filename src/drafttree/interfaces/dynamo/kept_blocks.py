@@ -23,32 +23,33 @@ class KeptBlocks:
     """
 
     def __init__(self, publisher: Any, size: int) -> None:
-        self._publisher, self._size = publisher, size
+        self._publisher = publisher
+        self._size = size
         self._texts: Counter[int] = Counter()
 
     def kept(self, tokens: list[int]) -> None:
         """Publish the blocks that no other text has; those of a beginning that others share come before them."""
         names = [*self._names(tokens)]
         self._texts.update(names)
-        new = [place for place, name in enumerate(names) if self._texts[name] == 1]
-        if new:
-            first = new[0]
+        new_blocks = [block for block, name in enumerate(names) if self._texts[name] == 1]
+        if new_blocks:
+            first_block = new_blocks[0]
             self._publisher.publish_stored(
-                token_ids=tokens[first * self._size : len(names) * self._size],
-                num_block_tokens=[self._size] * len(new),
-                block_hashes=names[first:],
-                parent_hash=names[first - 1] if first else None,
+                token_ids=tokens[first_block * self._size : len(names) * self._size],
+                num_block_tokens=[self._size] * len(new_blocks),
+                block_hashes=names[first_block:],
+                parent_hash=names[first_block - 1] if first_block else None,
             )
 
     def forgotten(self, tokens: list[int]) -> None:
         """Publish that the blocks that no other text has are gone."""
         names = [*self._names(tokens)]
         self._texts.subtract(names)
-        gone = [name for name in names if not self._texts[name]]
-        for name in gone:
+        removed_names = [name for name in names if not self._texts[name]]
+        for name in removed_names:
             del self._texts[name]
-        if gone:
-            self._publisher.publish_removed(block_hashes=gone)
+        if removed_names:
+            self._publisher.publish_removed(block_hashes=removed_names)
 
     def _names(self, tokens: list[int]) -> Iterator[int]:
         name = 0

@@ -23,11 +23,13 @@ class ReleasedChunks:
     """
 
     def __init__(self, decode: DecodeToken, *, holds: bool) -> None:
-        self._decode, self._holds = decode, holds
+        self._decode = decode
+        self._holds = holds
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[dict[int, float]] = []
-        self._text, self._origins = "", []
+        self._text = ""
+        self._origins = []
         self._released = 0
 
     def add(self, chunk: Chunk) -> dict[str, Any] | None:
@@ -40,8 +42,8 @@ class ReleasedChunks:
         count = len(self._tokens) if chunk.finish_reason or not self._holds else self._settled()
         if not count and not chunk.finish_reason:
             return None
-        sent = self._release(count)
-        return sent | {"finish_reason": chunk.finish_reason} if chunk.finish_reason else sent
+        released_chunk = self._release(count)
+        return released_chunk | {"finish_reason": chunk.finish_reason} if chunk.finish_reason else released_chunk
 
     def _settled(self) -> int:
         """Held tokens before the one of the last character that is known; more of its own text may follow."""
@@ -54,12 +56,12 @@ class ReleasedChunks:
         top, self._top = self._top[:count], self._top[count:]
         end = bisect_left(self._origins, self._released)
         text, self._text, self._origins = self._text[:end], self._text[end:], self._origins[end:]
-        sent = {"index": 0, "token_ids": tokens, "tokens": self._spell(tokens), "text": text}
+        released_chunk = {"index": 0, "token_ids": tokens, "tokens": self._spell(tokens), "text": text}
         if logprobs:
-            sent["log_probs"] = logprobs
+            released_chunk["log_probs"] = logprobs
         if top:
-            sent["top_logprobs"] = [self._ranked(best) for best in top]
-        return sent
+            released_chunk["top_logprobs"] = [self._ranked(candidates) for candidates in top]
+        return released_chunk
 
     def _ranked(self, best: dict[int, float]) -> list[dict[str, Any]]:
         return [

@@ -37,29 +37,29 @@ def read_options(request: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]
         ConfigError: something is asked for that is not served, named with what to do instead.
         InputError: the text has no end.
     """
-    asked = _asked(request)
-    options = {name: asked[name] for name in SAME_NAME if name in asked} | _ends(asked, decoder.eos)
-    options["max_new_tokens"] = _length(asked, len(request["token_ids"]), decoder.target.context)
-    if (top_k := asked.get("top_k")) is not None:
+    fields = _asked(request)
+    options = {name: fields[name] for name in SAME_NAME if name in fields} | _ends(fields, decoder.eos)
+    options["max_new_tokens"] = _length(fields, len(request["token_ids"]), decoder.target.context)
+    if (top_k := fields.get("top_k")) is not None:
         options["top_k"] = max(top_k, 0)  # vLLM's -1 keeps all, as 0 does here
-    if (count := asked.get("logprobs")) is not None:
+    if (count := fields.get("logprobs")) is not None:
         options["logprobs"] = count or True
-    if guide := asked.get("guided_decoding"):
+    if guide := fields.get("guided_decoding"):
         options["grammar"] = _grammar(guide)
     return options
 
 
 def _asked(request: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are set, by their names."""
-    known = FIELDS["dynamo"]
+    entries = FIELDS["dynamo"]
     groups = [request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")]
-    outside = {name: request[name] for name in known if name in request}
-    asked = {name: value for group in [*groups, outside] for name, value in group.items() if value is not None}
-    for name, value in asked.items():
-        entry = known.get(name, Refused("leave it out"))
+    top_fields = {name: request[name] for name in entries if name in request}
+    fields = {name: value for group in [*groups, top_fields] for name, value in group.items() if value is not None}
+    for name, value in fields.items():
+        entry = entries.get(name, Refused("leave it out"))
         if name not in READ and isinstance(entry, Refused) and not entry.accepts(value):
             raise ConfigError(f"{name}={value!r} is not served: {entry.advice}")
-    return asked
+    return fields
 
 
 def _ends(asked: Mapping[str, Any], eos: tuple[int, ...]) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def _length(asked: Mapping[str, Any], prompt: int, context: int | None) -> int:
 
 
 def _grammar(guide: Mapping[str, Any]) -> grammar.Grammar:
-    given = {name: value for name, value in guide.items() if value is not None and name != "backend"}
-    if len(given) != 1 or not given.keys() <= GUIDES.keys():
-        raise ConfigError(f"guided decoding by {', '.join(given) or 'nothing'} is not served; give one of {[*GUIDES]}")
-    ((name, value),) = given.items()
+    guides = {name: value for name, value in guide.items() if value is not None and name != "backend"}
+    if len(guides) != 1 or not guides.keys() <= GUIDES.keys():
+        raise ConfigError(f"guided decoding by {', '.join(guides) or 'nothing'} is not served; give one of {[*GUIDES]}")
+    ((name, value),) = guides.items()
     return GUIDES[name](value)
 
 

@@ -36,8 +36,8 @@ def serve(decoder: Decoder, settings: FleetSettings, registered: Callable[[int],
     def tell(worker_id: int) -> None:
         registered(worker_id)
         frontend = f"python -m dynamo.frontend --discovery-backend {settings.discovery} --migration-limit 3"
-        served = f"{settings.name!r} ({decoder.fidelity.words})"
-        print(f"drafttree: worker {os.getpid()} serves {served}; its frontend: {frontend}", file=sys.stderr)
+        served_model = f"{settings.name!r} ({decoder.fidelity.words})"
+        print(f"drafttree: worker {os.getpid()} serves {served_model}; its frontend: {frontend}", file=sys.stderr)
 
     worker = FleetWorker(decoder, settings, tell)
     try:

@@ -53,7 +53,8 @@ class _Watch:
     """
 
     def __init__(self, process: BaseProcess, news: Connection) -> None:
-        self._process, self._news = process, news
+        self._process = process
+        self._news = news
         self._worker_id: int | None = None
         self._last_known: float | None = None
         self._forgotten = self._told_to_end = False
@@ -74,23 +75,23 @@ class _Watch:
     def _listen(self) -> bool:
         """Hear what the process says; whether it may say more."""
         try:
-            said = self._news.recv() if self._news.poll() else None
+            message = self._news.recv() if self._news.poll() else None
         except EOFError:
             return False
-        if isinstance(said, DraftTreeError):
+        if isinstance(message, DraftTreeError):
             self._process.join()
-            raise said
-        self._worker_id = self._worker_id if said is None else said
+            raise message
+        self._worker_id = self._worker_id if message is None else message
         return True
 
     def _check_known(self) -> None:
         """End a worker that the fleet has forgotten, since it would wait for requests in vain."""
         if self._worker_id is None or self._told_to_end:
             return
-        now = time.monotonic()
+        current_time = time.monotonic()
         if file_discovery.entries(self._worker_id):
-            self._last_known = now
-        elif self._last_known and now - self._last_known > MISSING_SECONDS:
+            self._last_known = current_time
+        elif self._last_known and current_time - self._last_known > MISSING_SECONDS:
             self._forgotten = True
             _say("the fleet has forgotten this worker, which stood still for ten seconds or more; it ends")
             self._end()

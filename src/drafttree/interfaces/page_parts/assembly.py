@@ -32,13 +32,13 @@ def assemble(package: str, style: str, script: str, data: Any, **values: Any) ->
     from jinja2.utils import htmlsafe_json_dumps
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    parts = {
+    page_fields = {
         "style": _read(STYLES, OWN) + _read([style], package),
         "script": _read(SCRIPTS, OWN) + _read([script], package),
         "data": htmlsafe_json_dumps(data, dumps=partial(dumps, separators=(",", ":"), allow_nan=False)),
         "version": drafttree.__version__,
     }
-    return environment.from_string(_read(["template.html"], package)).render(**parts, **values)
+    return environment.from_string(_read(["template.html"], package)).render(**page_fields, **values)
 
 
 def _read(names: Sequence[str], package: str) -> str:

@@ -34,8 +34,8 @@ def _packed_node(node: TracedNode, strings: dict[str, int]) -> list[Any]:
     if node.seen is not None and abs(node.seen - (node.draft or 0.0)) > 10.0**-DIGITS:
         chances.append(node.seen)
     text = strings.setdefault(node.text, len(strings))
-    places = [OUTCOMES.index(node.outcome), RULES.index(node.rule)]
-    return [text, node.token, node.parent, node.rank, *places, *_short(chances)]
+    indices = [OUTCOMES.index(node.outcome), RULES.index(node.rule)]
+    return [text, node.token, node.parent, node.rank, *indices, *_short(chances)]
 
 
 def _short(numbers: Sequence[float | None]) -> list[float | None]:

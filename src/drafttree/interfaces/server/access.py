@@ -33,7 +33,8 @@ class AllowedHosts:
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
-        self._app, self._hosts = app, frozenset(hosts)
+        self._app = app
+        self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
@@ -56,8 +57,8 @@ class AllowedHosts:
 
 def name_of(host: str) -> str | None:
     """The name in a header `Host`, in lower case and without the port; None if there is none."""
-    found = HOST.fullmatch(host)
-    return (found[1] or found[2]).lower().removesuffix(".") if found else None
+    host_match = HOST.fullmatch(host)
+    return (host_match[1] or host_match[2]).lower().removesuffix(".") if host_match else None
 
 
 def own_names(host: str) -> tuple[str, ...]:
@@ -84,19 +85,19 @@ class ApiKeys(AuthenticationBackend):
             AuthenticationError: it is missing or wrong.
         """
         path = conn.url.path
-        if not any(path == each or path.startswith(f"{each}/") for each in PROTECTED):
+        if not any(path == prefix or path.startswith(f"{prefix}/") for prefix in PROTECTED):
             return None
-        scheme, given = get_authorization_scheme_param(conn.headers.get("authorization"))
-        if scheme.lower() != "bearer" or not given:
-            given = conn.headers.get("x-api-key")
-        if not given:
+        scheme, api_key = get_authorization_scheme_param(conn.headers.get("authorization"))
+        if scheme.lower() != "bearer" or not api_key:
+            api_key = conn.headers.get("x-api-key")
+        if not api_key:
             raise AuthenticationError(
                 "there is no API key; send the header Authorization: Bearer KEY or X-Api-Key: KEY"
             )
-        found = _digest(given)
-        if not sum(hmac.compare_digest(found, each) for each in self._digests):
+        key_digest = _digest(api_key)
+        if not sum(hmac.compare_digest(key_digest, digest) for digest in self._digests):
             raise AuthenticationError("the API key is wrong")
-        return AuthCredentials(), SimpleUser(found.hex())
+        return AuthCredentials(), SimpleUser(key_digest.hex())
 
 
 def refuse(conn: HTTPConnection, error: AuthenticationError) -> Response:

@@ -37,8 +37,10 @@ class OpenRequest:
     """
 
     def __init__(self, key: str, seconds: float | None) -> None:
-        self.key, self.large = key, False
-        self.ends, self.reading = ExitStack(), ExitStack()
+        self.key = key
+        self.large = False
+        self.ends = ExitStack()
+        self.reading = ExitStack()
         self._ends_at = None if seconds is None else time.monotonic() + seconds
 
     @property
@@ -87,11 +89,15 @@ class Admission:
         max_texts_per_key: int | None = None,
         audit: Audit | None = None,
     ) -> None:
-        self._shares_prefixes, self._max_per_key = shares_prefixes, max_texts_per_key
+        self._shares_prefixes = shares_prefixes
+        self._max_per_key = max_texts_per_key
         self._audit = audit
         self._of_key = Counter[str]()
-        self._engine, self._metrics, self._max_texts = engine, metrics, max_texts
-        self._texts, self._answering = set[asyncio.Future[Handle]](), set[Handle]()
+        self._engine = engine
+        self._metrics = metrics
+        self._max_texts = max_texts
+        self._texts = set[asyncio.Future[Handle]]()
+        self._answering = set[Handle]()
         self._preparing = set[asyncio.Timeout]()
         self.draining = False
 
@@ -120,22 +126,22 @@ class Admission:
         """
         self.check()
         open_request.get().reading.close()
-        preparing = asyncio.timeout(None)
-        self._preparing.add(preparing)
+        deadline = asyncio.timeout(None)
+        self._preparing.add(deadline)
         try:
-            async with preparing:
+            async with deadline:
                 yield
         except TimeoutError:
             self.check()
             raise
         finally:
-            self._preparing.discard(preparing)
+            self._preparing.discard(deadline)
 
     def refuse_preparing(self) -> None:
         """End the requests that a server which shuts down would refuse as soon as they are prepared."""
-        for preparing in self._preparing:
-            if not preparing.expired():  # else it is ending already, which may take longer than until the next call
-                preparing.reschedule(0)
+        for deadline in self._preparing:
+            if not deadline.expired():  # else it is ending already, which may take longer than until the next call
+                deadline.reschedule(0)
 
     async def submit(
         self,
@@ -159,34 +165,34 @@ class Admission:
             DraftTreeError: as for `Engine.submit`.
         """
         self.check()
-        asking = open_request.get()
-        asking.reading.close()
-        if asking.key:
-            self._of_key[asking.key] += 1
-            asking.ends.callback(self._of_key.subtract, [asking.key])
-        begun = time.perf_counter()
+        request_state = open_request.get()
+        request_state.reading.close()
+        if request_state.key:
+            self._of_key[request_state.key] += 1
+            request_state.ends.callback(self._of_key.subtract, [request_state.key])
+        start_time = time.perf_counter()
         group = object() if group is None else group
-        owner = (asking.key, cache_salt)
+        owner = (request_state.key, cache_salt)
         salt = owner if self._shares_prefixes or any(owner) else group
         if self._audit and options.get("seed") is None:
             options.setdefault("observer", self._audit)
         submit = partial(
             to or self._engine.submit, prompt, group=group, cache_salt=salt, max_unread=MAX_UNREAD, **options
         )
-        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
-        self._texts.add(submitting)
+        submit_task = asyncio.ensure_future(asyncio.to_thread(submit))
+        self._texts.add(submit_task)
         try:
-            handle = await asyncio.shield(submitting)
+            handle = await asyncio.shield(submit_task)
         except asyncio.CancelledError:
-            submitting.add_done_callback(_cancel)
+            submit_task.add_done_callback(_cancel)
             raise
-        self._metrics.watch(handle, begun)
+        self._metrics.watch(handle, start_time)
         self._answering.add(handle)
-        asking.ends.callback(self._answering.discard, handle)
-        asking.ends.callback(handle.cancel)
-        if (left := asking.seconds_left) is not None:
-            timer = asyncio.get_running_loop().call_later(left, handle.cancel, "length")
-            asking.ends.callback(timer.cancel)
+        request_state.ends.callback(self._answering.discard, handle)
+        request_state.ends.callback(handle.cancel)
+        if (seconds_left := request_state.seconds_left) is not None:
+            timer = asyncio.get_running_loop().call_later(seconds_left, handle.cancel, "length")
+            request_state.ends.callback(timer.cancel)
         return handle
 
     def check(self) -> None:
@@ -197,8 +203,8 @@ class Admission:
         """
         if self.draining:
             raise shutting_down()
-        if (waiting := self.open + len(self._preparing)) >= self._max_texts:
-            message = f"{waiting} texts are running or waiting, which is the limit; try again later"
+        if (text_count := self.open + len(self._preparing)) >= self._max_texts:
+            message = f"{text_count} texts are running or waiting, which is the limit; try again later"
             raise ServerError(429, message, code="queue_full", headers=AGAIN)
         key = open_request.get().key
         if self._max_per_key and key and self._of_key[key] >= self._max_per_key:
@@ -231,40 +237,43 @@ class ClientPresence:
     """
 
     def __init__(self, app: ASGIApp, timeout: float | None) -> None:
-        self._app, self._timeout = app, timeout
+        self._app = app
+        self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        arrived, answered = asyncio.Event(), False
+        body_arrival = asyncio.Event()
+        is_answered = False
 
         async def take() -> Message:
             message = await receive()
             if not message.get("more_body", False):
-                arrived.set()
+                body_arrival.set()
             return message
 
         async def give(message: Message) -> None:
-            nonlocal answered
-            answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
+            nonlocal is_answered
+            is_answered |= message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         async def watch() -> None:
-            await arrived.wait()
+            await body_arrival.wait()
             while (await receive())["type"] != "http.disconnect":
                 pass
-            if not answered:
-                answering.cancel()
+            if not is_answered:
+                answer_task.cancel()
 
         user = scope.get("user")  # starlette's, where keys are asked for
         with OpenRequest(user.display_name if user else "", self._timeout).answering():
-            answering, watching = asyncio.ensure_future(self._app(scope, take, give)), asyncio.ensure_future(watch())
+            answer_task = asyncio.ensure_future(self._app(scope, take, give))
+            watch_task = asyncio.ensure_future(watch())
             try:
-                await asyncio.wait([answering])
+                await asyncio.wait([answer_task])
                 with suppress(ClientDisconnect):  # it was reading the body
-                    if not answering.cancelled():
-                        answering.result()
+                    if not answer_task.cancelled():
+                        answer_task.result()
             finally:
-                answering.cancel()
-                watching.cancel()
+                answer_task.cancel()
+                watch_task.cancel()

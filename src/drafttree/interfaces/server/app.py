@@ -41,12 +41,12 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         for engine in filter(None, (serving.engine, serving.drafting)):
             await asyncio.to_thread(engine.close)
 
-    allowed = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    cors_options = {"allow_origins": settings.cors, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     keys = Middleware(AuthenticationMiddleware, backend=ApiKeys(settings.api_keys), on_error=refuse)
-    passed = [  # by every request, the outermost first
+    middleware = [  # of every request, the outermost first
         Middleware(RequestLog, lines=settings.access_log),
         Middleware(AllowedHosts, hosts=settings.allowed_hosts),
-        *([Middleware(CORSMiddleware, **allowed)] if settings.cors else []),
+        *([Middleware(CORSMiddleware, **cors_options)] if settings.cors else []),
         *([keys] if settings.api_keys else []),
         Middleware(ClientPresence, timeout=settings.timeout),
     ]
@@ -56,7 +56,7 @@ def create_app(decoder: Decoder, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        middleware=passed,
+        middleware=middleware,
         responses={status: {"model": ErrorReply, "description": "An error"} for status in ("4XX", "5XX")},
         exception_handlers=dict.fromkeys((HTTPException, ServerError, DraftTreeError), answer_error),
     )  # what else is raised, `RequestLog` answers

@@ -44,7 +44,9 @@ class AuditCollector(Collector):
     """Reads an audit whenever the metrics are asked for; every metric has the given labels."""
 
     def __init__(self, audit: Audit, labels: dict[str, str]) -> None:
-        self._audit, self._names, self._values = audit, [*labels], [*labels.values()]
+        self._audit = audit
+        self._names = [*labels]
+        self._values = [*labels.values()]
 
     def collect(self) -> Iterator[Metric]:
         """The evidence as it is now."""
@@ -54,9 +56,9 @@ class AuditCollector(Collector):
         tokens.add_metric(self._values, evidence.tokens)
         yield tokens
         help_ = "Tokens among them that have no probability, such as those that top_k leaves out."
-        impossible = CounterMetricFamily(f"{PREFIX}audit_impossible_tokens", help_, labels=self._names)
-        impossible.add_metric(self._values, evidence.impossible)
-        yield impossible
+        impossible_counter = CounterMetricFamily(f"{PREFIX}audit_impossible_tokens", help_, labels=self._names)
+        impossible_counter.add_metric(self._values, evidence.impossible)
+        yield impossible_counter
         help_ = "Logarithm to base 10 of the e-value against the target's law; 6 refutes it."
         e_value = GaugeMetricFamily(f"{PREFIX}audit_e_value_log10", help_, labels=self._names)
         e_value.add_metric(self._values, evidence.log_e_value / math.log(10))

@@ -65,13 +65,14 @@ class ItemCount:
     def add(self, part: bytes) -> None:
         """Count the items of the next part."""
         if self._has_strings is None:  # UTF-16 has bytes of quotes in other characters: all of it counts
-            part, self._rest = self._rest + part, b""
+            part = self._rest + part
+            self._rest = b""
             if len(part) < 2:  # one byte does not tell
                 self._rest = part
                 return
             self._has_strings = json.detect_encoding(part[:4]).startswith("utf-8")
-        outside = self._without_strings(part) if self._has_strings else part
-        self.items += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        unquoted_bytes = self._without_strings(part) if self._has_strings else part
+        self.items += unquoted_bytes.count(b",") + unquoted_bytes.count(b"[") + unquoted_bytes.count(b"{")
 
     def _without_strings(self, part: bytes) -> bytes:
         text = self._rest + part
@@ -81,9 +82,9 @@ class ItemCount:
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         text = text.translate(None, UNCOUNTED)
         pieces = text.replace(b'""', b"").split(b'"')  # two quotes with nothing to count between them change nothing
-        outside = pieces[self._in_string :: 2]
+        unquoted_pieces = pieces[self._in_string :: 2]
         self._in_string ^= len(pieces) % 2 == 0
-        return b"".join(outside)
+        return b"".join(unquoted_pieces)
 
 
 class BodyReader:
@@ -98,7 +99,9 @@ class BodyReader:
         tokens = ANY_CONTEXT if context is None else context
         self._most_bytes = BYTES + BYTES_PER_TOKEN * tokens if most_bytes is None else most_bytes
         self._most_items = ITEMS + ITEMS_PER_TOKEN * tokens
-        self._context, self._held, self._turns = context, 0, asyncio.Semaphore(LARGE_BODIES)
+        self._context = context
+        self._held = 0
+        self._turns = asyncio.Semaphore(LARGE_BODIES)
 
     async def read(self, request: Request, kind: TypeAdapter[Any]) -> Any:
         """The body of a request as a value of a kind.
@@ -106,8 +109,9 @@ class BodyReader:
         Raises:
             ServerError: it is too large, there is no room for it, or it is compressed, not JSON or not of the kind.
         """
-        opened, headers = open_request.get(), request.headers
-        body = await self._receive(request, opened.reading)
+        request_state = open_request.get()
+        headers = request.headers
+        body = await self._receive(request, request_state.reading)
         if not body or not JSON_TYPE.fullmatch(headers.get("content-type", "")):
             raise ServerError(400, f"the body: {NO_OBJECT}", code="model_attributes_type" if body else "missing")
         if (coding := ", ".join(headers.getlist("content-encoding")).lower()) not in ("", "identity"):
@@ -115,39 +119,43 @@ class BodyReader:
             raise ServerError(415, message, code="content_encoding")
         if len(body) > SMALL:
             await self._turns.acquire()
-            opened.reading.callback(self._turns.release)
-            opened.large = True
+            request_state.reading.callback(self._turns.release)
+            request_state.large = True
         return await read_request(partial(_read, body, kind, self._context))
 
     async def _receive(self, request: Request, reading: ExitStack) -> bytes:
         """The bytes of a body, which count until its request has been read; a refused one is read on for a while."""
-        parts, body, size = request.stream(), list[bytes](), 0
-        count, marks, counted = ItemCount(), 0, 0
+        chunks = request.stream()
+        body = list[bytes]()
+        size = 0
+        count = ItemCount()
+        marks = 0
+        counted_chunks = 0
 
         def release() -> None:
             self._held -= size
 
         reading.callback(release)
         refusal = self._refusal(int(request.headers.get("content-length", 0)), 0)
-        while not refusal and (part := await anext(parts, b"")):
-            body.append(part)
-            size += len(part)
-            self._held += len(part)
-            marks += len(part.translate(None, UNMARKED))
+        while not refusal and (chunk := await anext(chunks, b"")):
+            body.append(chunk)
+            size += len(chunk)
+            self._held += len(chunk)
+            marks += len(chunk.translate(None, UNMARKED))
             if marks > self._most_items:  # those in strings among them; up to here a look at these would take longer
-                for each in body[counted:]:
-                    count.add(each)
-                counted = len(body)
+                for body_chunk in body[counted_chunks:]:
+                    count.add(body_chunk)
+                counted_chunks = len(body)
             refusal = self._refusal(size, count.items)
         if not refusal:
             return b"".join(body)
         body.clear()
-        discarded = 0
+        discarded_bytes = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARDING):
-                async for part in parts:
-                    discarded += len(part)
-                    if discarded >= DISCARDED:
+                async for chunk in chunks:
+                    discarded_bytes += len(chunk)
+                    if discarded_bytes >= DISCARDED:
                         break
         raise refusal
 
@@ -181,8 +189,8 @@ class BodyRoute(APIRoute):
         adapter = TypeAdapter[Any](bodies[0])
 
         async def read_and_handle(request: Request) -> Response:
-            found = await request.app.state.serving.bodies.read(request, adapter)
-            return await handle(_ReadRequest(request.scope, found))
+            body = await request.app.state.serving.bodies.read(request, adapter)
+            return await handle(_ReadRequest(request.scope, body))
 
         return read_and_handle
 
@@ -204,15 +212,15 @@ class _ReadRequest(Request):
 def _read(body: bytes, kind: TypeAdapter[Any], context: int | None) -> Any:
     """A body as it must be, or its first mistake."""
     with collection_pause:
-        given = _parse(body)
+        parsed_body = _parse(body)
         for name in CONVERSATIONS:  # first, since it takes no time
-            messages = given.get(name) if isinstance(given, dict) else None
+            messages = parsed_body.get(name) if isinstance(parsed_body, dict) else None
             if isinstance(messages, list) and context is not None and len(messages) > context:
                 message = f"{name}: {len(messages)} do not fit into the model's context of {context} tokens; send fewer"
                 raise ServerError(400, message, param=name, code="context_length_exceeded")
-        _check_scalars(given)
+        _check_scalars(parsed_body)
         try:
-            return kind.validate_python(given, from_attributes=True)
+            return kind.validate_python(parsed_body, from_attributes=True)
         except ValidationError as error:
             raise refusal_of(error.errors(include_url=False)[0]) from None
 
@@ -242,26 +250,27 @@ def _check_scalars(given: Any) -> None:
     Raises:
         ServerError: has the place and what is wrong.
     """
-    opened, place = [_parts([given])], list[Any]([0])
-    while opened:  # of what is open, only where it stands is kept: a body may be deep as well as long
-        for place[-1], part in opened[-1]:
-            if isinstance(part, dict | list):
-                opened.append(_parts(part))
-                place.append(0)
+    iterator_stack = [_parts([given])]
+    path = list[Any]([0])
+    while iterator_stack:  # of what is open, only where it stands is kept: a body may be deep as well as long
+        for path[-1], value in iterator_stack[-1]:
+            if isinstance(value, dict | list):
+                iterator_stack.append(_parts(value))
+                path.append(0)
                 break
-            if part is TOO_LONG:
-                what = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
-                raise refusal_of({"type": "int_parsing_size", "loc": place[1:], "msg": what})
-            if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
-                what = "this holds half a surrogate pair, which is not text"
-                raise refusal_of({"type": "string_unicode", "loc": place[1:], "msg": what})
+            if value is TOO_LONG:
+                message = f"this is an integer of more than {sys.get_int_max_str_digits()} digits, which is not read"
+                raise refusal_of({"type": "int_parsing_size", "loc": path[1:], "msg": message})
+            if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
+                message = "this holds half a surrogate pair, which is not text"
+                raise refusal_of({"type": "string_unicode", "loc": path[1:], "msg": message})
         else:
-            opened.pop()
-            place.pop()
+            iterator_stack.pop()
+            path.pop()
 
 
 def _parts(whole: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
     """What a list or an object holds, names included, each with its step."""
     if isinstance(whole, list):
         return iter(enumerate(whole))
-    return ((name, each) for name, value in whole.items() for each in (name, value))
+    return ((name, member) for name, value in whole.items() for member in (name, value))

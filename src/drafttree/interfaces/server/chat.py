@@ -61,7 +61,9 @@ def _warn_of(tools: tuple[str, ...]) -> None:
 
 def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], Json, Callable[[], AnswerReader]]:
     """The token ids of the conversation, the options of its answers, and what makes a reader for each."""
-    decoder, dialect, tools = serving.decoder, serving.dialect, request.callable_tools
+    decoder = serving.decoder
+    dialect = serving.dialect
+    tools = request.callable_tools
     prompt = read_prompt(request, decoder.tokenizer, dialect, decoder.target.context, serving.control_tokens)
     thinks = dialect.thinks(decoder.tokenizer, prompt)
     grammar = chat_grammar(request, dialect, thinks)
@@ -70,12 +72,13 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
     # A form ends by itself, and may not be cut while it is being thought about.
     if end and not request.has_form and not request.ignore_eos:
         options["stop"] = [*(request.stop or ()), end]
-    spelled = dialect.spelled_tokens(decoder.tokenizer, decoder.target.vocab_size, calls=bool(tools))
+    spelled_tokens = dialect.spelled_tokens(decoder.tokenizer, decoder.target.vocab_size, calls=bool(tools))
     with blaming(request.called("stop")):
-        check_stop(request.stop or (), decoder.tokenizer, spelled)
-    wanted = {"spelled_tokens": spelled, "logprobs": request.wanted_logprobs, "grammar": grammar}
-    wanted |= {"unstopped": dialect.unstopped(thinks)}
-    calls, schemas = dialect.calls if tools else None, {tool.name: tool.parameters for tool in tools.values()}
+        check_stop(request.stop or (), decoder.tokenizer, spelled_tokens)
+    answer_options = {"spelled_tokens": spelled_tokens, "logprobs": request.wanted_logprobs, "grammar": grammar}
+    answer_options |= {"unstopped": dialect.unstopped(thinks)}
+    calls = dialect.calls if tools else None
+    schemas = {tool.name: tool.parameters for tool in tools.values()}
     reader = partial(
         AnswerReader,
         dialect.thinking,
@@ -87,7 +90,7 @@ def _prepare(request: ChatRequest, serving: ServingContext) -> tuple[list[int], 
         untagged=[] if calls is None or request.has_form else calls.untagged_forms(_not_strict(tools.values())),
     )
     reader()  # compiles its patterns in this thread, since hundreds of names take a third of a second
-    return prompt, options | wanted, reader
+    return prompt, options | answer_options, reader
 
 
 def _not_strict(tools: Iterable[FunctionDefinition]) -> list[str]:
@@ -104,14 +107,18 @@ class ChatChoice:
     """
 
     def __init__(self, text: Text, *, keeps_scores: bool) -> None:
-        self._text, self._keeps_scores = text, keeps_scores
-        self._said, self._thoughts, self._calls = "", "", list[Json]()
-        self._scores, self._reason = list[Json](), None
+        self._text = text
+        self._keeps_scores = keeps_scores
+        self._said = ""
+        self._thoughts = ""
+        self._calls = list[Json]()
+        self._scores = list[Json]()
+        self._reason = None
 
     def add(self, chunk: Chunk) -> Iterator[Json]:
-        for part, scores in self._text.parts(chunk):
+        for answer_part, scores in self._text.parts(chunk):
             self._scores += scores if self._keeps_scores else ()
-            match part:
+            match answer_part:
                 case None:
                     yield self._chunk({}, scores)
                 case Said(text=text):

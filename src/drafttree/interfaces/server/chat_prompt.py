@@ -50,22 +50,25 @@ def read_prompt(
             nothing of `reasoning_effort`, or the messages cannot be rendered, as for `render_chat`.
     """
     variables = dict(request.chat_template_kwargs or {})
-    if wrong := next((name for name in variables if name in OWN_ARGUMENTS), None):
-        raise ServerError(400, f"{wrong!r} is not a variable of chat templates", param="chat_template_kwargs")
+    if wrong_name := next((name for name in variables if name in OWN_ARGUMENTS), None):
+        raise ServerError(400, f"{wrong_name!r} is not a variable of chat templates", param="chat_template_kwargs")
     form = ShownMessages(dialect, control_tokens)
-    begins, goes_on = request.add_generation_prompt is not False, bool(request.continue_final_message)
+    begins = request.add_generation_prompt is not False
+    goes_on = bool(request.continue_final_message)
     variables = {name: form.kept(value) for name, value in variables.items()}
     variables = _effort(request, dialect) | variables
     variables |= {"add_generation_prompt": begins, "continue_final_message": goes_on}
-    messages = told = [form.message(message) for message in request.messages]
+    messages = shown_messages = [form.message(message) for message in request.messages]
     if dialect.native:
         described = [tool.model_dump(exclude_none=True, exclude={"cache_control"}) for tool in request.told_tools]
         variables["tools"] = form.kept(described) or None
     else:
-        told = form.with_tools(messages, request.told_tools)
-    first = 1 - len(told) + len(messages)
+        shown_messages = form.with_tools(messages, request.told_tools)
+    first_number = 1 - len(shown_messages) + len(messages)
     with blaming(request.called("messages")):
-        return render_chat(told, tokenizer, context, first, control_tokens, form.arguments.restored, **variables)
+        return render_chat(
+            shown_messages, tokenizer, context, first_number, control_tokens, form.arguments.restored, **variables
+        )
 
 
 def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -74,7 +77,8 @@ def _effort(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     Raises:
         ServerError: the template knows none of them, and thinking is asked for, or a thinking model asked for none.
     """
-    effort, field = request.reasoning_effort, request.called("reasoning_effort")
+    effort = request.reasoning_effort
+    field = request.called("reasoning_effort")
     if effort is None or (effort == NO_EFFORT and not dialect.thinking and not dialect.takes_effort):
         return {}
     if not dialect.takes_effort:
@@ -95,7 +99,8 @@ class ShownMessages:
     """
 
     def __init__(self, dialect: Dialect, control_tokens: ControlTokens | None) -> None:
-        self._dialect, self._control_tokens = dialect, control_tokens
+        self._dialect = dialect
+        self._control_tokens = control_tokens
         self.arguments = WrittenArguments(self.kept)
 
     def kept(self, value: Any) -> Any:
@@ -104,35 +109,40 @@ class ShownMessages:
 
     def message(self, message: Message) -> dict[str, Any]:
         """A message; a template that knows no tools sees calls and their results as text."""
-        dialect, native = self._dialect, self._dialect.native
-        texts, calls = self.kept(message.texts), message.tool_calls or ()
+        dialect = self._dialect
+        native = self._dialect.native
+        texts = self.kept(message.texts)
+        calls = message.tool_calls or ()
         if message.role == "tool" and not native:
             return {"role": "user", "content": as_parts([RESULT.format(as_text(texts))])}
-        known = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
-        found: dict[str, Any] = {} if message.name is None else {"name": self.kept(message.name)}
+        knows_role = message.role != "developer" or message.role in dialect.template  # a newer name of "system"
+        message_fields: dict[str, Any] = {} if message.name is None else {"name": self.kept(message.name)}
         if native and message.tool_call_id is not None:
-            found["tool_call_id"] = self._call_id(message.tool_call_id)
+            message_fields["tool_call_id"] = self._call_id(message.tool_call_id)
         if native and calls:
-            found["tool_calls"] = [self._native_call(call, native) for call in calls]
+            message_fields["tool_calls"] = [self._native_call(call, native) for call in calls]
         elif calls:
             texts = [*filter(None, texts), self._calls_as_text(calls)]
-        found |= self._thought(message)
-        return {"role": message.role if known else "system", "content": as_parts(texts), **found}
+        message_fields |= self._thought(message)
+        return {"role": message.role if knows_role else "system", "content": as_parts(texts), **message_fields}
 
     def with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Iterable[Tool]) -> list[Mapping[str, Any]]:
         """The messages, the first of which tells of the tools if there are any."""
-        shown = {"name", "description", "parameters"}
-        functions = [tool.function.model_dump(exclude_none=True, include=shown) for tool in tools]
+        function_fields = {"name", "description", "parameters"}
+        functions = [tool.function.model_dump(exclude_none=True, include=function_fields) for tool in tools]
         if not functions:
             return [*messages]
         form = self._dialect.calls or HERMES
         example = "{...}" if form.arguments == "json" else written_arguments(form.arguments, '{"KEY": "VALUE"}')
-        how = HOW_TO_CALL + form.text([("NAME", example)])
-        told = "\n".join([TOOLS_INTRODUCTION, *self.kept([*map(json.dumps, functions)]), how])
-        first, rest = messages[0], messages[1:]
-        if first["role"] == "system":
-            return [{**first, "content": [*first["content"], *as_parts([f"\n{told}"])]}, *rest]
-        return [{"role": "system", "content": told}, *messages]
+        call_advice = HOW_TO_CALL + form.text([("NAME", example)])
+        tools_text = "\n".join([TOOLS_INTRODUCTION, *self.kept([*map(json.dumps, functions)]), call_advice])
+        first_message, later_messages = messages[0], messages[1:]
+        if first_message["role"] == "system":
+            return [
+                {**first_message, "content": [*first_message["content"], *as_parts([f"\n{tools_text}"])]},
+                *later_messages,
+            ]
+        return [{"role": "system", "content": tools_text}, *messages]
 
     def _thought(self, message: Message) -> dict[str, str]:
         """What was thought before a message, for a template that reads it."""

@@ -33,18 +33,22 @@ def _as_list(prompt: object) -> object:
     """A list of prompts."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)):
         prompt = [prompt]
-    if not isinstance(prompt, list) or not (_all(prompt, str) or all(_all(each, int) for each in prompt)):
+    if not isinstance(prompt, list) or not (_all(prompt, str) or all(_all(entry, int) for entry in prompt)):
         raise mistake("wrong_prompt", "a prompt is text, a list of texts, token ids, or a list of lists of token ids")
     if not prompt or not all(prompt):
         raise mistake("empty_prompt", "a prompt is empty; give at least one token")
-    tokens = (token for each in prompt for token in each if isinstance(token, int))
-    if wrong := next((token for token in tokens if not 0 <= token < INT64), None):
-        raise mistake("no_token_id", f"{wrong if abs(wrong) < INT64 else 'a number above 64 bits'} is not a token id")
+    tokens = (token for entry in prompt for token in entry if isinstance(token, int))
+    if wrong_token := next((token for token in tokens if not 0 <= token < INT64), None):
+        raise mistake(
+            "no_token_id", f"{wrong_token if abs(wrong_token) < INT64 else 'a number above 64 bits'} is not a token id"
+        )
     return prompt
 
 
 def _all(values: object, kind: type) -> bool:
-    return isinstance(values, list) and all(isinstance(each, kind) and not isinstance(each, bool) for each in values)
+    return isinstance(values, list) and all(
+        isinstance(element, kind) and not isinstance(element, bool) for element in values
+    )
 
 
 Prompts = Annotated[
@@ -95,10 +99,10 @@ class Completion(Described):
 @router.post("", response_model=Completion, responses=STREAMED)
 async def complete(request: Body[CompletionRequest], serving: Serving) -> Response:
     """Continue texts, at once or as a stream of chunks."""
-    texts, shown = await begin_texts(request, serving)
+    texts, echoes = await begin_texts(request, serving)
     choices = [
-        Continuation(text, shown[place // request.choices], keeps_scores=not request.stream)
-        for place, text in enumerate(texts.all)
+        Continuation(text, echoes[index // request.choices], keeps_scores=not request.stream)
+        for index, text in enumerate(texts.all)
     ]
     return await reply(request, serving, texts, Completions(request, serving, texts, choices, chat=False))
 
@@ -114,23 +118,26 @@ async def begin_texts(request: CompletionRequest, serving: ServingContext, **mor
     """
     serving.check_model(request.model)
     serving.admission.check()
-    prompts, options, shown = await asyncio.to_thread(_prepare, request, serving)
-    return await Texts.submit(request, serving, prompts, options, wanted=request.limit > 0, **more), shown
+    prompts, options, echoes = await asyncio.to_thread(_prepare, request, serving)
+    return await Texts.submit(request, serving, prompts, options, wanted=request.limit > 0, **more), echoes
 
 
 def _prepare(request: CompletionRequest, serving: ServingContext) -> tuple[list[list[int]], list[Json], list[str]]:
     """The token ids of the prompts, the options of their texts, and what these begin with."""
-    decoder, logprobs = serving.decoder, request.wanted_logprobs
-    tokenizer, vocab, context = decoder.tokenizer, decoder.target.vocab_size, decoder.target.context
+    decoder = serving.decoder
+    logprobs = request.wanted_logprobs
+    tokenizer = decoder.tokenizer
+    vocab = decoder.target.vocab_size
+    context = decoder.target.context
     with blaming("prompt"):
         prompts = [encode(prompt, tokenizer, vocab, context) for prompt in request.prompt]
     with blaming("stop"):
         check_stop(request.stop or (), tokenizer)
     limit = max(request.limit, 1)
     grammar = request.structured_outputs and outputs_grammar(request.structured_outputs)
-    wanted = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
-    shown = [_as_text(prompt, tokenizer) if request.echo else "" for prompt in request.prompt]
-    return prompts, [engine_options(request, decoder, len(tokens), limit) | wanted for tokens in prompts], shown
+    text_options = {"logprobs": logprobs, "prompt_logprobs": logprobs if request.echo else None, "grammar": grammar}
+    echoes = [_as_text(prompt, tokenizer) if request.echo else "" for prompt in request.prompt]
+    return prompts, [engine_options(request, decoder, len(tokens), limit) | text_options for tokens in prompts], echoes
 
 
 def _as_text(prompt: str | list[int], tokenizer: Any) -> str:
@@ -149,18 +156,26 @@ class Continuation:
     """
 
     def __init__(self, text: Text, shown: str, *, keeps_scores: bool) -> None:
-        self._text, self._shown, self._keeps_scores = text, shown, keeps_scores
-        self._begin, self._written, self._scores, self._reason = len(shown), "", list[Json](), None
+        self._text = text
+        self._shown = shown
+        self._keeps_scores = keeps_scores
+        self._begin = len(shown)
+        self._written = ""
+        self._scores = list[Json]()
+        self._reason = None
 
     def add(self, chunk: Chunk) -> Iterator[Json]:
         """What a chunk adds; the first one has the prompt if it is echoed."""
-        first, text = self._text.told, self._shown + chunk.text
+        first_index = self._text.told
+        text = self._shown + chunk.text
         scores = self._text.tell(self._text.known_tokens(chunk.finish_reason))
-        for place, score in enumerate(scores, first):  # bytes that continue a character begin where it does
-            score["text_offset"] = self._begin + bisect_left(self._text.origins, place)
+        for token_index, score in enumerate(scores, first_index):  # bytes that continue a character begin where it does
+            score["text_offset"] = self._begin + bisect_left(self._text.origins, token_index)
         if chunk.prompt_logprobs is not None:
             scores = [*self._prompt_scores(chunk.prompt_logprobs), *scores]
-        self._shown, self._written, self._reason = "", self._written + text, chunk.finish_reason
+        self._shown = ""
+        self._written += text
+        self._reason = chunk.finish_reason
         self._scores += scores if self._keeps_scores else ()
         if text or scores or chunk.finish_reason:
             yield self._choice(text, scores)
@@ -172,19 +187,20 @@ class Continuation:
 
     def _choice(self, text: str, scores: list[Json]) -> Json:
         logprobs = self._text.names and {
-            "tokens": [each["token"] for each in scores],
-            "token_logprobs": [each["logprob"] for each in scores],
-            "top_logprobs": [_top(each) for each in scores],
-            "text_offset": [each["text_offset"] for each in scores],
+            "tokens": [score["token"] for score in scores],
+            "token_logprobs": [score["logprob"] for score in scores],
+            "top_logprobs": [_top(score) for score in scores],
+            "text_offset": [score["text_offset"] for score in scores],
         }
         return {"text": text, "logprobs": logprobs, "finish_reason": self._reason}
 
     def _prompt_scores(self, known: Logprobs) -> list[Json]:
         """The tokens of the prompt, as many as were read in time; nothing stands before the first one."""
         assert self._text.names
-        read = self._text.prompt[: 1 + len(known.tokens)]
-        scores = self._text.names.scores(read, [None, *known.tokens], known.top and [{}, *known.top])
-        decoder, offset = getincrementaldecoder("utf-8")("replace"), 0
+        prompt_tokens = self._text.prompt[: 1 + len(known.tokens)]
+        scores = self._text.names.scores(prompt_tokens, [None, *known.tokens], known.top and [{}, *known.top])
+        decoder = getincrementaldecoder("utf-8")("replace")
+        offset = 0
         for score in scores:
             score["text_offset"] = offset
             offset += len(decoder.decode(bytes(score["bytes"])))
@@ -195,4 +211,4 @@ def _top(score: Json) -> dict[str, float] | None:
     """The likeliest tokens and the chosen one by name, None where there was nothing to choose."""
     if score["logprob"] is None:
         return None
-    return {each["token"]: each["logprob"] for each in (*score["top_logprobs"], score)}
+    return {token_score["token"]: token_score["logprob"] for token_score in (*score["top_logprobs"], score)}

@@ -19,13 +19,13 @@ def drafting_engine(decoder: Decoder) -> Engine:
     those it leaves out some rounds, to know what a plain one costs.
     """
     decoder = decoder.with_policy(drafting_policy(decoder)).with_costs(TRIAL_COSTS)
-    drawn = decoder.verifier is not None and decoder.verifier.proposal is not Proposal.TOP_K
-    return Engine(decoder, max_batch=MAX_BATCH, budget=None if drawn else max(decoder.policy.budget - 1, 1))
+    draws_children = decoder.verifier is not None and decoder.verifier.proposal is not Proposal.TOP_K
+    return Engine(decoder, max_batch=MAX_BATCH, budget=None if draws_children else max(decoder.policy.budget - 1, 1))
 
 
 def drafting_policy(decoder: Decoder) -> TreePolicy:
     """The policy of a decoder, or the one in its place where that may draft nothing, since it weighs costs."""
     if not decoder.policy.uses_costs:
         return decoder.policy
-    found = default_policy(decoder.verifier, decoder.drafter, sharded=True)
-    return Chain() if decoder.verifier and incompatibility(found, decoder.verifier) else found
+    fallback_policy = default_policy(decoder.verifier, decoder.drafter, sharded=True)
+    return Chain() if decoder.verifier and incompatibility(fallback_policy, decoder.verifier) else fallback_policy

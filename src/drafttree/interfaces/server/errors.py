@@ -118,26 +118,32 @@ class ServerError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON of the reply."""
-        kind = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
-        message, param = _as_text(self.message), self.param and _as_text(self.param)
-        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+        error_type = STATUS_TYPES.get(self.status, INVALID if self.status < 500 else SERVER_ERROR)
+        message = _as_text(self.message)
+        param = self.param and _as_text(self.param)
+        return {"error": {"message": message, "type": error_type, "param": param, "code": self.code}}
 
     @property
     def anthropic_body(self) -> dict[str, Any]:
         """The JSON of the reply in Anthropic's form."""
         error = self.body["error"]
-        message, place = error["message"], error["param"]
-        if place and not message.startswith(place):
-            message = f"{place}: {message}"
-        found = {"type": ANTHROPIC_TYPES.get(self.status, error["type"]), "message": message}
+        message = error["message"]
+        param = error["param"]
+        if param and not message.startswith(param):
+            message = f"{param}: {message}"
+        error_body = {"type": ANTHROPIC_TYPES.get(self.status, error["type"]), "message": message}
         if self.code == NO_THREADS:
-            found["details"] = {"error_code": NO_THREADS}
-        return {"type": "error", "error": found, "request_id": request_id.get()}
+            error_body["details"] = {"error_code": NO_THREADS}
+        return {"type": "error", "error": error_body, "request_id": request_id.get()}
 
     def response_to(self, path: str) -> JSONResponse:
         """The reply to a request of a path, with its status and headers."""
@@ -187,11 +193,12 @@ def blaming(*fields: str) -> Iterator[None]:
     try:
         yield
     except DraftTreeError as error:
-        found = as_server_error(error)
-        found.param = next((field for field in fields if found.message.startswith(f"{field}: ")), None)
-        if found.param is None:
-            found.param, found.message = fields[0], f"{fields[0]}: {found.message}"
-        raise found from None
+        server_error = as_server_error(error)
+        server_error.param = next((field for field in fields if server_error.message.startswith(f"{field}: ")), None)
+        if server_error.param is None:
+            server_error.param = fields[0]
+            server_error.message = f"{fields[0]}: {server_error.message}"
+        raise server_error from None
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
@@ -202,22 +209,25 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
 
 def refusal_of(first: Mapping[str, Any], names: Mapping[str, str] | None = None) -> ServerError:
     """A mistake that pydantic has found, told with its place, the steps to which may have other names."""
-    kind, context = first["type"], first.get("ctx", {})
+    error_type = first["type"]
+    context = first.get("ctx", {})
     steps = [(names or {}).get(step, step) for step in map(str, (*first["loc"], *context.get("place", ())))]
     steps = [step for step in steps if not INNER_STEP.fullmatch(step)]
-    shown = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps]
-    place, what = ".".join(shown), str(first["msg"]).removeprefix("Value error, ")
-    if kind in PLAIN and not context.get("message"):  # a mistake of ours has words of its own
-        value, last = first.get("input"), steps[-1:]
-        what = _plainly(kind, context, value) or what
-        shown_value = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
-        if value is None and not "".join(last).isdecimal():
-            what = f"this is required; {what}"
-        if not kind.startswith("too_") and 0 < len(shown_value) <= LONGEST_VALUE:
-            what += f", not {shown_value}"
-    if not place and kind == "model_attributes_type":
-        what = NO_OBJECT
-    return ServerError(400, f"{place or 'the body'}: {what}", param=place or None, code=kind)
+    shown_steps = [step if len(step) <= LONGEST_NAME else f"{step[:LONGEST_NAME]}..." for step in steps]
+    path = ".".join(shown_steps)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if error_type in PLAIN and not context.get("message"):  # a mistake of ours has words of its own
+        value = first.get("input")
+        last_steps = steps[-1:]
+        message = _plainly(error_type, context, value) or message
+        value_text = json.dumps(value) if value is None or isinstance(value, str | int | float) else ""
+        if value is None and not "".join(last_steps).isdecimal():
+            message = f"this is required; {message}"
+        if not error_type.startswith("too_") and 0 < len(value_text) <= LONGEST_VALUE:
+            message += f", not {value_text}"
+    if not path and error_type == "model_attributes_type":
+        message = NO_OBJECT
+    return ServerError(400, f"{path or 'the body'}: {message}", param=path or None, code=error_type)
 
 
 def _plainly(kind: str, context: Mapping[str, Any], value: object) -> str | None:

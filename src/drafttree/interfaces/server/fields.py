@@ -64,9 +64,13 @@ class RequestModel(BaseModel):
         """Tell the first one before anything is built: there may be 100,000 of them."""
         if not isinstance(part, dict) or cls.model_config.get("extra") != "forbid":
             return part
-        known = _known_fields(cls)
-        if (unknown := next((name for name in part if name not in known), None)) is not None:
-            raise mistake("extra_forbidden", f"there is no such field; {_advice(cls, unknown, part[unknown])}", unknown)
+        field_names = _known_fields(cls)
+        if (unknown_name := next((name for name in part if name not in field_names), None)) is not None:
+            raise mistake(
+                "extra_forbidden",
+                f"there is no such field; {_advice(cls, unknown_name, part[unknown_name])}",
+                unknown_name,
+            )
         return part
 
     def without_effect(self, *, reads_thoughts: bool) -> Iterator[str]:
@@ -77,12 +81,12 @@ class RequestModel(BaseModel):
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            idle = isinstance(entry_of(field), NoEffect) or (THOUGHT in field.metadata and not reads_thoughts)
-            if idle and value not in (None, {}, []) and value is not False:
+            is_idle = isinstance(entry_of(field), NoEffect) or (THOUGHT in field.metadata and not reads_thoughts)
+            if is_idle and value not in (None, {}, []) and value is not False:
                 yield name
-            for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, RequestModel):
-                    yield from part.without_effect(reads_thoughts=reads_thoughts)
+            for element in value if isinstance(value, list) else [value]:
+                if isinstance(element, RequestModel):
+                    yield from element.without_effect(reads_thoughts=reads_thoughts)
 
 
 @cache
@@ -93,31 +97,33 @@ def _known_fields(kind: type[RequestModel]) -> set[str]:
 
 def _advice(kind: type[RequestModel], unknown: str, value: object) -> str:
     """What to do about a field that a part does not have."""
-    refused = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
-    served = _known_fields(kind) - refused
-    for name, others in NAMES.items():
-        fields = {own.partition(".")[0]: own for own in (name, *others.values())}
-        if unknown in fields and (known := next((own for first, own in fields.items() if first in served), None)):
-            return f"did you mean {known!r}?"
-    around = [
+    refused_fields = {name for name, info in kind.model_fields.items() if isinstance(entry_of(info), Refused)}
+    served_fields = _known_fields(kind) - refused_fields
+    for name, api_names in NAMES.items():
+        fields = {path.partition(".")[0]: path for path in (name, *api_names.values())}
+        if unknown in fields and (
+            served_path := next((path for root, path in fields.items() if root in served_fields), None)
+        ):
+            return f"did you mean {served_path!r}?"
+    parent_fields = [
         name
         for name, info in kind.model_fields.items()
-        if name in served and any(unknown in _known_fields(inner) for inner in _models_of(info.annotation))
+        if name in served_fields and any(unknown in _known_fields(model) for model in _models_of(info.annotation))
     ]
-    if len(around) == 1:
-        return f"it belongs in {around[0]!r}"
-    if isinstance(value, dict) and value and value.keys() <= served:
+    if len(parent_fields) == 1:
+        return f"it belongs in {parent_fields[0]!r}"
+    if isinstance(value, dict) and value and value.keys() <= served_fields:
         return f"give {', '.join(value)} in its place"
-    nearest = difflib.get_close_matches(unknown[:LONGEST_NAME], served, n=1, cutoff=0.75)
-    return f"did you mean {nearest[0]!r}?" if nearest else "leave it out"
+    nearest_names = difflib.get_close_matches(unknown[:LONGEST_NAME], served_fields, n=1, cutoff=0.75)
+    return f"did you mean {nearest_names[0]!r}?" if nearest_names else "leave it out"
 
 
 def _models_of(annotation: Any) -> list[type[RequestModel]]:
     """The parts that may stand in a field, those of lists left out."""
     if isinstance(annotation, type):
         return [annotation] if issubclass(annotation, RequestModel) else []
-    inner = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
-    return [model for each in inner for model in _models_of(each)]
+    variants = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
+    return [model for variant in variants for model in _models_of(variant)]
 
 
 def mistake(kind: str, message: str, *place: str | int) -> PydanticCustomError:
@@ -132,8 +138,8 @@ def not_served(what: str, kind: str, served: Sequence[str]) -> PydanticCustomErr
 
 
 def _listed(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
+    *other_names, last_name = names
+    return f"{', '.join(other_names)} or {last_name}" if other_names else last_name
 
 
 class TypeChoice:
@@ -163,7 +169,8 @@ class TypeChoice:
         """
         if not isinstance(value, dict):
             return self._text_of(value)
-        name, choices = value.get("type"), [*self._words, *self._served]
+        name = value.get("type")
+        choices = [*self._words, *self._served]
         if name is None and self._default:
             return self._default
         if not isinstance(name, str):
@@ -206,8 +213,8 @@ def by_type(what: str) -> GetPydanticSchema:
         members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         choice = TypeChoice(what, members)
         if len(members) > 1:
-            tagged = tuple(Annotated[member, Tag(_branch(member))] for member in members)
-            annotation = Annotated[reduce(or_, tagged), Discriminator(choice.branch_of)]
+            tagged_members = tuple(Annotated[member, Tag(_branch(member))] for member in members)
+            annotation = Annotated[reduce(or_, tagged_members), Discriminator(choice.branch_of)]
 
         def read(part: Any, check: ValidatorFunctionWrapHandler) -> Any:
             if isinstance(part, RequestModel):
@@ -256,16 +263,16 @@ def fields_of(part: str) -> type[RequestModel]:
 
     A reply's `Warning` header names the former where a request has them.
     """
-    found: dict[str, Any] = {}
+    model_fields: dict[str, Any] = {}
     for name, entry in FIELDS[part].items():
         if isinstance(entry, NoEffect):
-            kind = entry.kind if entry.kind is object else entry.kind | None
-            found[name] = Annotated[kind, entry], Field(None, description=entry.why)
+            field_type = entry.kind if entry.kind is object else entry.kind | None
+            model_fields[name] = Annotated[field_type, entry], Field(None, description=entry.why)
         elif isinstance(entry, Refused):
             schema = {"enum": [None, False, *entry.neutral], "description": f"Not served: {entry.advice}."}
             check = AfterValidator(partial(_check_refused, entry))
-            found[name] = Annotated[object, check, WithJsonSchema(schema), entry], None
-    return create_model(part, __base__=RequestModel, **found)
+            model_fields[name] = Annotated[object, check, WithJsonSchema(schema), entry], None
+    return create_model(part, __base__=RequestModel, **model_fields)
 
 
 def _check_refused(entry: Refused, value: object) -> object:
@@ -288,8 +295,12 @@ def _check_json(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse what Python's parser takes and JSON does not know, or what is nested too deeply."""
     level: list[Any] = [value]
     for _ in range(MAX_NESTING):
-        nested = [each for each in level if isinstance(each, dict | list)]
-        level = [part for each in nested for part in (each.values() if isinstance(each, dict) else each)]
+        containers = [container for container in level if isinstance(container, dict | list)]
+        level = [
+            member
+            for container in containers
+            for member in (container.values() if isinstance(container, dict) else container)
+        ]
     if level:
         raise mistake("nested_too_deeply", f"this is nested more than {MAX_NESTING} levels deep")
     try:

@@ -79,7 +79,8 @@ class Grammars:
     """
 
     def __init__(self, decoder: Decoder, times: Histogram) -> None:
-        self._decoder, self._times = decoder, times
+        self._decoder = decoder
+        self._times = times
         self._wanted: PriorityQueue[tuple[int, int, Future[Made], WantedGrammar, tuple[int, ...]]] = PriorityQueue()
         self._order = count()
         self._make = lru_cache(maxsize=64)(self._make_first)
@@ -94,57 +95,57 @@ class Grammars:
             ServerError: it is malformed, a part of it would not be enforced, nothing could end its text, or the
                 request's time is over (503).
         """
-        wanted = options.get("grammar")
-        if not isinstance(wanted, WantedGrammar):
+        wanted_grammar = options.get("grammar")
+        if not isinstance(wanted_grammar, WantedGrammar):
             return {**options}, True
         if options.get("ignore_eos"):
             raise ServerError(
                 400, "a grammar ends its text with an EOS token; leave out ignore_eos", param="ignore_eos"
             )
-        merged = RequestOptions.merge(self._decoder.defaults, {**options, "grammar": None})
-        eos = merged.eos(self._decoder.eos, self._decoder.target.vocab_size)
+        merged_options = RequestOptions.merge(self._decoder.defaults, {**options, "grammar": None})
+        eos = merged_options.eos(self._decoder.eos, self._decoder.target.vocab_size)
         if not self._thread.ident:
             self._thread.start()
-        making = Future[Made]()
-        self._wanted.put((len(wanted.text), next(self._order), making, wanted, eos))
+        grammar_future = Future[Made]()
+        self._wanted.put((len(wanted_grammar.text), next(self._order), grammar_future, wanted_grammar, eos))
         try:
             async with asyncio.timeout(open_request.get().seconds_left):
-                with self._times.time(), blaming(*wanted.fields):
-                    made, enforced = await asyncio.wrap_future(making)
-                    return {**options, "grammar": made}, enforced
+                with self._times.time(), blaming(*wanted_grammar.fields):
+                    answer_grammar, enforced = await asyncio.wrap_future(grammar_future)
+                    return {**options, "grammar": answer_grammar}, enforced
         except TimeoutError:
-            what = wanted.fields[0]
-            message = f"the time of this request (--timeout) was over before {what} was read; try again later"
+            field = wanted_grammar.fields[0]
+            message = f"the time of this request (--timeout) was over before {field} was read; try again later"
             raise ServerError(503, message, code="timeout", headers=AGAIN) from None
 
     def _make_all(self) -> None:
         """Make what is wanted; what nobody waits for any more is left out."""
         if sys.platform == "linux":  # where a thread has a niceness of its own
-            own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + NICENESS)
+            thread_id = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS)
         while True:
-            _, _, making, wanted, eos = self._wanted.get()
-            if not making.set_running_or_notify_cancel():
+            _, _, grammar_future, wanted_grammar, eos = self._wanted.get()
+            if not grammar_future.set_running_or_notify_cancel():
                 continue
             try:
-                made = self._make(wanted, eos)
-                self._begin(made[0], eos)
-                making.set_result(made)
+                outcome = self._make(wanted_grammar, eos)
+                self._begin(outcome[0], eos)
+                grammar_future.set_result(outcome)
             except Exception as error:
-                making.set_exception(error)
+                grammar_future.set_exception(error)
 
     def _make_first(self, wanted: WantedGrammar, eos: tuple[int, ...]) -> Made:
         """The grammar, or the one that takes its place, and whether the schemas of all its tools are enforced."""
         if wanted.unenforced:
             logger.warning("the model is told of the schemas of tools, which are not enforced: %r", wanted.unenforced)
         try:
-            made = wanted.parse()
-            self._begin(made, eos)
+            parsed_grammar = wanted.parse()
+            self._begin(parsed_grammar, eos)
         except ConfigError as error:
             if wanted.otherwise is None:
                 raise
             return self._make_first(replace(wanted.otherwise, unenforced=str(error)), eos)
-        return made, not wanted.unenforced
+        return parsed_grammar, not wanted.unenforced
 
     def _begin(self, made: Grammar, eos: tuple[int, ...]) -> None:
         """Make the matcher that the states of all texts are copied from, which the first state does."""
@@ -178,7 +179,8 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         message = "tool_choice asks for a call, but this server reads none (--tool-parser none)"
         raise ServerError(400, message, param="tool_choice", code="not_served")
     field = OUTPUTS if request.structured_outputs else request.called("response_format")
-    form, tools = request.said_form and _outputs_form(request.said_form, field), request.callable_tools
+    form = request.said_form and _outputs_form(request.said_form, field)
+    tools = request.callable_tools
     if form and dialect.thinking and dialect.thinking.say:
         form = {"type": "sequence", "elements": [{"type": "const_string", "value": dialect.thinking.say}, form]}
 
@@ -193,11 +195,11 @@ def chat_grammar(request: ChatRequest, dialect: Dialect, thinks: Thinks) -> Want
         return wanted(form, field) if form else None
     if request.must_call or all(tool.strict for tool in tools.values()):
         return with_calls(enforced=True)
-    lenient = with_calls(enforced=False)
+    lenient_grammar = with_calls(enforced=False)
     try:
-        return replace(with_calls(enforced=True), otherwise=lenient)
+        return replace(with_calls(enforced=True), otherwise=lenient_grammar)
     except ServerError as error:
-        return replace(lenient, unenforced=error.message)
+        return replace(lenient_grammar, unenforced=error.message)
 
 
 def outputs_grammar(outputs: StructuredOutputs) -> WantedGrammar:
@@ -216,7 +218,7 @@ def _outputs_form(outputs: StructuredOutputs, field: str) -> Format:
     if outputs.grammar is not None:
         return {"type": "grammar", "grammar": _short(outputs.grammar, field)}
     if outputs.choice is not None:
-        texts = [{"type": "const_string", "value": each} for each in _short(outputs.choice, field)]
+        texts = [{"type": "const_string", "value": choice} for choice in _short(outputs.choice, field)]
         return {"type": "or", "elements": texts}
     schema = ANY_OBJECT if outputs.json_schema is None else outputs.json_schema
     return {"type": "json_schema", "json_schema": _short(schema, field), "of": field}
@@ -228,31 +230,33 @@ def _behind_thinking(form: Format, thinking: Thinking | None, thinks: Thinks) ->
         return form
     begin = "" if thinks == "begun" else thinking.begin
     tag = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": thinking.end}
-    before = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": thinking.after}]}
-    first = before if thinks == "begun" else {"type": "optional", "content": before}
-    return {"type": "sequence", "elements": [first, form]}
+    thought = {"type": "sequence", "elements": [tag, {"type": "regex", "pattern": thinking.after}]}
+    prefix = thought if thinks == "begun" else {"type": "optional", "content": thought}
+    return {"type": "sequence", "elements": [prefix, form]}
 
 
 def _with_calls(request: ChatRequest, said: Format | None, dialect: Dialect, enforced: bool) -> Format:
     """Calls of tools, or what is said unless a call is a must; strict tools are enforced in any case."""
     assert dialect.calls
-    form, tools = dialect.calls, request.callable_tools
-    named = isinstance(request.tool_choice, NamedTool | FunctionName)
-    single = named or request.parallel_tool_calls is False or dialect.one_call
-    tags = [_tag(form, [tool.name], tool.parameters, place) for place, tool in tools.items() if enforced or tool.strict]
-    if lenient := [tool.name for tool in tools.values() if not (enforced or tool.strict)]:
-        tags.append(_tag(form, lenient, ANY_OBJECT, "tools"))
-    counts = {"at_least_one": True, "stop_after_first": single}
+    form = dialect.calls
+    tools = request.callable_tools
+    names_tool = isinstance(request.tool_choice, NamedTool | FunctionName)
+    single_call = names_tool or request.parallel_tool_calls is False or dialect.one_call
+    tags = [_tag(form, [tool.name], tool.parameters, field) for field, tool in tools.items() if enforced or tool.strict]
+    if lenient_names := [tool.name for tool in tools.values() if not (enforced or tool.strict)]:
+        tags.append(_tag(form, lenient_names, ANY_OBJECT, "tools"))
+    counts = {"at_least_one": True, "stop_after_first": single_call}
     calls = {"type": "tags_with_separator", "tags": tags, "separator": form.between or "", **counts}
     begin, end = form.around
     if begin:
         calls = {"type": "tag", "begin": begin, "content": calls, "end": end}
-        tags, single = [calls], True
+        tags = [calls]
+        single_call = True
     if request.must_call:
         return calls
     if said:
         return {"type": "or", "elements": [said, calls]}
-    return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "stop_after_first": single}
+    return {"type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "stop_after_first": single_call}
 
 
 def _tag(form: CallForm, names: list[str], parameters: dict[str, Any] | None, place: str) -> Format:

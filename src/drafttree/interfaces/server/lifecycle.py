@@ -54,7 +54,9 @@ class DrainingServer(uvicorn.Server):
             timeout_graceful_shutdown=STUCK,
         )
         super().__init__(config)
-        self._admission, self._grace, self._tell = serving.admission, settings.grace, tell
+        self._admission = serving.admission
+        self._grace = settings.grace
+        self._tell = tell
         self._pace = min(settings.grace / LONG, 1)
         self._told = False
         self._begun = 0.0
@@ -62,7 +64,8 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
         if not self._admission.draining:
-            self._admission.draining, self._begun = True, time.monotonic()
+            self._admission.draining = True
+            self._begun = time.monotonic()
             return
         self._admission.cancel_all()
         super().handle_exit(sig, frame)
@@ -74,10 +77,10 @@ class DrainingServer(uvicorn.Server):
                 self._told = True
                 self._tell(f"finishing {self._admission.open} texts; a second signal ends them where they are")
             self._admission.refuse_preparing()
-            left = self._begun + self._grace - time.monotonic()
-            if left < ENDING * self._pace:
+            seconds_left = self._begun + self._grace - time.monotonic()
+            if seconds_left < ENDING * self._pace:
                 self._admission.cancel_all()
-            self.should_exit |= not self._admission.busy or left < LEAVING * self._pace
+            self.should_exit |= not self._admission.busy or seconds_left < LEAVING * self._pace
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -98,15 +101,15 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigError: the address is in use, or none of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        family, socket_type, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket_type, protocol)
         if os.name == "posix":  # elsewhere it would let two servers share a port
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD)
-        found.bind(address)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD)
+        listener.bind(address)
     except OSError as error:
         raise _unavailable(host, port, error) from None
-    return found
+    return listener
 
 
 def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> None:
@@ -129,8 +132,8 @@ def run(app: FastAPI, listener: socket.socket, tell: Callable[[str], None]) -> N
     model = f"{serving.settings.model_name} in {precision_of(serving.decoder.target)}"
     tell(f"serving {model} at {address(host, port)} ({serving.decoder.fidelity.words})")
     if not serving.settings.api_keys:
-        shared = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
-        tell(f"common prefixes of prompts are shared among {shared}")
+        sharers = "all requests" if serving.settings.shares_prefixes else "requests of the same cache_salt alone"
+        tell(f"common prefixes of prompts are shared among {sharers}")
     with frozen_heap():
         DrainingServer(app, tell).run(sockets=[listener])
     sys.stdout.flush()
@@ -191,17 +194,17 @@ class Connection(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]
     def _watch_arrival(self) -> None:
         """Let the time run from the beginning of a request to its end."""
         cycle = self.cycle
-        arrives = cycle is None or cycle.more_body or cycle.response_complete
-        if arrives and not self._arriving:
+        awaits_body = cycle is None or cycle.more_body or cycle.response_complete
+        if awaits_body and not self._arriving:
             self._arriving = self.loop.call_later(ARRIVAL, self.transport.abort)
-        elif self._arriving and not arrives:
+        elif self._arriving and not awaits_body:
             self._arriving.cancel()
             self._arriving = None
 
     def _watch_reading(self, before: float) -> None:
         """Leave a client that has read nothing since so many bytes were left; else look again later."""
-        left = self.transport.get_write_buffer_size()
-        if left < before:
-            self._reading = self.loop.call_later(UNREAD, self._watch_reading, left)
+        unread_bytes = self.transport.get_write_buffer_size()
+        if unread_bytes < before:
+            self._reading = self.loop.call_later(UNREAD, self._watch_reading, unread_bytes)
         else:
             self.transport.abort()

@@ -62,35 +62,39 @@ class ServerMetrics:
             return histogram.labels(model_name)
 
         self._first_token = seconds("time_to_first_token_seconds", "Until a text's first token.", FIRST_TOKEN)
-        what = "From token to token, those of a round being even."
-        self._next_token = seconds("inter_token_latency_seconds", what, NEXT_TOKEN)
+        documentation = "From token to token, those of a round being even."
+        self._next_token = seconds("inter_token_latency_seconds", documentation, NEXT_TOKEN)
         self._queue = seconds("request_queue_time_seconds", "Until a text's prompt is read.", FIRST_TOKEN)
         self.grammar = seconds("grammar_compilation_time_seconds", "Until a grammar is made.", FIRST_TOKEN)
         self._whole_text = seconds("e2e_request_latency_seconds", "Until the end of a text.", WHOLE_TEXT)
         labels = ("model_name", "finished_reason")
-        ended = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
-        self._ended = partial(ended.labels, model_name)
+        success_counter = Counter(f"{PREFIX}request_success", "Texts that have ended.", labels, registry=self.registry)
+        self._ended = partial(success_counter.labels, model_name)
 
     def watch(self, handle: Handle, begun: float) -> None:
         """Measure a text that was asked for at a time of `time.perf_counter`."""
-        last, seen, ended = begun, 0, False
+        last_time = begun
+        seen_rounds = 0
+        has_ended = False
 
         def look() -> None:
-            nonlocal last, seen, ended
-            now, metrics = time.perf_counter(), handle.metrics
-            for turn in metrics.rounds[seen:]:
-                if not seen:
-                    self._first_token.observe(now - last)
+            nonlocal last_time, seen_rounds, has_ended
+            current_time = time.perf_counter()
+            metrics = handle.metrics
+            for turn in metrics.rounds[seen_rounds:]:
+                if not seen_rounds:
+                    self._first_token.observe(current_time - last_time)
                     self._queue.observe(metrics.queue_seconds)
                 else:
                     for _ in range(turn.committed):
-                        self._next_token.observe((now - last) / turn.committed)
-                seen, last = seen + 1, now
-            if handle.done and not ended:
-                ended = True
+                        self._next_token.observe((current_time - last_time) / turn.committed)
+                seen_rounds += 1
+                last_time = current_time
+            if handle.done and not has_ended:
+                has_ended = True
                 reason = "error" if handle.error else handle.result(0).finish_reason
                 self._ended(reason if reason in (*WRITTEN, "error") else "abort").inc()
-                self._whole_text.observe(now - begun)
+                self._whole_text.observe(current_time - begun)
 
         handle.listen(look)
 
@@ -99,7 +103,9 @@ class EngineCollector(Collector):
     """Reads an engine whenever the metrics are asked for; every metric has the given labels."""
 
     def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
-        self._engine, self._names, self._values = engine, [*labels], [*labels.values()]
+        self._engine = engine
+        self._names = [*labels]
+        self._values = [*labels.values()]
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now."""
@@ -125,15 +131,14 @@ class EngineCollector(Collector):
             counter.add_metric([*self._values, str(position)], count)
         yield counter
 
-        reason, help_ = metrics.drafting_off, "1 where the latest round drafted nothing, with the reason."
+        reason = metrics.drafting_off
+        help_ = "1 where the latest round drafted nothing, with the reason."
         gauge = GaugeMetricFamily(f"{PREFIX}drafting_off", help_, labels=[*self._names, "reason"])
         gauge.add_metric([*self._values, _kind(reason or "")], float(reason is not None))
         yield gauge
 
-        fidelity, help_ = (
-            self._engine.decoder.fidelity,
-            "1 where texts do not follow the target's law, with the reason.",
-        )
+        fidelity = self._engine.decoder.fidelity
+        help_ = "1 where texts do not follow the target's law, with the reason."
         gauge = GaugeMetricFamily(f"{PREFIX}lossy", help_, labels=[*self._names, "reason"])
         gauge.add_metric([*self._values, fidelity.lossy or ""], float(not fidelity.lossless))
         yield gauge

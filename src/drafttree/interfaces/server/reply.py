@@ -101,8 +101,11 @@ class Completions:
     def __init__(
         self, request: SeveralTexts, serving: ServingContext, texts: Texts, choices: Sequence[Choice], *, chat: bool
     ) -> None:
-        self._texts, self._choices, self._options = texts, choices, request.stream_options or StreamOptions()
-        self._running, self._chat = len(choices), chat
+        self._texts = texts
+        self._choices = choices
+        self._options = request.stream_options or StreamOptions()
+        self._running = len(choices)
+        self._chat = chat
         self._kinds = ("chat.completion", "chat.completion.chunk") if chat else ("text_completion",) * 2
         self._head = {
             **reply_head("chatcmpl-" if chat else "cmpl-", request, serving),
@@ -111,12 +114,12 @@ class Completions:
         }
 
     def begin(self) -> Iterable[Json]:
-        begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._chunk(place, begun) for place in range(len(self._choices))] if self._chat else []
+        opening_choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk(index, opening_choice) for index in range(len(self._choices))] if self._chat else []
 
     def add(self, place: int, chunk: Chunk) -> Iterable[Json]:
         self._running -= chunk.finish_reason is not None
-        yield from (self._chunk(place, added) for added in self._choices[place].add(chunk))
+        yield from (self._chunk(place, choice_delta) for choice_delta in self._choices[place].add(chunk))
         if not self._running and self._options.include_usage:
             yield {**self._head, "object": self._kinds[1], "choices": [], **self._costs}
 
@@ -125,7 +128,7 @@ class Completions:
 
     @property
     def whole(self) -> Json:
-        choices = [{"index": place, **choice.whole} for place, choice in enumerate(self._choices)]
+        choices = [{"index": index, **choice.whole} for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._kinds[0], "choices": choices, **self._costs}
 
     @property
@@ -158,19 +161,20 @@ async def warning(request: RequestModel, serving: ServingContext, *, enforced: b
     reads_thoughts = serving.dialect.thought_name is not None
 
     def listed() -> list[str]:
-        idle, other = request.without_effect(reads_thoughts=reads_thoughts), shown_otherwise(request)
-        return [*_named("without effect", idle), *_named("shown as text", other)]
+        idle_fields = request.without_effect(reads_thoughts=reads_thoughts)
+        other_forms = shown_otherwise(request)
+        return [*_named("without effect", idle_fields), *_named("shown as text", other_forms)]
 
-    told = await read_request(listed)
-    told += ["not enforced: schemas of tools"] * (not enforced)
-    return {"Warning": ", ".join(f'299 drafttree "{each}"' for each in told)} if told else {}
+    notes = await read_request(listed)
+    notes += ["not enforced: schemas of tools"] * (not enforced)
+    return {"Warning": ", ".join(f'299 drafttree "{note}"' for note in notes)} if notes else {}
 
 
 def _named(what: str, names: Iterable[str]) -> list[str]:
     """What a header says of names, if there are any: the first of them."""
     names = sorted(set(names))
-    more = [f"and {len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
-    return [f"{what}: {', '.join([*names[:MOST_NAMED], *more])}"] * bool(names)
+    remainder = [f"and {len(names) - MOST_NAMED} more"] * (len(names) > MOST_NAMED)
+    return [f"{what}: {', '.join([*names[:MOST_NAMED], *remainder])}"] * bool(names)
 
 
 async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, writer: Writer) -> Response:
@@ -179,8 +183,8 @@ async def reply(request: SamplingFields, serving: ServingContext, texts: Texts, 
     if request.stream:
         return EventSourceResponse(_events(texts, writer), headers=headers, sep="\n")
     async with aclosing(texts.read()) as chunks:
-        async for place, chunk in chunks:
-            for _ in writer.add(place, chunk):
+        async for index, chunk in chunks:
+            for _ in writer.add(index, chunk):
                 pass
     return Response(_as_json(writer.whole), media_type="application/json", headers=headers)
 
@@ -198,11 +202,11 @@ async def _events(texts: Texts, writer: Writer) -> AsyncGenerator[dict[str, str]
 
     try:
         async with aclosing(texts.read()) as chunks:
-            for begun in writer.begin():
-                yield event(begun)
-            async for place, chunk in chunks:
-                for added in writer.add(place, chunk):
-                    yield event(added)
+            for opening_event in writer.begin():
+                yield event(opening_event)
+            async for index, chunk in chunks:
+                for reply_event in writer.add(index, chunk):
+                    yield event(reply_event)
     except Exception as error:
         yield event(writer.fail(as_server_error(error)))
         return

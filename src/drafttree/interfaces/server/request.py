@@ -83,16 +83,16 @@ def shown_otherwise(part: object) -> Iterator[str]:
     """The types of those parts of a request that the model is shown in another form."""
     if isinstance(part, OtherForm):
         yield part.shown
-    inner = part.__dict__.values() if isinstance(part, RequestModel) else part if isinstance(part, list) else ()
-    for each in inner:
-        yield from shown_otherwise(each)
+    members = part.__dict__.values() if isinstance(part, RequestModel) else part if isinstance(part, list) else ()
+    for member in members:
+        yield from shown_otherwise(member)
 
 
 def refuse_unserved(parts: Sequence[RequestModel] | None, what: str, served: str, *place: str | int) -> None:
     """Refuse parts of a kind that is not served in what the reply is to answer."""
-    for index, part in enumerate(parts or ()):
-        if isinstance(part, Unserved):
-            message = f"{what} of type {part.type[:LONGEST_NAME]!r} is not served; give {served}"
+    for index, content_part in enumerate(parts or ()):
+        if isinstance(content_part, Unserved):
+            message = f"{what} of type {content_part.type[:LONGEST_NAME]!r} is not served; give {served}"
             raise mistake("not_served", message, *place, index)
 
 
@@ -127,12 +127,12 @@ def as_object_text(arguments: Any) -> Any:
     if not isinstance(arguments, str | None):
         return arguments
     try:
-        found = json.loads((arguments or "").strip() or "null", parse_int=float)
+        parsed_arguments = json.loads((arguments or "").strip() or "null", parse_int=float)
     except (ValueError, RecursionError):
-        found = arguments
-    if arguments and isinstance(found, dict):
+        parsed_arguments = arguments
+    if arguments and isinstance(parsed_arguments, dict):
         return arguments
-    return "{}" if found is None else json.dumps({NO_OBJECT: arguments}, ensure_ascii=False)
+    return "{}" if parsed_arguments is None else json.dumps({NO_OBJECT: arguments}, ensure_ascii=False)
 
 
 Arguments = Annotated[str, BeforeValidator(as_object_text, json_schema_input_type=str | None)]
@@ -212,8 +212,8 @@ class Message(fields_of("chat.messages")):
     @property
     def texts(self) -> list[str]:
         """The texts of the parts of the content."""
-        parts = [part.text for part in self.content or ()]
-        return [*parts, *filter(None, [self.refusal, self.audio and self.audio.text])]
+        content_texts = [content_part.text for content_part in self.content or ()]
+        return [*content_texts, *filter(None, [self.refusal, self.audio and self.audio.text])]
 
 
 Messages = Annotated[ListOf[Message], Field(min_length=1)]
@@ -232,8 +232,8 @@ class PromptEnd(RequestModel):
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
-            what = "this and add_generation_prompt cannot both be true"
-            raise mistake("two_ends", what, "continue_final_message")
+            message = "this and add_generation_prompt cannot both be true"
+            raise mistake("two_ends", message, "continue_final_message")
         return self
 
 
@@ -249,16 +249,18 @@ def _check_object(schema: Schema, info: ValidationInfo) -> Schema:
     """Refuse the schema of a function's arguments that allows no object, and a strict one that allows other values."""
     if not schema.keys() & {"type", *CHOICE_KEYWORDS}:
         return schema
-    what = f"tool {info.data.get('name')!r}"
+    subject = f"tool {info.data.get('name')!r}"
     try:
         types = SchemaComparison(schema, MAX_STEPS).possible_types(schema)
     except ConfigError as error:
         if not info.data.get("strict"):
             return schema  # it is refused where it must be enforced
-        raise mistake("invalid_schema", f"{what}: {error}") from None
+        raise mistake("invalid_schema", f"{subject}: {error}") from None
     if "object" not in types or (info.data.get("strict") and types != {"object"}):
-        found = ", ".join(sorted(types)) or "nothing"
-        raise mistake("no_object", f"{what}: the schema allows {found}; the arguments of a function are an object")
+        type_names = ", ".join(sorted(types)) or "nothing"
+        raise mistake(
+            "no_object", f"{subject}: the schema allows {type_names}; the arguments of a function are an object"
+        )
     return schema
 
 
@@ -373,9 +375,9 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
     def model_post_init(self, context: tuple[str, Sequence[str]] | None) -> None:
         """Keep the API that was called, and the functions of the tools by their places in its request."""
         tools = self.tools or ()
-        self._api, places = context or ("chat", ())
-        placed = zip(places or (f"tools.{index}.function" for index in range(len(tools))), tools, strict=True)
-        self._functions = {place: tool.function for place, tool in placed if isinstance(tool, Tool)}
+        self._api, paths = context or ("chat", ())
+        placed_tools = zip(paths or (f"tools.{index}.function" for index in range(len(tools))), tools, strict=True)
+        self._functions = {path: tool.function for path, tool in placed_tools if isinstance(tool, Tool)}
 
     @classmethod
     def of(cls, given: RequestModel, api: str, placed: Sequence[PlacedTool], **own: Any) -> Self:
@@ -390,13 +392,13 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         Raises:
             ServerError: a chat may not have these fields, or not together; it is told in the words of the API.
         """
-        shared = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
-        tools = [each if isinstance(each, LeftOut) else Tool(type="function", function=each) for _, each in placed]
-        places = [place for place, _ in placed]
+        sampling_fields = {name: getattr(given, name) for name in SamplingFields.model_fields if hasattr(given, name)}
+        tools = [tool if isinstance(tool, LeftOut) else Tool(type="function", function=tool) for _, tool in placed]
+        paths = [path for path, _ in placed]
         try:
-            return cls.model_validate({"tools": tools or None, **shared, **own}, context=(api, places))
+            return cls.model_validate({"tools": tools or None, **sampling_fields, **own}, context=(api, paths))
         except ValidationError as error:
-            names = {field: others[api] for field, others in NAMES.items() if api in others}
+            names = {field: api_names[api] for field, api_names in NAMES.items() if api in api_names}
             raise refusal_of(error.errors()[0], names) from None
 
     @model_validator(mode="after")
@@ -404,45 +406,50 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         """Refuse what is not served in the last message, unless it is beside what a tool has returned."""
         if self._api != "chat":  # it has told of this with its own places
             return self
-        last = len(self.messages) - 1
-        if last > 0 and self.messages[last].role == "assistant":  # the answer continues it
-            last -= 1
-        asked, before = self.messages[last], self.messages[last - 1] if last > 0 else None
-        if asked.role == "user" and not (before and before.role == "tool"):
-            refuse_unserved(asked.content, "a content part", "text", "messages", last, "content")
+        message_index = len(self.messages) - 1
+        if message_index > 0 and self.messages[message_index].role == "assistant":  # the answer continues it
+            message_index -= 1
+        message = self.messages[message_index]
+        previous_message = self.messages[message_index - 1] if message_index > 0 else None
+        if message.role == "user" and not (previous_message and previous_message.role == "tool"):
+            refuse_unserved(message.content, "a content part", "text", "messages", message_index, "content")
         return self
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         names = set[str]()
-        for place, function in self._functions.items():
+        for path, function in self._functions.items():
             if function.name in names:
-                what = f"two tools have the name {function.name!r}; give one of them another"
-                raise mistake("duplicate_tool", what, f"{place}.name")
+                message = f"two tools have the name {function.name!r}; give one of them another"
+                raise mistake("duplicate_tool", message, f"{path}.name")
             names.add(function.name)
-        mode, chosen = self._chosen
+        mode, chosen_names = self._chosen
         if not self.tools and self.tool_choice not in (None, "none", "auto"):
             raise mistake("no_tools", "this asks for a call, but there are no tools; give tools", "tool_choice")
-        if missing := next((name for name in chosen or () if name not in names), None):
-            what = f"this names {missing!r}, which the server cannot run; leave out the choice, or choose another tool"
-            if missing not in self.left_out:
-                what = str(unknown("tool", missing[:LONGEST_NAME], names))
-            raise mistake("unknown_tool", what, "tool_choice")
-        if mode == "required" and chosen is None and self.left_out:
-            what = f"this asks for a call, but the server cannot run {self.left_out[0]!r}; leave it out of the tools"
-            raise mistake("not_served", what, "tool_choice")
+        if missing_name := next((name for name in chosen_names or () if name not in names), None):
+            message = (
+                f"this names {missing_name!r}, which the server cannot run; "
+                "leave out the choice, or choose another tool"
+            )
+            if missing_name not in self.left_out:
+                message = str(unknown("tool", missing_name[:LONGEST_NAME], names))
+            raise mistake("unknown_tool", message, "tool_choice")
+        if mode == "required" and chosen_names is None and self.left_out:
+            message = f"this asks for a call, but the server cannot run {self.left_out[0]!r}; leave it out of the tools"
+            raise mistake("not_served", message, "tool_choice")
         return self
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        older, newer = self.max_tokens, self.max_completion_tokens
+        older = self.max_tokens
+        newer = self.max_completion_tokens
         if older is not None and newer is not None and older != newer:
             raise mistake("two_limits", "this differs from max_tokens; give one of them", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
             raise mistake("no_logprobs", "this needs logprobs to be true", "top_logprobs")
         if self.structured_outputs and (self.tools or self.response_format):
-            what = f"this excludes tools and {self.called('response_format')}; give one of them"
-            raise mistake("two_forms", what, "structured_outputs")
+            message = f"this excludes tools and {self.called('response_format')}; give one of them"
+            raise mistake("two_forms", message, "structured_outputs")
         return self
 
     @property
@@ -476,8 +483,8 @@ class ChatRequest(SeveralTexts, PromptEnd, fields_of("chat")):
         """The tools that may be called in this reply, by the places of their schemas in the client's request."""
         mode, names = self._chosen
         return {
-            f"{place}.{self.called('parameters')}": function
-            for place, function in self._functions.items()
+            f"{path}.{self.called('parameters')}": function
+            for path, function in self._functions.items()
             if mode != "none" and (names is None or function.name in names)
         }
 

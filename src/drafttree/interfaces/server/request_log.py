@@ -28,26 +28,29 @@ class RequestLog:
     """
 
     def __init__(self, app: ASGIApp, *, lines: bool) -> None:
-        self._app, self._lines = app, lines
+        self._app = app
+        self._lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given, begun, status = Headers(scope=scope).get("x-request-id", ""), time.perf_counter(), LEFT
-        found = given if ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        header_id = Headers(scope=scope).get("x-request-id", "")
+        start_time = time.perf_counter()
+        status = LEFT
+        effective_id = header_id if ID.fullmatch(header_id) else f"req_{uuid.uuid4().hex}"
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = found
+                headers["x-request-id"] = effective_id
                 if is_anthropic(scope["path"]):
-                    headers["request-id"] = found
+                    headers["request-id"] = effective_id
             await send(message)
 
-        token = request_id.set(found)
+        token = request_id.set(effective_id)
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
@@ -58,5 +61,7 @@ class RequestLog:
             request_id.reset(token)
             if self._lines:
                 client = quote((scope.get("client") or ("-",))[0], safe=":/")  # a proxy may hand on what it is told
-                asked = f"{scope['method']} {quote(scope['path'])}"
-                logger.info('%s "%s" %d %.3fs %s', client, asked, status, time.perf_counter() - begun, found)
+                request_line = f"{scope['method']} {quote(scope['path'])}"
+                logger.info(
+                    '%s "%s" %d %.3fs %s', client, request_line, status, time.perf_counter() - start_time, effective_id
+                )

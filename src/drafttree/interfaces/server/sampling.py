@@ -102,9 +102,9 @@ class SamplingFields(fields_of("server")):
     @field_validator("logit_bias")
     @classmethod
     def _check_token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
-        wrong = next((token for token in bias or () if not TOKEN_ID.fullmatch(token)), None)
-        if wrong is not None:
-            raise mistake("no_token_id", f"{wrong[:40]!r} is not a token id")
+        wrong_token = next((token for token in bias or () if not TOKEN_ID.fullmatch(token)), None)
+        if wrong_token is not None:
+            raise mistake("no_token_id", f"{wrong_token[:40]!r} is not a token id")
         return bias
 
     _api: str = PrivateAttr("chat")
@@ -159,8 +159,11 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
     """
     limit = _limit(request, wanted, prompt_length, decoder)
     options: dict[str, Any] = {name: value for name in SAME_NAMES if (value := getattr(request, name)) is not None}
-    adopted = decoder.defaults.get("temperature", 1.0)
-    options |= {"max_new_tokens": limit, "temperature": adopted if request.temperature is None else request.temperature}
+    default_temperature = decoder.defaults.get("temperature", 1.0)
+    options |= {
+        "max_new_tokens": limit,
+        "temperature": default_temperature if request.temperature is None else request.temperature,
+    }
     if request.top_k is not None:
         options["top_k"] = max(request.top_k, 0)
     if request.min_tokens:
@@ -169,9 +172,9 @@ def engine_options(request: SamplingFields, decoder: Decoder, prompt_length: int
             raise ServerError(400, message, param="min_tokens")
         options["min_new_tokens"] = request.min_tokens
     if request.logit_bias:
-        bias = {int(token): added for token, added in request.logit_bias.items()}
+        bias = {int(token): offset for token, offset in request.logit_bias.items()}
         check_tokens("logit_bias", bias, decoder)
-        options["sequence_bias"] = [[[token], float(added)] for token, added in bias.items()]
+        options["sequence_bias"] = [[[token], float(offset)] for token, offset in bias.items()]
     if request.stop_token_ids:
         check_tokens("stop_token_ids", request.stop_token_ids, decoder)
         options["eos_token_id"] = [*(() if request.ignore_eos else decoder.eos), *request.stop_token_ids]
@@ -195,18 +198,19 @@ def _limit(request: SamplingFields, wanted: int | None, prompt_length: int, deco
     context = decoder.target.context
     room = None if context is None else context - prompt_length
     if room is not None and room < max(wanted or 1, 1) and not (room > 0 and request.clamps("max_tokens")):
-        asked = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
+        excess = f"and {wanted} tokens of text exceed" if room > 0 else "leaves no room for a text in"
         advice = f" or ask for at most {room} tokens" if room > 0 else ""
-        told = ", tools included," if request.told_tools else ""
+        tools_note = ", tools included," if request.told_tools else ""
         message = (
-            f"the prompt of {prompt_length} tokens{told} {asked} the model's context of {context}; shorten it{advice}"
+            f"the prompt of {prompt_length} tokens{tools_note} {excess} the model's context of {context}; "
+            f"shorten it{advice}"
         )
         newer = getattr(request, "max_completion_tokens", None) is not None
-        given = "max_completion_tokens" if newer else "max_tokens"
-        param = request.called(given if room > 0 else "messages")
+        limit_field = "max_completion_tokens" if newer else "max_tokens"
+        param = request.called(limit_field if room > 0 else "messages")
         raise ServerError(400, message, param=param, code="context_length_exceeded")
-    asked_for = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
-    return asked_for if room is None else min(asked_for, room)
+    text_limit = wanted if wanted is not None else decoder.defaults.get("max_new_tokens") or DEFAULT_LIMIT
+    return text_limit if room is None else min(text_limit, room)
 
 
 def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
@@ -216,6 +220,6 @@ def check_tokens(field: str, tokens: Iterable[int], decoder: Decoder) -> None:
         ServerError: names the field and the first of them.
     """
     vocab = decoder.target.vocab_size
-    if wrong := next((token for token in tokens if token >= vocab), None):
-        message = f"{field}: token id {wrong} is outside the vocabulary of {vocab}"
+    if wrong_token := next((token for token in tokens if token >= vocab), None):
+        message = f"{field}: token id {wrong_token} is outside the vocabulary of {vocab}"
         raise ServerError(400, message, param=field)

@@ -95,8 +95,12 @@ def check_defaults(decoder: Decoder) -> None:
         options = RequestOptions.merge(decoder.defaults, overrides)
         options.processors(ProcessorContext(1, 2, decoder.eos, target.vocab_size, target.device))
     except ConfigError as error:
-        found = {name: value for name, value in decoder.defaults.items() if name not in SERVED}
-        reason = f"sets {show_options(found)}, which tree drafting does not support" if found else f"is wrong: {error}"
+        unserved_options = {name: value for name, value in decoder.defaults.items() if name not in SERVED}
+        reason = (
+            f"sets {show_options(unserved_options)}, which tree drafting does not support"
+            if unserved_options
+            else f"is wrong: {error}"
+        )
         raise ConfigError(
             f"no request could run with {target_name(target)!r}: its generation_config.json {reason}; remove "
             "that from the file"
@@ -124,7 +128,8 @@ class ServingContext:
     def __init__(self, decoder: Decoder, settings: ServerSettings) -> None:
         check_parsers(settings.tool_parser, settings.reasoning_parser)
         check_defaults(decoder)
-        self.decoder, self.settings = decoder, settings
+        self.decoder = decoder
+        self.settings = settings
         self.dialect = Dialect.of(decoder.tokenizer, settings.tool_parser, settings.reasoning_parser)
         self.control_tokens = None
         if settings.sanitize_control_tokens:
@@ -159,8 +164,8 @@ class ServingContext:
             ServerError: has both names.
         """
         if name is not None and name not in self.settings.model_names:
-            served = " or ".join(map(repr, self.settings.model_names))
-            message = f"the model {name!r} is not served; {served} is"
+            served_names = " or ".join(map(repr, self.settings.model_names))
+            message = f"the model {name!r} is not served; {served_names} is"
             raise ServerError(404, message, param="model", code="model_not_found")
 
 

@@ -42,8 +42,11 @@ class TokenNames:
             top: for each, the likeliest tokens and their log-probabilities; empty where none are wanted.
         """
         return [
-            {**self._score(token, logprob), "top_logprobs": [self._score(*each) for each in likeliest.items()]}
-            for token, logprob, likeliest in zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
+            {
+                **self._score(token, logprob),
+                "top_logprobs": [self._score(*candidate) for candidate in candidates.items()],
+            }
+            for token, logprob, candidates in zip(tokens, logprobs, top or [{}] * len(tokens), strict=True)
         ]
 
     def _score(self, token: int, logprob: float | None) -> Json:
@@ -86,9 +89,13 @@ class Text:
     """
 
     def __init__(self, prompt: list[int], handle: Handle, names: TokenNames | None, reader: AnswerReader) -> None:
-        self.prompt, self.handle, self.names, self._reader = prompt, handle, names, reader
+        self.prompt = prompt
+        self.handle = handle
+        self.names = names
+        self._reader = reader
         self.generated = self.accepted = self.told = 0
-        self.origins, self._scores = list[int](), deque[Json]()
+        self.origins = list[int]()
+        self._scores = deque[Json]()
         self._rounds = self._drafted = 0
 
     def add(self, chunk: Chunk) -> None:
@@ -113,25 +120,25 @@ class Text:
         What is said has those of its own tokens. None stands for tokens beside it: of marks, thinking and calls.
         """
         reason = chunk.finish_reason
-        for part in self._reader.read(chunk.text, final=reason is not None):
+        for answer_part in self._reader.read(chunk.text, final=reason is not None):
             scores: list[Json] = []
-            if isinstance(part, Said):
-                begin, end = part.begin, part.begin + len(part.text)
-                if before := self.tell(min(self._tokens_before(begin), self.origins[begin])):
-                    yield None, before
+            if isinstance(answer_part, Said):
+                begin, end = answer_part.begin, answer_part.begin + len(answer_part.text)
+                if earlier_scores := self.tell(min(self._tokens_before(begin), self.origins[begin])):
+                    yield None, earlier_scores
                 scores = self.tell(self._tokens_before(end))
-            yield part, scores
-        if rest := self.tell(self.known_tokens(reason) if reason else self._tokens_before(self._reader.known)):
-            yield None, rest
+            yield answer_part, scores
+        if later_scores := self.tell(self.known_tokens(reason) if reason else self._tokens_before(self._reader.known)):
+            yield None, later_scores
         if reason:
-            called = reason == "stop" and self._reader.calls and not self._reader.in_call
-            yield Ended("tool_calls" if called else reason), []
+            has_calls = reason == "stop" and self._reader.calls and not self._reader.in_call
+            yield Ended("tool_calls" if has_calls else reason), []
 
     def tell(self, tokens: int) -> list[Json]:
         """The log-probabilities of those of the first tokens that were not told, if any are wanted."""
-        found = [self._scores.popleft() for _ in range(min(tokens - self.told, len(self._scores)))]
-        self.told += len(found)
-        return found
+        scores = [self._scores.popleft() for _ in range(min(tokens - self.told, len(self._scores)))]
+        self.told += len(scores)
+        return scores
 
     def known_tokens(self, finish_reason: str | None) -> int:
         """The number of tokens that its text so far is made of, by why it has ended."""
@@ -148,9 +155,9 @@ class Text:
     @property
     def drafted(self) -> int:
         """The drafted tokens of all rounds so far; counting them again takes no longer for a longer text."""
-        new = self.handle.metrics.rounds[self._rounds :]
-        self._rounds += len(new)
-        self._drafted += sum(each.nodes - 1 for each in new)
+        new_rounds = self.handle.metrics.rounds[self._rounds :]
+        self._rounds += len(new_rounds)
+        self._drafted += sum(turn.nodes - 1 for turn in new_rounds)
         return self._drafted
 
     def _tokens_before(self, character: int) -> int:
@@ -211,7 +218,10 @@ class Texts:
     def __init__(
         self, prompts: Sequence[list[int]], texts: Sequence[Text], *, wanted: bool = True, enforced: bool = True
     ) -> None:
-        self._prompts, self.all, self._wanted, self.enforced = prompts, texts, wanted, enforced
+        self._prompts = prompts
+        self.all = texts
+        self._wanted = wanted
+        self.enforced = enforced
 
     @classmethod
     async def submit(
@@ -244,21 +254,21 @@ class Texts:
         texts: list[Text] = []
         group = object()  # however many they are, they take turns with other requests' texts
         count = len(prompts) * request.choices
-        if count > (most := serving.admission.most_texts):
-            message = f"{count} texts are more than the server takes at once, {most}"
+        if count > (text_limit := serving.admission.most_texts):
+            message = f"{count} texts are more than the server takes at once, {text_limit}"
             raise ServerError(400, message, param="n" if request.choices > 1 else "prompt")
         async with serving.admission.preparing():
-            made = [await serving.grammars.made(each) for each in options]
+            made_options = [await serving.grammars.made(prompt_options) for prompt_options in options]
         names = await asyncio.to_thread(TokenNames, serving.decoder) if options[0]["logprobs"] else None
         try:
-            for (prompt, (given, _)), seed in product(zip(prompts, made, strict=True), seeds(request)):
-                given = {**given, **more, "seed": seed, "group": group, "cache_salt": request.cache_salt}
-                texts.append(Text(prompt, await serving.admission.submit(prompt, **given), names, reader()))
+            for (prompt, (text_options, _)), seed in product(zip(prompts, made_options, strict=True), seeds(request)):
+                text_options = {**text_options, **more, "seed": seed, "group": group, "cache_salt": request.cache_salt}
+                texts.append(Text(prompt, await serving.admission.submit(prompt, **text_options), names, reader()))
         except BaseException:
             for text in texts:
                 text.handle.cancel()
             raise
-        return cls(prompts, texts, wanted=wanted, enforced=all(enforced for _, enforced in made))
+        return cls(prompts, texts, wanted=wanted, enforced=all(enforced for _, enforced in made_options))
 
     async def read(self) -> AsyncGenerator[tuple[int, Chunk]]:
         """The chunks of all texts as they come, each with its place among the texts.
@@ -275,21 +285,21 @@ class Texts:
             except Exception as error:
                 await news.put(error)
 
-        readers = [asyncio.create_task(read(place, text.handle)) for place, text in enumerate(self.all)]
+        readers = [asyncio.create_task(read(index, text.handle)) for index, text in enumerate(self.all)]
         try:
-            running = len(readers)
-            while running:
+            running_texts = len(readers)
+            while running_texts:
                 match await news.get():
                     case None:
-                        running -= 1
+                        running_texts -= 1
                     case Exception() as error:
                         raise error
-                    case place, chunk:
+                    case index, chunk:
                         if not self._wanted:  # an engine writes one token at least
                             reason = "length" if chunk.finish_reason == "stop" else chunk.finish_reason
                             chunk = Chunk("", [], [], reason, prompt_logprobs=chunk.prompt_logprobs)
-                        self.all[place].add(chunk)
-                        yield place, chunk
+                        self.all[index].add(chunk)
+                        yield index, chunk
         finally:
             for reader, text in zip(readers, self.all, strict=True):
                 reader.cancel()
@@ -298,9 +308,10 @@ class Texts:
     @property
     def usage(self) -> Usage:
         """The tokens so far."""
-        each = len(self.all) // len(self._prompts)
-        of_prompts = [self.all[first : first + each] for first in range(0, len(self.all), each)]
-        accepted, drafted = (sum(counts) for counts in zip(*((t.accepted, t.drafted) for t in self.all), strict=True))
+        texts_per_prompt = len(self.all) // len(self._prompts)
+        of_prompts = [self.all[start : start + texts_per_prompt] for start in range(0, len(self.all), texts_per_prompt)]
+        accepted = sum(text.accepted for text in self.all)
+        drafted = sum(text.drafted for text in self.all)
         return Usage(
             prompt=sum(map(len, self._prompts)),
             cached=sum(map(_not_read, of_prompts)),
@@ -313,20 +324,21 @@ class Texts:
     @property
     def timings(self) -> Json:
         """How fast they are so far, by llama-server's names; of several texts, the times are the longest one's."""
-        usage, metrics = self.usage, [text.handle.metrics for text in self.all]
-        found: Json = {"cache_n": usage.cached}
+        usage = self.usage
+        metrics = [text.handle.metrics for text in self.all]
+        figures: Json = {"cache_n": usage.cached}
         for name, tokens, seconds in (
-            ("prompt", usage.prompt - usage.cached, max(each.prefill_seconds for each in metrics)),
-            ("predicted", usage.generated, max(each.decoding_seconds for each in metrics)),
+            ("prompt", usage.prompt - usage.cached, max(text_metrics.prefill_seconds for text_metrics in metrics)),
+            ("predicted", usage.generated, max(text_metrics.decoding_seconds for text_metrics in metrics)),
         ):
-            found |= {f"{name}_n": tokens, f"{name}_ms": 1e3 * seconds}
-            found |= {f"{name}_per_token_ms": ratio(1e3 * seconds, tokens)}
-            found |= {f"{name}_per_second": ratio(tokens, seconds)}
+            figures |= {f"{name}_n": tokens, f"{name}_ms": 1e3 * seconds}
+            figures |= {f"{name}_per_token_ms": ratio(1e3 * seconds, tokens)}
+            figures |= {f"{name}_per_second": ratio(tokens, seconds)}
         drafted = usage.accepted + usage.rejected
-        return found | ({"draft_n": drafted, "draft_n_accepted": usage.accepted} if drafted else {})
+        return figures | ({"draft_n": drafted, "draft_n_accepted": usage.accepted} if drafted else {})
 
 
 def _not_read(texts: Sequence[Text]) -> int:
     """Tokens of a prompt that none of its texts had to read: what one of them reads, the others take from it."""
     metrics = [text.handle.metrics for text in texts]
-    return min((each.reused_tokens for each in metrics if each.rounds), default=0)
+    return min((text_metrics.reused_tokens for text_metrics in metrics if text_metrics.rounds), default=0)

@@ -55,10 +55,10 @@ def write_json(value: Any, depth: int = 0) -> str:
     match value:
         case dict():
             names = (json.dumps(name, ensure_ascii=False) for name in value)
-            values = (write_json(each, depth + 1) for each in value.values())
+            values = (write_json(member, depth + 1) for member in value.values())
             return f"{{{', '.join(map(': '.join, zip(names, values, strict=True)))}}}"
         case list():
-            return f"[{', '.join(write_json(each, depth + 1) for each in value)}]"
+            return f"[{', '.join(write_json(member, depth + 1) for member in value)}]"
         case WrittenFloat() | WrittenInteger():
             return value.text
     try:
@@ -85,7 +85,8 @@ class WrittenArguments:
     """
 
     def __init__(self, kept: Callable[[str], str] = str) -> None:
-        self._written, self._kept = list[str](), kept
+        self._written = list[str]()
+        self._kept = kept
 
     def read(self, text: str) -> dict[str, Any]:
         """Arguments that are a JSON object, for a template."""

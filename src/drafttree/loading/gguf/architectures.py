@@ -82,14 +82,14 @@ class Architecture:
 
     def weight_of(self, name: str) -> str | None:
         """The weight of the module that a tensor belongs to, by llama.cpp's name; None where it has no place."""
-        own, _, part = name.rpartition(".")
+        tensor, _, suffix = name.rpartition(".")
         if block := BLOCK.fullmatch(name):
-            layer, own, part = block.groups()
-            if own not in self.tensors:
+            layer, tensor, suffix = block.groups()
+            if tensor not in self.tensors:
                 return None
-            weight = f"model.layers.{layer}.{self.tensors[own]}"
-            return weight if own in EXPERTS else f"{weight}.{part}"
-        return f"{OF_MODEL[own]}.{part}" if own in OF_MODEL else None
+            weight = f"model.layers.{layer}.{self.tensors[tensor]}"
+            return weight if tensor in EXPERTS else f"{weight}.{suffix}"
+        return f"{OF_MODEL[tensor]}.{suffix}" if tensor in OF_MODEL else None
 
     def heads(self, name: str, settings: Settings) -> int:
         """The number of heads whose rows are interleaved in a tensor; 0 where none are."""
@@ -141,12 +141,12 @@ class Metadata:
         if value is default and default is not REQUIRED:
             return default
         if value is REQUIRED or not is_right(value):
-            gives = "a number for each layer" if isinstance(value, list) else repr(value)
+            value_text = "a number for each layer" if isinstance(value, list) else repr(value)
             if value is REQUIRED:
-                gives = "nothing"
+                value_text = "nothing"
             raise ModelError(
-                f"{self.file.path} gives {gives} as {self.architecture}.{key}, where drafttree needs {kind}; give the "
-                "model as a folder of transformers"
+                f"{self.file.path} gives {value_text} as {self.architecture}.{key}, where drafttree needs {kind}; give "
+                "the model as a folder of transformers"
             )
         return value
 
@@ -177,12 +177,13 @@ def _no_window(metadata: Metadata) -> Settings:
 
 
 def _experts(metadata: Metadata) -> Settings:
-    count, chosen = metadata.number("expert_count"), metadata.number("expert_used_count")
-    if not 1 <= chosen <= count:
-        raise ModelError(f"expert_used_count is {chosen}, of {count} experts; {COPY}")
+    count = metadata.number("expert_count")
+    experts_per_token = metadata.number("expert_used_count")
+    if not 1 <= experts_per_token <= count:
+        raise ModelError(f"expert_used_count is {experts_per_token}, of {count} experts; {COPY}")
     return {
         "num_experts": count,
-        "num_experts_per_tok": chosen,
+        "num_experts_per_tok": experts_per_token,
         "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
         "norm_topk_prob": True,  # files do not say, and llama.cpp divides by the sum
         "decoder_sparse_step": 1,
@@ -220,12 +221,13 @@ def _olmo2(metadata: Metadata) -> Settings:
     window = metadata.number("attention.sliding_window", None)
     if window is None:
         return {"attention_bias": False}
-    theta, windowed_theta = metadata.number("rope.freq_base"), metadata.number("rope.freq_base_swa", None)
-    if windowed_theta not in {None, theta}:
-        raise ModelError(f"{metadata.file.path} turns layers with a window by another base ({windowed_theta})")
-    windowed = metadata.numbers("attention.sliding_window_pattern")
-    kinds = ["sliding_attention" if layer_is else "full_attention" for layer_is in windowed]
-    return {"model_type": "olmo3", "attention_bias": False, "sliding_window": window, "layer_types": kinds}
+    theta = metadata.number("rope.freq_base")
+    window_theta = metadata.number("rope.freq_base_swa", None)
+    if window_theta not in {None, theta}:
+        raise ModelError(f"{metadata.file.path} turns layers with a window by another base ({window_theta})")
+    window_pattern = metadata.numbers("attention.sliding_window_pattern")
+    layer_types = ["sliding_attention" if has_window else "full_attention" for has_window in window_pattern]
+    return {"model_type": "olmo3", "attention_bias": False, "sliding_window": window, "layer_types": layer_types}
 
 
 def _granite(metadata: Metadata) -> Settings:
@@ -272,15 +274,16 @@ def architecture_of(file: GGUFFile) -> Architecture:
     Raises:
         ModelError: it is not known here.
     """
-    name, kind = str(file.metadata.get("general.architecture", "")), file.metadata.get("general.type", "model")
-    if kind == "model" and name in ARCHITECTURES:
+    name = str(file.metadata.get("general.architecture", ""))
+    file_type = file.metadata.get("general.type", "model")
+    if file_type == "model" and name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    what = f"a model of the architecture {name!r}" if name else "a model without an architecture in its metadata"
-    if kind != "model":
-        what = f"no model but another thing ({kind})"
+    content = f"a model of the architecture {name!r}" if name else "a model without an architecture in its metadata"
+    if file_type != "model":
+        content = f"no model but another thing ({file_type})"
     raise ModelError(
-        f"{file.path} holds {what}; drafttree reads GGUF files of {', '.join(ARCHITECTURES)}; give others as a folder "
-        "of transformers"
+        f"{file.path} holds {content}; drafttree reads GGUF files of {', '.join(ARCHITECTURES)}; give others as a "
+        "folder of transformers"
     )
 
 
@@ -290,7 +293,8 @@ def settings_of(file: GGUFFile) -> Settings:
     Raises:
         ModelError: the architecture is not known, or the metadata lacks what it needs or says more than is known here.
     """
-    architecture, metadata = architecture_of(file), Metadata(file)
+    architecture = architecture_of(file)
+    metadata = Metadata(file)
     settings: Settings = {"model_type": architecture.model_type}
     settings |= {name: metadata.number(key) for key, name in COMMON.items()}
     heads = settings["num_attention_heads"]
@@ -308,8 +312,8 @@ def settings_of(file: GGUFFile) -> Settings:
     settings |= architecture.describe(metadata)
     if scaling := _rope_scaling(metadata, settings, turned):
         settings["rope_scaling"] = scaling
-    if unread := metadata.unread():
-        keys = ", ".join(f"{metadata.architecture}.{key}" for key in unread)
+    if unread_keys := metadata.unread():
+        keys = ", ".join(f"{metadata.architecture}.{key}" for key in unread_keys)
         raise ModelError(
             f"{file.path} gives {keys}, which drafttree does not know of this architecture and would ignore; give the "
             "model as a folder of transformers"
@@ -335,12 +339,14 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
         ModelError: they are scaled in a way that is not known here.
     """
     # What is read here is used below: a key that is not read has the file refused.
-    kind = metadata.text("rope.scaling.type", "linear")  # llama.cpp's default, which a factor alone means
+    scaling_type = metadata.text("rope.scaling.type", "linear")  # llama.cpp's default, which a factor alone means
     factor = metadata.number("rope.scaling.factor", None)
-    long, short = "rope_factors_long.weight", "rope_factors_short.weight"
-    if metadata.has(long) and metadata.has(short):
+    long_table, short_table = "rope_factors_long.weight", "rope_factors_short.weight"
+    if metadata.has(long_table) and metadata.has(short_table):
         metadata.number("rope.scaling.attn_factor", None)  # transformers computes the same from both contexts
-        long_factors, short_factors = (metadata.file.read(name, torch.float32).tolist() for name in (long, short))
+        long_factors, short_factors = (
+            metadata.file.read(name, torch.float32).tolist() for name in (long_table, short_table)
+        )
         return {
             "type": "longrope",  # the field's older name, which Phi-3's config checks
             "rope_type": "longrope",
@@ -349,11 +355,11 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
         }
     if metadata.has("rope_freqs.weight"):
         return _llama3_scaling(metadata.file, settings["rope_theta"], turned)
-    if kind == "none" or (kind == "linear" and factor in {None, 1.0}):
+    if scaling_type == "none" or (scaling_type == "linear" and factor in {None, 1.0}):
         return None
-    if kind == "linear":
+    if scaling_type == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
+    if scaling_type == "yarn":
         keys = {
             "attention_factor": "rope.scaling.yarn_attn_factor",
             "beta_fast": "rope.scaling.yarn_beta_fast",
@@ -361,9 +367,11 @@ def _rope_scaling(metadata: Metadata, settings: Settings, turned: int) -> Settin
             "original_max_position_embeddings": "rope.scaling.original_context_length",
         }
         numbers = {field_name: metadata.number(key, None) for field_name, key in keys.items()}
-        stated = {field_name: number for field_name, number in numbers.items() if number is not None}
-        return {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor"), **stated}
-    raise ModelError(f"{metadata.file.path} scales rotary frequencies by {kind!r}, which drafttree does not know")
+        yarn_fields = {field_name: number for field_name, number in numbers.items() if number is not None}
+        return {"rope_type": "yarn", "factor": metadata.number("rope.scaling.factor"), **yarn_fields}
+    raise ModelError(
+        f"{metadata.file.path} scales rotary frequencies by {scaling_type!r}, which drafttree does not know"
+    )
 
 
 def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | None:
@@ -383,8 +391,8 @@ def _llama3_scaling(file: GGUFFile, theta: float, turned: int) -> Settings | Non
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": LLAMA3_CONTEXT,
     }
-    expected = llama3_divisors(theta, turned, scaling)
-    if table.shape != expected.shape or not torch.allclose(table, expected, rtol=1e-4):
+    expected_divisors = llama3_divisors(theta, turned, scaling)
+    if table.shape != expected_divisors.shape or not torch.allclose(table, expected_divisors, rtol=1e-4):
         raise ModelError(
             f"{file.path} scales rotary frequencies by a table (rope_freqs.weight) that is not Llama 3.1's, which "
             "drafttree does not know"
@@ -409,8 +417,8 @@ def llama3_divisors(theta: float, turned: int, scaling: Mapping[str, Any]) -> Te
     frequencies = theta ** -(torch.arange(0, turned, 2, dtype=torch.float32) / turned)
     waves_in_context = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - kept) / scaling["factor"] + kept)
+    smooth_factor = ((waves_in_context - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth_factor) / scaling["factor"] + smooth_factor)
 
 
 class GGUFWeight:
@@ -429,8 +437,11 @@ class GGUFWeight:
     """
 
     def __init__(self, file: GGUFFile, names: list[str], dtype: torch.dtype, heads: int, offset: float) -> None:
-        self._file, self._names, self._dtype = file, names, dtype
-        self._heads, self._offset = heads, offset
+        self._file = file
+        self._names = names
+        self._dtype = dtype
+        self._heads = heads
+        self._offset = offset
         self.is_left_out = False
         self.is_packed = not {self._file.tensors[name].kind for name in names} <= PLAIN.keys()
 
@@ -456,9 +467,9 @@ class GGUFWeight:
     @property
     def form(self) -> str:
         """The name of the blocks that it may stay in, as of `drafttree.models.quantization.blocks`; none if empty."""
-        kinds = {self._file.tensors[name].kind.lower() for name in self._names}
-        stays = len(kinds) == 1 and kinds <= FORMATS.keys() and not self._offset and len(self.shape) > 1
-        return kinds.pop() if stays else ""
+        forms = {self._file.tensors[name].kind.lower() for name in self._names}
+        stays = len(forms) == 1 and forms <= FORMATS.keys() and not self._offset and len(self.shape) > 1
+        return forms.pop() if stays else ""
 
     def blocks(self) -> Tensor:
         """Its blocks, uint8 `[outputs, bytes]`.
@@ -474,8 +485,8 @@ class GGUFWeight:
         Raises:
             ModelError: scales are not finite.
         """
-        stacked = {name: self._file.tensors[name].shape[:-1] for name in self._names}
-        return [self._file.read_blocks(name).view(*shape, -1) for name, shape in stacked.items()]
+        stack_shapes = {name: self._file.tensors[name].shape[:-1] for name in self._names}
+        return [self._file.read_blocks(name).view(*shape, -1) for name, shape in stack_shapes.items()]
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
@@ -497,16 +508,16 @@ def weights_of(file: GGUFFile, settings: Settings, dtype: torch.dtype) -> dict[s
     """
     architecture = architecture_of(file)
     tensors_by_weight: dict[str, list[str]] = {}
-    without_place: list[str] = []
+    unplaced_tensors: list[str] = []
     for name in sorted(file.tensors):
         if weight := architecture.weight_of(name):
             tensors_by_weight.setdefault(weight, []).append(name)
         elif name not in ROTARY_TABLES:
-            without_place.append(name)
-    if without_place:
+            unplaced_tensors.append(name)
+    if unplaced_tensors:
         raise ModelError(
             f"{file.path} holds tensors that a model of its architecture ({file.metadata['general.architecture']}) has "
-            f"no place for: {few(without_place)}; give the model as a folder of transformers"
+            f"no place for: {few(unplaced_tensors)}; give the model as a folder of transformers"
         )
     for weight, names in tensors_by_weight.items():
         if weight.endswith("experts.gate_up_proj") and len(names) == 1:

@@ -101,17 +101,18 @@ class GGUFFile:
         Returns:
             a tensor of the shape and dtype, in memory of its own.
         """
-        stored = self.tensors[name]
-        packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start)
-        if stored.kind in PLAIN:
-            return torch.from_numpy(packed.copy()).view(PLAIN[stored.kind]).view(stored.shape).to(dtype)
-        unpack, kind = import_module("gguf.quants").dequantize, _kinds()[stored.kind]
-        rows = packed.reshape(stored.rows, stored.row_bytes)
-        values = torch.empty(stored.rows, stored.shape[-1], dtype=dtype)
-        step = max(1, VALUES_AT_ONCE // stored.shape[-1])
-        for start in range(0, stored.rows, step):
-            values[start : start + step] = torch.from_numpy(unpack(rows[start : start + step], kind))
-        return values.view(stored.shape)
+        tensor = self.tensors[name]
+        packed_bytes = np.frombuffer(self._bytes, np.uint8, tensor.nbytes, tensor.start)
+        if tensor.kind in PLAIN:
+            return torch.from_numpy(packed_bytes.copy()).view(PLAIN[tensor.kind]).view(tensor.shape).to(dtype)
+        unpack = import_module("gguf.quants").dequantize
+        ggml_type = _kinds()[tensor.kind]
+        rows = packed_bytes.reshape(tensor.rows, tensor.row_bytes)
+        values = torch.empty(tensor.rows, tensor.shape[-1], dtype=dtype)
+        step = max(1, VALUES_AT_ONCE // tensor.shape[-1])
+        for start in range(0, tensor.rows, step):
+            values[start : start + step] = torch.from_numpy(unpack(rows[start : start + step], ggml_type))
+        return values.view(tensor.shape)
 
     def read_blocks(self, name: str) -> Tensor:
         """A matrix in the blocks that it is stored in, uint8 `[outputs, bytes]`: a part of the mapped file.
@@ -119,36 +120,39 @@ class GGUFFile:
         Raises:
             ModelError: scales are not finite.
         """
-        stored = self.tensors[name]
-        packed = np.frombuffer(self._bytes, np.uint8, stored.nbytes, stored.start).reshape(stored.rows, -1)
-        blocks = torch.from_numpy(packed)
-        if not has_finite_scales(blocks, stored.kind.lower()):
+        tensor = self.tensors[name]
+        packed_bytes = np.frombuffer(self._bytes, np.uint8, tensor.nbytes, tensor.start).reshape(tensor.rows, -1)
+        blocks = torch.from_numpy(packed_bytes)
+        if not has_finite_scales(blocks, tensor.kind.lower()):
             raise ModelError(f"{self.path} holds {name} with scales that are not finite numbers; {COPY}")
         return blocks
 
     def _check_whole(self) -> None:
         """Refuse one of several files that a model was split into."""
-        parts = self.metadata.get("split.count", 1)
-        if isinstance(parts, int) and parts > 1:
+        split_count = self.metadata.get("split.count", 1)
+        if isinstance(split_count, int) and split_count > 1:
             raise ModelError(
-                f"{self.path} is one of {parts} parts of a model; join them (llama-gguf-split --merge FIRST.gguf "
+                f"{self.path} is one of {split_count} parts of a model; join them (llama-gguf-split --merge FIRST.gguf "
                 "WHOLE.gguf) and give the whole"
             )
 
     def _read_tensor_table(self, cursor: "_Cursor", count: int) -> dict[str, StoredTensor]:
         entries: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(count):
-            name, dimensions = cursor.string(), cursor.number("I")
+            name = cursor.string()
+            dimensions = cursor.number("I")
             shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
             entries.append((name, shape, cursor.number("I"), cursor.number("Q")))
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
             raise ModelError(f"{self.path} gives general.alignment as {alignment!r}, which is no size; {COPY}")
-        first = -(-cursor.place // alignment) * alignment
+        tensors_start = -(-cursor.place // alignment) * alignment
         tensors: dict[str, StoredTensor] = {}
         for name, shape, number, offset in entries:
-            kind = _kind_of(self.path, name, number)
-            tensors[name] = StoredTensor(shape, kind, first + offset, _row_bytes(self.path, name, shape, kind))
+            tensor_type = _kind_of(self.path, name, number)
+            tensors[name] = StoredTensor(
+                shape, tensor_type, tensors_start + offset, _row_bytes(self.path, name, shape, tensor_type)
+            )
             end = tensors[name].start + tensors[name].nbytes
             if end > len(self._bytes):
                 raise ModelError(
@@ -165,8 +169,10 @@ class _Cursor:
     """
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
-        self.path, self.place = path, 0
-        self._bytes, self._size = content, len(content)
+        self.path = path
+        self.place = 0
+        self._bytes = content
+        self._size = len(content)
 
     def skip(self, count: int) -> int:
         """The place of the next bytes, which are skipped.
@@ -198,7 +204,8 @@ class _Cursor:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
-            element, count = self.number("I"), self.number("Q")
+            element = self.number("I")
+            count = self.number("Q")
             return self._array(element, count)
         raise ModelError(f"{self.path} is damaged: it has a value of kind {kind} at byte {self.place:,}; {COPY}")
 
@@ -214,7 +221,8 @@ class _Cursor:
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
     """The numbers of tensors and of metadata's values, at the beginning of a file."""
-    path, magic = cursor.path, cursor._bytes[:4]
+    path = cursor.path
+    magic = cursor._bytes[:4]
     cursor.skip(4)
     if magic in {b"lmgg", b"tjgg", b"fmgg", b"algg"}:
         raise ModelError(f"{path} is of llama.cpp's format before GGUF; download the model as a GGUF file")

@@ -55,15 +55,15 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: there is none, or it is of a kind that is not known here.
     """
-    kind = _value(file, "model")
-    if kind == "gpt2":
+    tokenizer_model = _value(file, "model")
+    if tokenizer_model == "gpt2":
         tokenizer = _of_bytes(file)
-    elif kind == "llama":
+    elif tokenizer_model == "llama":
         tokenizer = _of_scores(file)
     else:
-        what = f"a tokenizer of the kind {kind!r}" if kind else "no tokenizer"
+        content = f"a tokenizer of the kind {tokenizer_model!r}" if tokenizer_model else "no tokenizer"
         raise ModelError(
-            f"{file.path} has {what}; drafttree reads those of GPT-2's kind ('gpt2') and SentencePiece's ('llama')"
+            f"{file.path} has {content}; drafttree reads those of GPT-2's kind ('gpt2') and SentencePiece's ('llama')"
         )
     tokens = _tokens(file)
     types = _value(file, "token_type", [])
@@ -73,18 +73,18 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerBase:
         if type_ in {CONTROL, USER_DEFINED} and tokenizer.token_to_id(token) is not None
     ]
     tokenizer.add_tokens(words)
-    special = {
+    special_tokens = {
         f"{name}_token": tokens[number]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (number := _token_id(file, key)) is not None
     }
-    _frame(file, tokenizer, special)
+    _frame(file, tokenizer, special_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=_Uncopied(tokenizer),
         clean_up_tokenization_spaces=False,
         chat_template=_chat_template(file),
         name_or_path=str(file.path),
-        **special,
+        **special_tokens,
     )
 
 
@@ -106,16 +106,17 @@ def token_ids(file: GGUFFile) -> dict[str, Any]:
     Raises:
         ModelError: the file has no tokens, or gives an id that is none.
     """
-    named = [_token_id(file, key) for key in ("eos", "eot", "eom")]
+    metadata_ids = [_token_id(file, key) for key in ("eos", "eot", "eom")]
     types = _value(file, "token_type", [])
-    found = [
+    control_ids = [
         number
         for number, (token, type_) in enumerate(zip(_tokens(file), types, strict=False))
         if type_ == CONTROL and token in ENDS
     ]
-    ends = list(dict.fromkeys([each for each in named if each is not None] + found))
-    begins, fills = _token_id(file, "bos"), _token_id(file, "padding")
-    return {"bos_token_id": begins, "eos_token_id": ends or None, "pad_token_id": fills}
+    end_ids = list(dict.fromkeys([token_id for token_id in metadata_ids if token_id is not None] + control_ids))
+    bos_id = _token_id(file, "bos")
+    pad_id = _token_id(file, "padding")
+    return {"bos_token_id": bos_id, "eos_token_id": end_ids or None, "pad_token_id": pad_id}
 
 
 def generation_config_of(file: GGUFFile) -> GenerationConfig:
@@ -152,22 +153,23 @@ def _token_id(file: GGUFFile, name: str) -> int | None:
 
 def _of_bytes(file: GGUFFile) -> Tokenizer:
     """A tokenizer that merges bytes."""
-    split, merges = _value(file, "pre", "default"), _value(file, "merges")
-    if split not in SPLITS:
+    split_name = _value(file, "pre", "default")
+    merges = _value(file, "merges")
+    if split_name not in SPLITS:
         raise ModelError(
-            f"{file.path} has a tokenizer that splits text by {split!r} (tokenizer.ggml.pre); drafttree knows "
+            f"{file.path} has a tokenizer that splits text by {split_name!r} (tokenizer.ggml.pre); drafttree knows "
             f"{', '.join(sorted(SPLITS))}"
         )
     if not isinstance(merges, list):
         raise ModelError(f"{file.path} has a tokenizer of GPT-2's kind without merges; take another file")
     vocabulary = {token: number for number, token in enumerate(_tokens(file))}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=split in WHOLE_TOKENS))
-    if split in COMPOSED:
+    merge_pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merge_pairs, ignore_merges=split_name in WHOLE_TOKENS))
+    if split_name in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split]),
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in SPLITS[split_name]),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -188,14 +190,14 @@ def _of_scores(file: GGUFFile) -> Tokenizer:
             raise ModelError(f"{file.path} has a tokenizer of SentencePiece's kind without a score for each token")
         order = sorted(range(len(tokens)), key=lambda number: -scores[number])
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    unknown = _token_id(file, "unknown")
+    unknown_id = _token_id(file, "unknown")
     merges = list(_merges(vocabulary, (tokens[number] for number in order)))
     model = models.BPE(
         vocab=vocabulary,
         merges=merges,
         fuse_unk=True,
         byte_fallback=True,
-        unk_token=None if unknown is None else tokens[unknown],
+        unk_token=None if unknown_id is None else tokens[unknown_id],
     )
     tokenizer = Tokenizer(model)
     has_prefix = _value(file, "add_space_prefix", True)
@@ -212,20 +214,20 @@ def _merges(vocabulary: dict[str, int], tokens: Iterator[str]) -> Iterator[tuple
     """The pairs of tokens that make one, best tokens first, and of one token the longest left part first."""
     for token in tokens:
         for middle in range(len(token) - 1, 0, -1):
-            left, right = token[:middle], token[middle:]
-            if left in vocabulary and right in vocabulary:
-                yield left, right
+            prefix, suffix = token[:middle], token[middle:]
+            if prefix in vocabulary and suffix in vocabulary:
+                yield prefix, suffix
 
 
 def _frame(file: GGUFFile, tokenizer: Tokenizer, special: dict[str, str]) -> None:
     """Begin and end texts with tokens, where the file says so."""
-    begins = _value(file, "model") == "llama" or _value(file, "pre") in WHOLE_TOKENS
-    first = special.get("bos_token") if _value(file, "add_bos_token", begins) else None
-    last = special.get("eos_token") if _value(file, "add_eos_token", False) else None
-    framed = [token for token in (first, last) if token]
-    if framed:
-        template = " ".join(token for token in (first, "$A", last) if token)
-        ids = [(token, tokenizer.token_to_id(token)) for token in framed]
+    adds_bos = _value(file, "model") == "llama" or _value(file, "pre") in WHOLE_TOKENS
+    bos_token = special.get("bos_token") if _value(file, "add_bos_token", adds_bos) else None
+    eos_token = special.get("eos_token") if _value(file, "add_eos_token", False) else None
+    frame_tokens = [token for token in (bos_token, eos_token) if token]
+    if frame_tokens:
+        template = " ".join(token for token in (bos_token, "$A", eos_token) if token)
+        ids = [(token, tokenizer.token_to_id(token)) for token in frame_tokens]
         tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
 
 
@@ -233,6 +235,6 @@ def _chat_template(file: GGUFFile) -> Any:
     """The chat template, or several by name; None without one."""
     default = file.metadata.get("tokenizer.chat_template")
     names = file.metadata.get("tokenizer.chat_templates", [])
-    named = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}
-    given = {name: template for name, template in named.items() if template}
-    return {"default": default, **given} if given and default else default
+    templates_by_name = {name: file.metadata.get(f"tokenizer.chat_template.{name}") for name in names}
+    templates = {name: template for name, template in templates_by_name.items() if template}
+    return {"default": default, **templates} if templates and default else default

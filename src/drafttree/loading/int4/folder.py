@@ -106,7 +106,7 @@ class Int4Folder:
         """Keep those of a decoder layer."""
         tensors: dict[str, Tensor] = {}
         for name, weight in weights.items():
-            tensors |= {f"{name}.{part}": value for part, value in _packed(weight).items()}
+            tensors |= {f"{name}.{suffix}": tensor for suffix, tensor in _packed(weight).items()}
         self._save(_file_of(index), tensors)
 
     def finish(self, module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -116,15 +116,16 @@ class Int4Folder:
             module: the model, whose layers are rounded.
             tokenizer: its tokenizer.
         """
-        rounded = {name for name, part in module.named_modules() if isinstance(part, QuantizedLinear)}
-        rest, places = dict[str, Tensor](), set[int]()
+        rounded_layers = {name for name, submodule in module.named_modules() if isinstance(submodule, QuantizedLinear)}
+        unrounded_tensors = dict[str, Tensor]()
+        data_pointers = set[int]()
         for name, tensor in module.state_dict().items():
-            layer, _, part = name.rpartition(".")
-            if (layer in rounded and part != "bias") or tensor.data_ptr() in places:
+            layer, _, suffix = name.rpartition(".")
+            if (layer in rounded_layers and suffix != "bias") or tensor.data_ptr() in data_pointers:
                 continue
-            places.add(tensor.data_ptr())  # tied weights are one tensor
-            rest[name] = tensor.contiguous()
-        self._save(REST, rest)
+            data_pointers.add(tensor.data_ptr())  # tied weights are one tensor
+            unrounded_tensors[name] = tensor.contiguous()
+        self._save(REST, unrounded_tensors)
         if tokenizer:
             tokenizer.save_pretrained(self.path)
         module.generation_config.save_pretrained(self.path)  # pyright: ignore[reportOptionalMemberAccess]
@@ -133,19 +134,23 @@ class Int4Folder:
         size = sum(path.stat().st_size for path in files)
         self._write(INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
         head = module.get_output_embeddings()
-        linear = (name for name, part in module.named_modules() if isinstance(part, torch.nn.Linear) or part is head)
-        self._write(CONFIG, {**module.config.to_dict(), "quantization_config": _quantization([*linear])})
+        linear_names = (
+            name
+            for name, submodule in module.named_modules()
+            if isinstance(submodule, torch.nn.Linear) or submodule is head
+        )
+        self._write(CONFIG, {**module.config.to_dict(), "quantization_config": _quantization([*linear_names])})
 
     def _save(self, name: str, tensors: dict[str, Tensor], metadata: Mapping[str, str] = NOTHING) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        part = self.path / f"{name}.part"
-        save_file(tensors, part, {"format": "pt", **metadata})
-        part.replace(self.path / name)
+        partial_path = self.path / f"{name}.part"
+        save_file(tensors, partial_path, {"format": "pt", **metadata})
+        partial_path.replace(self.path / name)
 
     def _write(self, name: str, contents: Mapping[str, Any]) -> None:
-        part = self.path / f"{name}.part"
-        part.write_text(json.dumps(contents, indent=2), encoding="utf-8")
-        part.replace(self.path / name)
+        partial_path = self.path / f"{name}.part"
+        partial_path.write_text(json.dumps(contents, indent=2), encoding="utf-8")
+        partial_path.replace(self.path / name)
 
 
 def _file_of(index: int) -> str:
@@ -177,9 +182,9 @@ def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> RoundedWeight:
 
 def pack_words(numbers: Tensor) -> Tensor:
     """Words int32 `[rows, words]` of numbers of four bits `[rows, count]`, the first in the lowest bits."""
-    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % (32 // BITS))).long()
+    padded_numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % (32 // BITS))).long()
     shifts = torch.arange(0, 32, BITS)
-    words = (padded.unflatten(1, (-1, 32 // BITS)) << shifts).sum(-1)
+    words = (padded_numbers.unflatten(1, (-1, 32 // BITS)) << shifts).sum(-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
@@ -204,7 +209,7 @@ def _digest(files: ModelFiles) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for part in range(SAMPLES):
-                file.seek((size - SAMPLE_BYTES) * part // (SAMPLES - 1) if size > SAMPLE_BYTES else 0, os.SEEK_SET)
+            for sample in range(SAMPLES):
+                file.seek((size - SAMPLE_BYTES) * sample // (SAMPLES - 1) if size > SAMPLE_BYTES else 0, os.SEEK_SET)
                 digest.update(file.read(SAMPLE_BYTES))
     return digest.hexdigest()[:32]

@@ -77,7 +77,8 @@ def quantize_int4(
     """
     check_int4(module)
     progress = progress or Progress(layer=_log)
-    seconds, started = Seconds(), time.perf_counter()
+    seconds = Seconds()
+    started = time.perf_counter()
     texts = folder.read_texts() if folder else None
     if texts is None:
         texts = sampled_texts(module, tokenizer, TEXTS, LENGTH, progress.texts)
@@ -95,5 +96,5 @@ def quantize_int4(
 
 
 def _log(layer: RoundedLayer) -> None:
-    took = f"{layer.reading:.1f} s reading, {layer.rounding:.1f} s rounding"
-    logger.info("layer %d of %d is in four bits (%s)", layer.number, layer.layers, took)
+    timing = f"{layer.reading:.1f} s reading, {layer.rounding:.1f} s rounding"
+    logger.info("layer %d of %d is in four bits (%s)", layer.number, layer.layers, timing)

@@ -77,9 +77,9 @@ def why_not_rounded(module: PreTrainedModel) -> str | None:
         blocks = describe(module).blocks
     except AttributeError as error:
         return f"cannot be rounded to four bits: a layer is not as those of its family ({error})"
-    odd = {layer.in_features for layers in map(_groups, blocks) for layer, *_ in layers}
-    if odd := sorted(inputs for inputs in odd if inputs % GROUP):
-        return f"has linear layers with {odd[0]} inputs, and four bits need a multiple of {GROUP}"
+    input_sizes = {layer.in_features for layers in map(_groups, blocks) for layer, *_ in layers}
+    if input_sizes := sorted(inputs for inputs in input_sizes if inputs % GROUP):
+        return f"has linear layers with {input_sizes[0]} inputs, and four bits need a multiple of {GROUP}"
     return None
 
 
@@ -103,34 +103,37 @@ def round_layers(
     """
     layers: Any = module.get_decoder().layers  # pyright: ignore[reportAttributeAccessIssue]
     blocks = describe(module).blocks
-    names = {id(part): name for name, part in module.named_modules()}
+    names = {id(submodule): name for name, submodule in module.named_modules()}
     with torch.inference_mode():
         streams, calls = _calls(module, layers, texts)
     for index, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
         started = time.perf_counter()
         groups = _groups(block)
-        rounded, rounding = store.read(index) if store else None, 0.0
-        if rounded is None:
+        rounded_weights = store.read(index) if store else None
+        rounding_seconds = 0.0
+        if rounded_weights is None:
             hessians = [Hessian(group[0].in_features) for group in groups]
             with _reading(groups, hessians):
                 _run(layer, streams, calls[index])
-            between = time.perf_counter()
-            rounded = {}
+            rounding_started = time.perf_counter()
+            rounded_weights = {}
             for group, hessian in zip(groups, hessians, strict=True):
                 matrix = hessian.matrix()
                 if not bool(matrix.isfinite().all()):
                     raise ModelError(f"what {names[id(group[0])]} reads of texts is not finite; load in float32")
                 for linear in group:
-                    rounded[names[id(linear)]] = round_weight(linear.weight.detach(), matrix)
-            rounding = time.perf_counter() - between
+                    rounded_weights[names[id(linear)]] = round_weight(linear.weight.detach(), matrix)
+            rounding_seconds = time.perf_counter() - rounding_started
             if store:
-                store.write(index, rounded)
+                store.write(index, rounded_weights)
         for linear in (linear for group in groups for linear in group):
-            linear.weight.data = rounded[names[id(linear)]].dequantized().to(linear.weight.dtype)
+            linear.weight.data = rounded_weights[names[id(linear)]].dequantized().to(linear.weight.dtype)
         streams = _run(layer, streams, calls[index])
         for linear in (linear for group in groups for linear in group):
-            _replace(module, names[id(linear)], BlockLinear(linear, rounded[names[id(linear)]].blocks(), FORM))
-        progress(RoundedLayer(index + 1, len(layers), time.perf_counter() - started - rounding, rounding))
+            _replace(module, names[id(linear)], BlockLinear(linear, rounded_weights[names[id(linear)]].blocks(), FORM))
+        progress(
+            RoundedLayer(index + 1, len(layers), time.perf_counter() - started - rounding_seconds, rounding_seconds)
+        )
 
 
 def _groups(block: Block) -> list[Sequence[Any]]:
@@ -161,20 +164,20 @@ def _calls(module: PreTrainedModel, layers: Any, texts: Tensor) -> tuple[list[Te
     with ExitStack() as undo:
         for index, layer in enumerate(layers):
             undo.enter_context(replaced_forward(layer, partial(note, index)))
-        for some in texts.split(TEXTS_AT_ONCE):
-            module.get_decoder()(input_ids=some.to(module.device), use_cache=False)
+        for batch in texts.split(TEXTS_AT_ONCE):
+            module.get_decoder()(input_ids=batch.to(module.device), use_cache=False)
     return streams, calls
 
 
 def _returns_tuple(module: PreTrainedModel, layer: nn.Module, text: Tensor) -> bool:
     """Whether a decoder layer returns a tuple, in whose first place the residual stream is."""
-    returned: list[Any] = []
-    hook = layer.register_forward_hook(lambda layer, args, output: returned.append(output))
+    outputs: list[Any] = []
+    hook = layer.register_forward_hook(lambda layer, args, output: outputs.append(output))
     try:
         module.get_decoder()(input_ids=text.to(module.device), use_cache=False)
     finally:
         hook.remove()
-    return isinstance(returned[0], tuple)
+    return isinstance(outputs[0], tuple)
 
 
 def _run(layer: nn.Module, streams: Sequence[Tensor], calls: Sequence[Call]) -> list[Tensor]:
@@ -194,5 +197,5 @@ def _reading(groups: Sequence[Sequence[Any]], hessians: Sequence[Hessian]) -> It
 
 
 def _replace(module: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(module.get_submodule(parent), own, layer)
+    parent, _, child = name.rpartition(".")
+    setattr(module.get_submodule(parent), child, layer)

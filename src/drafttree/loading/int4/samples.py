@@ -50,7 +50,9 @@ class Row:
     """
 
     def __init__(self, target: TargetModel, turns: Iterator[Turn], ends: Sequence[int]) -> None:
-        self._target, self._turns, self._ends = target, turns, ends
+        self._target = target
+        self._turns = turns
+        self._ends = ends
         self.tokens: list[int] = []
         self._open()
 
@@ -68,20 +70,22 @@ class Row:
             self._open(token)
 
     def _repeats(self) -> bool:
-        drawn = self.tokens[self._start :][-WINDOW:]
-        return len(drawn) == WINDOW and len(set(drawn)) < FEWEST
+        recent_tokens = self.tokens[self._start :][-WINDOW:]
+        return len(recent_tokens) == WINDOW and len(set(recent_tokens)) < FEWEST
 
     def _open(self, last: int | None = None) -> None:
         """Begin the next part; the last token may be the one that its opening begins with."""
         turn = next(self._turns)
         opening = [*turn.opening]
         if turn.is_first:
-            self._cache, self._unread = self._target.new_cache(len(opening) + TEXT + QUESTION + ANSWER), []
+            self._cache = self._target.new_cache(len(opening) + TEXT + QUESTION + ANSWER)
+            self._unread = []
         elif opening[:1] == [last]:
             opening = opening[1:]
         self._unread += opening
         self.tokens += opening
-        self._left, self._start = turn.most, len(self.tokens)
+        self._left = turn.most
+        self._start = len(self.tokens)
 
 
 @torch.inference_mode()
@@ -108,11 +112,11 @@ def sampled_texts(
     rows = [Row(target, cycle(turns), ends) for _ in range(count)]
     generator = torch.Generator().manual_seed(SEED)
     try:
-        while unfinished := [row for row in rows if len(row.tokens) < length]:
-            outputs = target.forward([row.segment() for row in unfinished])
+        while unfinished_rows := [row for row in rows if len(row.tokens) < length]:
+            outputs = target.forward([row.segment() for row in unfinished_rows])
             weights = torch.cat([output.logits[0, -1:] for output in outputs]).float().softmax(-1)
-            uniforms = torch.rand(len(unfinished), generator=generator, dtype=torch.float64)
-            for row, token in zip(unfinished, draw(weights, uniforms.to(weights.device)).tolist(), strict=True):
+            uniforms = torch.rand(len(unfinished_rows), generator=generator, dtype=torch.float64)
+            for row, token in zip(unfinished_rows, draw(weights, uniforms.to(weights.device)).tolist(), strict=True):
                 row.add(token)
             progress(sum(min(len(row.tokens), length) for row in rows) / (count * length))
     finally:
@@ -124,24 +128,29 @@ def _conversation(tokenizer: PreTrainedTokenizerBase | None) -> list[Turn]:
     """The turns of a conversation by the tokenizer's chat template, none where it has none that is known."""
     if tokenizer is None or not tokenizer.chat_template:
         return []
-    rendered = tokenizer.apply_chat_template(
+    rendered_chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
     )
-    before, found, after = str(rendered).partition(MARK)
-    if not found or not before or not after:
+    prefix, mark, suffix = str(rendered_chat).partition(MARK)
+    if not mark or not prefix or not suffix:
         return []
-    question, answer = (tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
+    question, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
     return [Turn(question, QUESTION, True), Turn(answer, ANSWER, False)]
 
 
 def _end_tokens(module: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     """The tokens that end a text."""
-    settings, config = module.generation_config, module.config.get_text_config()
-    found: Any = next(
-        (own for owner in (settings, config, tokenizer) if (own := getattr(owner, "eos_token_id", None)) is not None),
+    settings = module.generation_config
+    config = module.config.get_text_config()
+    eos_token_ids: Any = next(
+        (
+            eos_token_id
+            for owner in (settings, config, tokenizer)
+            if (eos_token_id := getattr(owner, "eos_token_id", None)) is not None
+        ),
         [],
     )
-    return [*found] if isinstance(found, list) else [found]
+    return [*eos_token_ids] if isinstance(eos_token_ids, list) else [eos_token_ids]
 
 
 def _first_token(module: PreTrainedModel, ends: Sequence[int]) -> int:

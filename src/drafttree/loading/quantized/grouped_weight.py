@@ -105,10 +105,10 @@ def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
     if BYTE % bits == 0:
         shifts = torch.arange(0, BYTE, bits, dtype=torch.uint8)
         return (words.contiguous().view(torch.uint8)[..., None] >> shifts & mask).flatten(1)[:, :count]
-    behind = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF
+    padded_words = torch.nn.functional.pad(words, (0, 1)).long() & 0xFFFFFFFF
     first_bit = torch.arange(count) * bits
     word, shift = first_bit // WORD, first_bit % WORD
-    return ((behind[:, word] | behind[:, word + 1] << WORD) >> shift & mask).to(torch.uint8)
+    return ((padded_words[:, word] | padded_words[:, word + 1] << WORD) >> shift & mask).to(torch.uint8)
 
 
 def _as_halves(values: Tensor) -> Tensor:

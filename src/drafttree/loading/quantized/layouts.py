@@ -108,19 +108,19 @@ class Layout(ABC):
         """
         if len(layer.shapes[self.numbers]) != 2:
             raise ModelError(f"{layer.name}.{self.numbers} is {list(layer.shapes[self.numbers])}, and no matrix")
-        for part, dtype in layer.dtypes.items():
-            if dtype not in self.dtypes[part]:
-                told = " or ".join(sorted(self.dtypes[part]))
-                raise ModelError(f"{layer.name}.{part} is stored in {dtype}, and should be in {told}")
+        for suffix, dtype in layer.dtypes.items():
+            if dtype not in self.dtypes[suffix]:
+                alternatives = " or ".join(sorted(self.dtypes[suffix]))
+                raise ModelError(f"{layer.name}.{suffix} is stored in {dtype}, and should be in {alternatives}")
         schemes = self.schemes(layer.name)
         for scheme in schemes:
-            shape, expected = self.expected(layer, scheme)
-            if all(layer.shapes.get(part) == size for part, size in expected.items()):
+            shape, expected_shapes = self.expected(layer, scheme)
+            if all(layer.shapes.get(suffix) == size for suffix, size in expected_shapes.items()):
                 return scheme, shape
-        told = " or ".join(map(str, schemes))
-        sizes = ", ".join(f"{part} {list(size)}" for part, size in sorted(layer.shapes.items()))
+        alternatives = " or ".join(map(str, schemes))
+        sizes = ", ".join(f"{suffix} {list(size)}" for suffix, size in sorted(layer.shapes.items()))
         raise ModelError(
-            f"config.json says {self.method} with {told}, which the tensors of {layer.name} are not: {sizes}"
+            f"config.json says {self.method} with {alternatives}, which the tensors of {layer.name} are not: {sizes}"
         )
 
 
@@ -143,7 +143,11 @@ class GPTQ(Layout):
         settings: the quantization_config.
     """
 
-    method, numbers, scales, order, others = "GPTQ", "qweight", "scales", "g_idx", ("qzeros",)
+    method = "GPTQ"
+    numbers = "qweight"
+    scales = "scales"
+    order = "g_idx"
+    others = ("qzeros",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS, "g_idx": WHOLE}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -170,14 +174,15 @@ class GPTQ(Layout):
 
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
         outputs, inputs = shape
-        packed = layer.read("qzeros")
+        qzeros = layer.read("qzeros")
         # over whole words, as the method's own packages do: a zero of 0 borrows from the next
-        words = packed + ONES[scheme.bits] if self._adds_one else packed
+        words = qzeros + ONES[scheme.bits] if self._adds_one else qzeros
         zeros = unpacked(words, scheme.bits, outputs).t()
         if scheme.offset == "middle" and bool((zeros != 1 << scheme.bits - 1).any()):
             raise ModelError(f"config.json says that weights are symmetric, and {layer.name}.qzeros says otherwise")
         numbers = unpacked(layer.read(self.numbers).t(), scheme.bits, inputs)
-        scales, group_of = layer.read(self.scales).t(), self.group_of(layer, scheme, inputs)
+        scales = layer.read(self.scales).t()
+        group_of = self.group_of(layer, scheme, inputs)
         return GroupedWeight(scheme, numbers, scales, None if scheme.offset == "middle" else zeros, group_of=group_of)
 
 
@@ -197,7 +202,10 @@ class AWQ(Layout):
         settings: the quantization_config.
     """
 
-    method, numbers, scales, others = "AWQ", "qweight", "scales", ("qzeros",)
+    method = "AWQ"
+    numbers = "qweight"
+    scales = "scales"
+    others = ("qzeros",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -214,11 +222,13 @@ class AWQ(Layout):
 
     def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
         inputs, words = layer.shapes[self.numbers]
-        outputs, groups = words * WORD // scheme.bits, scheme.groups(inputs)
+        outputs = words * WORD // scheme.bits
+        groups = scheme.groups(inputs)
         return (outputs, inputs), {"scales": (groups, outputs), "qzeros": (groups, words)}
 
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
-        numbers, zeros = (self._in_order(layer.read(part), shape[0]) for part in (self.numbers, "qzeros"))
+        numbers = self._in_order(layer.read(self.numbers), shape[0])
+        zeros = self._in_order(layer.read("qzeros"), shape[0])
         return GroupedWeight(scheme, numbers, layer.read(self.scales).t(), zeros)
 
     def _in_order(self, words: Tensor, outputs: int) -> Tensor:
@@ -254,7 +264,10 @@ class CompressedTensors(Layout):
         settings: the quantization_config.
     """
 
-    method, numbers, scales, order = "compressed-tensors", "weight_packed", "weight_scale", "weight_g_idx"
+    method = "compressed-tensors"
+    numbers = "weight_packed"
+    scales = "weight_scale"
+    order = "weight_g_idx"
     others = ("weight_shape", "weight_zero_point")
     dtypes: ClassVar[Mapping[str, set[str]]] = {
         **{"weight_packed": WORDS, "weight_scale": FLOATS, "weight_g_idx": WHOLE, "weight_shape": WHOLE},
@@ -268,7 +281,8 @@ class CompressedTensors(Layout):
     @staticmethod
     def is_known(settings: Mapping[str, Any]) -> bool:
         """Whether a quantization_config says nothing that is not known."""
-        fields, groups = CompressedTensorsFields.read(settings), _config_groups(settings)
+        fields = CompressedTensorsFields.read(settings)
+        groups = _config_groups(settings)
         if fields.format != "pack-quantized" or fields.kv_cache_scheme or fields.sparsity_config or not groups:
             return False
         return not fields.transform_config and all(_is_of_weights_alone(group) for group in groups)
@@ -281,26 +295,27 @@ class CompressedTensors(Layout):
             raise ModelError(f"the weights of {layer.name} have no weight_shape of two numbers beside weight_packed")
         outputs, inputs = (int(size) for size in layer.read("weight_shape"))
         groups = scheme.groups(inputs)
-        expected: dict[str, tuple[int, ...]] = {
+        expected_shapes: dict[str, tuple[int, ...]] = {
             self.numbers: (outputs, -(-inputs * scheme.bits // WORD)),
             self.scales: (outputs, groups),
         }
-        packed = -(-outputs * scheme.bits // WORD), groups
+        packed_shape = -(-outputs * scheme.bits // WORD), groups
         if scheme.offset == "zero":
-            expected["weight_zero_point"] = packed if self._packs_zeros(layer) else (outputs, groups)
+            expected_shapes["weight_zero_point"] = packed_shape if self._packs_zeros(layer) else (outputs, groups)
         elif "weight_zero_point" in layer.shapes:
-            expected["weight_zero_point"] = ()  # of weights without zeros; none has this shape
-        return (outputs, inputs), expected | self.order_shape(layer, inputs)
+            expected_shapes["weight_zero_point"] = ()  # of weights without zeros; none has this shape
+        return (outputs, inputs), expected_shapes | self.order_shape(layer, inputs)
 
     def read(self, layer: StoredLayer, scheme: Scheme, shape: tuple[int, int]) -> GroupedWeight:
         outputs, inputs = shape
-        numbers, zeros = unpacked(layer.read(self.numbers), scheme.bits, inputs), None
+        numbers = unpacked(layer.read(self.numbers), scheme.bits, inputs)
+        zeros = None
         if scheme.offset == "zero":
-            stored = layer.read("weight_zero_point")
+            stored_zeros = layer.read("weight_zero_point")
             if self._packs_zeros(layer):
-                zeros = unpacked(stored.t(), scheme.bits, outputs).t()
+                zeros = unpacked(stored_zeros.t(), scheme.bits, outputs).t()
             else:
-                zeros = (stored.int() + (1 << scheme.bits - 1)).to(torch.uint8)
+                zeros = (stored_zeros.int() + (1 << scheme.bits - 1)).to(torch.uint8)
         group_of = self.group_of(layer, scheme, inputs)
         return GroupedWeight(scheme, numbers, layer.read(self.scales), zeros, group_of=group_of)
 
@@ -324,7 +339,10 @@ class MLX(Layout):
         settings: the quantization, which may have others of single layers by their names.
     """
 
-    method, numbers, scales, others = "MLX", "weight", "scales", ("biases",)
+    method = "MLX"
+    numbers = "weight"
+    scales = "scales"
+    others = ("biases",)
     dtypes: ClassVar[Mapping[str, set[str]]] = {"weight": WORDS, "scales": FLOATS, "biases": FLOATS}
     is_of_mlx = True
 
@@ -335,12 +353,12 @@ class MLX(Layout):
     def is_known(settings: Mapping[str, Any]) -> bool:
         """Whether a quantization says nothing that is not known."""
         layers = [layer for layer in settings.values() if isinstance(layer, Mapping)]
-        fields = [MLXFields.read(each) for each in (settings, *layers)]
-        return all(each.mode == "affine" and each.bits in range(2, 9) for each in fields)
+        all_fields = [MLXFields.read(quantization) for quantization in (settings, *layers)]
+        return all(fields.mode == "affine" and fields.bits in range(2, 9) for fields in all_fields)
 
     def schemes(self, name: str) -> list[Scheme]:
-        own = self._settings.get(name)
-        fields = MLXFields.read(own if isinstance(own, Mapping) else self._settings)
+        layer_settings = self._settings.get(name)
+        fields = MLXFields.read(layer_settings if isinstance(layer_settings, Mapping) else self._settings)
         return [Scheme(fields.bits, _group_size(fields.group_size), "minimum")]
 
     def expected(self, layer: StoredLayer, scheme: Scheme) -> tuple[tuple[int, int], dict[str, tuple[int, ...]]]:
@@ -368,8 +386,10 @@ def layout_of(settings: Mapping[str, Any]) -> Layout | None:
     if isinstance(mlx := settings.get("quantization"), Mapping):
         return MLX(mlx) if MLX.is_known(mlx) else None
     config = settings.get("quantization_config")
-    kind = LAYOUTS.get(quantization_method(config) or "")
-    return kind(config) if kind and isinstance(config, Mapping) and kind.is_known(config) else None
+    layout_class = LAYOUTS.get(quantization_method(config) or "")
+    return (
+        layout_class(config) if layout_class and isinstance(config, Mapping) and layout_class.is_known(config) else None
+    )
 
 
 def _group_size(size: Any) -> int | None:

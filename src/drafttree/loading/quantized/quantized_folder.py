@@ -35,7 +35,9 @@ class PlainWeight:
     form = ""
 
     def __init__(self, read: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._read, self.shape, self._dtype = read, shape, dtype
+        self._read = read
+        self.shape = shape
+        self._dtype = dtype
         self.part_shapes = {"": shape}
         self.is_left_out = self.is_packed = False
 
@@ -63,13 +65,16 @@ class QuantizedWeight:
     """
 
     def __init__(self, layer: StoredLayer, layout: Layout, dtype: torch.dtype) -> None:
-        self._layer, self._layout, self._dtype = layer, layout, dtype
+        self._layer = layer
+        self._layout = layout
+        self._dtype = dtype
         self._scheme, self.shape = layout.find_scheme(layer)
         self.part_shapes = {layer.name: self.shape}
         inputs = self.shape[1]
         is_in_order = layout.group_of(layer, self._scheme, inputs) is None
         self.form = block_form(self._scheme, inputs) if is_in_order else ""
-        self.is_left_out, self.is_packed = False, True
+        self.is_left_out = False
+        self.is_packed = True
 
     def __getitem__(self, _: object) -> Tensor:
         if self.is_left_out:
@@ -112,20 +117,20 @@ def weights_in(folder: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Pl
     if not layers:
         raise ModelError(f"config.json says {layout.method}, and no tensor in {folder} is packed so; {COPY}")
     weights: dict[str, PlainWeight | QuantizedWeight] = {}
-    parts = defaultdict[str, dict[str, tuple[int, ...]]](dict)
+    shapes_by_layer = defaultdict[str, dict[str, tuple[int, ...]]](dict)
     for name, shape in shapes.items():
-        layer, _, part = name.rpartition(".")
-        if layer in layers and part in layout.parts:
-            parts[layer][part] = shape
+        layer, _, suffix = name.rpartition(".")
+        if layer in layers and suffix in layout.parts:
+            shapes_by_layer[layer][suffix] = shape
         else:
             weights[name] = PlainWeight(reads[name], shape, dtype)
-    for layer, own in parts.items():
+    for layer, layer_shapes in shapes_by_layer.items():
         name = f"{layer}.weight"
         if name in weights:
             raise ModelError(f"{folder} holds {name} both whole and packed; {COPY}")
-        own_dtypes = {part: dtypes[f"{layer}.{part}"] for part in own}
-        stored = StoredLayer(layer, own, partial(_read_part, reads, layer), own_dtypes)
-        weights[name] = QuantizedWeight(stored, layout, dtype)
+        layer_dtypes = {suffix: dtypes[f"{layer}.{suffix}"] for suffix in layer_shapes}
+        stored_layer = StoredLayer(layer, layer_shapes, partial(_read_part, reads, layer), layer_dtypes)
+        weights[name] = QuantizedWeight(stored_layer, layout, dtype)
     return weights
 
 
@@ -143,7 +148,8 @@ def _tensors_in(folder: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str
         file: Any = safe_open(path, "pt")
         for name in file.keys():  # noqa: SIM118
             tensor = file.get_slice(name)
-            shapes[name], dtypes[name] = tuple(tensor.get_shape()), tensor.get_dtype()
+            shapes[name] = tuple(tensor.get_shape())
+            dtypes[name] = tensor.get_dtype()
             reads[name] = partial(file.get_tensor, name)
     return shapes, dtypes, reads
 

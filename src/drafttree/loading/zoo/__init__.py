@@ -29,11 +29,11 @@ def folder(name: str) -> Path:
 
 def tokenizer_folder(path: str) -> str:
     """The folder of the tokenizer beside a model: the embedded draft model shares the embedded target's."""
-    here = Path(__file__).parent
-    return str(here / NAMES["embedded"]) if Path(path) == here / NAMES["embedded-draft"] else path
+    zoo_folder = Path(__file__).parent
+    return str(zoo_folder / NAMES["embedded"]) if Path(path) == zoo_folder / NAMES["embedded-draft"] else path
 
 
 def name_of(path: Path) -> str | None:
     """The embedded name of a folder, None where it is no embedded model's."""
-    here = Path(__file__).parent
-    return next((name for name, folder in NAMES.items() if path == here / folder), None)
+    zoo_folder = Path(__file__).parent
+    return next((name for name, folder in NAMES.items() if path == zoo_folder / folder), None)

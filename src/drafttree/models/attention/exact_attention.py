@@ -48,11 +48,14 @@ def query_blocks(segment: Segment, device: torch.device) -> list[QueryBlock]:
     """
     if device.type != "cpu":  # kernels of other devices do not give the log-sum-exp alike
         return [QueryBlock(slice(None), 0)]
-    blocks, first = [], 0
-    for split, group in groupby(max(0, position - DEPTH) // BLOCK * BLOCK for position in segment.positions.tolist()):
-        last = first + len(list(group))
-        blocks.append(QueryBlock(slice(first, last), split))
-        first = last
+    blocks = []
+    start = 0
+    for split_row, group in groupby(
+        max(0, position - DEPTH) // BLOCK * BLOCK for position in segment.positions.tolist()
+    ):
+        end = start + len(list(group))
+        blocks.append(QueryBlock(slice(start, end), split_row))
+        start = end
     if max(block.split for block in blocks) > segment.cache.length and not _is_chain(segment.visible):
         raise ModelError(f"exact_text serves trees of at most {DEPTH} levels; give the policy a smaller depth")
     return blocks
@@ -88,7 +91,7 @@ def attend_exactly(
     """
     masks = None if mask is None else mask.unflatten(2, query.shape[2:4])
     is_split = _is_split(keys, values, span)
-    parts = [
+    outs = [
         _attend(
             query[:, :, :, block.nodes],
             keys,
@@ -100,31 +103,34 @@ def attend_exactly(
         )
         for block in (blocks if is_split else [QueryBlock(slice(None), 0)])
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 3)
 
 
 def _is_split(keys: Tensor, values: Tensor, span: Span) -> bool:
     """Whether some rows can be left to the kernel: it needs one visible to each query, and values as wide as keys."""
-    seen = span.chunk is None and (span.window is None or span.window > DEPTH + BLOCK)
-    return seen and keys.shape[-1] == values.shape[-1]
+    has_visible_row = span.chunk is None and (span.window is None or span.window > DEPTH + BLOCK)
+    return has_visible_row and keys.shape[-1] == values.shape[-1]
 
 
 def _attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, split: int, span: Span
 ) -> Tensor:
-    stacked, masks = query.flatten(2, 3), None if mask is None else mask.flatten(2, 3)
-    near = None if masks is None else masks[..., split:].double()
-    new = stacked.double(), keys[:, :, split:].double(), values[:, :, split:].double()
+    stacked_query = query.flatten(2, 3)
+    masks = None if mask is None else mask.flatten(2, 3)
+    suffix_mask = None if masks is None else masks[..., split:].double()
+    suffix_qkv = stacked_query.double(), keys[:, :, split:].double(), values[:, :, split:].double()
     if split == 0:
-        out = F.scaled_dot_product_attention(*new, attn_mask=near, scale=scale)
+        out = F.scaled_dot_product_attention(*suffix_qkv, attn_mask=suffix_mask, scale=scale)
     else:
-        out, size = _with_log_sum_exp(*new, near, scale)
-        old_keys, old_values = keys[:, :, :split], values[:, :, :split]
-        limits = None
+        out, suffix_lse = _with_log_sum_exp(*suffix_qkv, suffix_mask, scale)
+        prefix_keys, prefix_values = keys[:, :, :split], values[:, :, :split]
+        prefix_mask = None
         if not span.reaches(split + DEPTH + BLOCK):
-            limits = stacked.new_zeros(1, 1, stacked.shape[2], split) if masks is None else masks[..., :split]
-        old, old_size = _attend_to_old(stacked, old_keys, old_values, limits, scale)
-        out = out.lerp(old.double(), torch.sigmoid(old_size - size).unsqueeze(-1))
+            prefix_mask = (
+                stacked_query.new_zeros(1, 1, stacked_query.shape[2], split) if masks is None else masks[..., :split]
+            )
+        prefix_out, prefix_lse = _attend_to_old(stacked_query, prefix_keys, prefix_values, prefix_mask, scale)
+        out = out.lerp(prefix_out.double(), torch.sigmoid(prefix_lse - suffix_lse).unsqueeze(-1))
     return out.to(query.dtype).unflatten(2, query.shape[2:4])
 
 
@@ -135,8 +141,8 @@ def _attend_to_old(
     count = query.shape[2]
     padding = 0, 0, 0, -count % QUERIES
     masks = None if mask is None else F.pad(mask, padding)
-    out, size = _with_log_sum_exp(F.pad(query, padding), keys, values, masks, scale)
-    return out[:, :, :count], size[:, :, :count]
+    out, lse = _with_log_sum_exp(F.pad(query, padding), keys, values, masks, scale)
+    return out[:, :, :count], lse[:, :, :count]
 
 
 def _with_log_sum_exp(

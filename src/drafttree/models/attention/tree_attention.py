@@ -77,7 +77,8 @@ class TreePlan:
 
     def __init__(self, segment: Segment, positions: Tensor, visible: Tensor, dtype: torch.dtype) -> None:
         cache = segment.cache
-        self._segment, self._cache = segment, cache
+        self._segment = segment
+        self._cache = cache
         self._positions = positions
         self._visible = visible
         self._dtype = dtype
@@ -114,8 +115,8 @@ class TreePlan:
         mask = torch.zeros(self._visible.shape, dtype=self._dtype, device=self._visible.device)
         mask = F.pad(mask.masked_fill_(~self._visible, -torch.inf), (self._cache.length, 0))
         for limit in limits:
-            hidden = limit.hides(self._positions[..., None], self.key_positions()[:, None])
-            mask = mask.masked_fill(hidden, -torch.inf)
+            hidden_keys = limit.hides(self._positions[..., None], self.key_positions()[:, None])
+            mask = mask.masked_fill(hidden_keys, -torch.inf)
         return mask.repeat(1, groups, 1)[:, None]
 
     def _is_all_visible(self) -> bool:
@@ -125,10 +126,10 @@ class TreePlan:
     def key_positions(self) -> Tensor:
         """`[1, rows]` positions of every row."""
         device = self._positions.device
-        parts = [self._cache.committed_positions(device)[None], self._positions]
+        positions = [self._cache.committed_positions(device)[None], self._positions]
         if self._cache.drafted:
-            parts.insert(1, send([self._cache.positions], device)[0][None])
-        return torch.cat(parts, 1)
+            positions.insert(1, send([self._cache.positions], device)[0][None])
+        return torch.cat(positions, 1)
 
 
 def attend(
@@ -158,11 +159,13 @@ def attend(
         raise NoTreeError(
             "this model is in a pass of drafttree's; call it when the text that another thread generates has ended"
         )
-    given = {"attention_mask": attention_mask, **others}
-    if foreign := [kind for name, kind in FOREIGN_SCORES.items() if given.get(name) is not None]:
-        raise ModelError(f"{type(module).__name__} layers with {foreign[0]} cannot be verified in a tree")
+    arguments = {"attention_mask": attention_mask, **others}
+    if foreign_features := [feature for name, feature in FOREIGN_SCORES.items() if arguments.get(name) is not None]:
+        raise ModelError(f"{type(module).__name__} layers with {foreign_features[0]} cannot be verified in a tree")
     span = span_of(module, sliding_window)
-    outs = [_attend(part, span, scaling, softcap, s_aux) for part in tree_plan.parts(query, key, value)]
+    outs = [
+        _attend(attention_part, span, scaling, softcap, s_aux) for attention_part in tree_plan.parts(query, key, value)
+    ]
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1), None
 
 
@@ -173,17 +176,18 @@ def _attend(
     query, key, value, plan = part
     batch, heads, nodes, width = query.shape
     groups = heads // key.shape[1]
-    stacked = query.reshape(batch, key.shape[1], groups * nodes, width)
-    mask, blocks = plan.mask(groups, span), plan.blocks
+    stacked_query = query.reshape(batch, key.shape[1], groups * nodes, width)
+    mask = plan.mask(groups, span)
+    blocks = plan.blocks
     if softcap is not None or s_aux is not None:
         sinks = None if s_aux is None else s_aux.view(1, key.shape[1], groups, 1).repeat_interleave(nodes, 2)
         dtype = query.dtype if blocks is None else torch.float64
-        rows = stacked.to(dtype), key.to(dtype), value.to(dtype)
+        rows = stacked_query.to(dtype), key.to(dtype), value.to(dtype)
         out = _attend_by_scores(*rows, mask, scaling or width**-0.5, softcap, sinks)
     elif blocks is not None:
-        out = attend_exactly(stacked.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
+        out = attend_exactly(stacked_query.unflatten(2, (groups, nodes)), key, value, mask, scaling, blocks, span)
     else:
-        out = F.scaled_dot_product_attention(stacked, key, value, attn_mask=mask, scale=scaling)
+        out = F.scaled_dot_product_attention(stacked_query, key, value, attn_mask=mask, scale=scaling)
     return out.to(query.dtype).reshape(batch, heads, nodes, -1).transpose(1, 2).contiguous()
 
 

@@ -18,7 +18,7 @@ from drafttree.models.attention.tree_attention import NAME
 
 def configured_parts(module: nn.Module) -> list[nn.Module]:
     """The parts of a module that hold a config."""
-    return [part for part in module.modules() if isinstance(vars(part).get("config"), PreTrainedConfig)]
+    return [submodule for submodule in module.modules() if isinstance(vars(submodule).get("config"), PreTrainedConfig)]
 
 
 @contextmanager
@@ -28,15 +28,15 @@ def attending_to_trees(parts: Sequence[nn.Module]) -> Iterator[None]:
     Args:
         parts: `configured_parts` of the module.
     """
-    configs = [vars(part)["config"] for part in parts]
+    configs = [vars(submodule)["config"] for submodule in parts]
     views = {id(config): _tree_view(config) for config in configs}
-    for part, config in zip(parts, configs, strict=True):
-        vars(part)["config"] = views[id(config)]
+    for submodule, config in zip(parts, configs, strict=True):
+        vars(submodule)["config"] = views[id(config)]
     try:
         yield
     finally:
-        for part, config in zip(parts, configs, strict=True):
-            vars(part)["config"] = config
+        for submodule, config in zip(parts, configs, strict=True):
+            vars(submodule)["config"] = config
 
 
 class _TreeView:

@@ -95,7 +95,7 @@ def _attend(
     kernel: Callable[..., Any], query: Tensor, keys: Tensor, values: Tensor, prefixes: Prefixes, scale: float
 ) -> tuple[Tensor, Tensor]:
     starts, lengths, firsts, most_queries = prefixes
-    out, sizes, *_ = kernel(
+    out, lse, *_ = kernel(
         query,
         keys.transpose(0, 1),
         values.transpose(0, 1),
@@ -109,21 +109,27 @@ def _attend(
         scale=scale,
         seqused_k=lengths,
     )
-    return out, sizes
+    return out, lse
 
 
 def _is_right(attend: VarlenAttention, like: Tensor, heads: int, width: int) -> bool:
     """Whether three requests, whose rows are in no order, get the results of dense attention."""
-    queries, lengths, firsts, rows = (5, 1, 30), (300, 1, 512), (612, 400, 50), 1000
+    queries = (5, 1, 30)
+    lengths = (300, 1, 512)
+    firsts = (612, 400, 50)
+    rows = 1000
     generator = torch.Generator(like.device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, dtype=like.dtype, device=like.device)
     query, keys, values = draw(sum(queries), heads, width), *draw(2, heads, rows, width)
     visible = torch.zeros(sum(queries), rows, dtype=torch.bool)
-    for own, first, length in zip(visible.split(queries), firsts, lengths, strict=True):
-        own[:, first : first + length] = True
+    for request_mask, first_row, length in zip(visible.split(queries), firsts, lengths, strict=True):
+        request_mask[:, first_row : first_row + length] = True
     to_int = partial(torch.tensor, dtype=torch.int32, device=like.device)
     prefixes = Prefixes(to_int((0, 5, 6, 36)), to_int(lengths), to_int((*firsts, 0)), max(queries))
-    found = attend(query, keys, values, prefixes, width**-0.5)
-    right = attend_densely(query, keys, values, visible.to(like.device), width**-0.5)
-    off = max(float((one - other).abs().nan_to_num(math.inf).max()) for one, other in zip(found, right, strict=True))
-    return off <= 8 * torch.finfo(like.dtype).eps
+    results = attend(query, keys, values, prefixes, width**-0.5)
+    references = attend_densely(query, keys, values, visible.to(like.device), width**-0.5)
+    error = max(
+        float((result - reference).abs().nan_to_num(math.inf).max())
+        for result, reference in zip(results, references, strict=True)
+    )
+    return error <= 8 * torch.finfo(like.dtype).eps

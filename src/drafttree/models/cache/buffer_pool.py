@@ -61,12 +61,14 @@ class BufferPool:
 
         Its rows are zeroed: attention multiplies the values of masked rows too, by zero, and NaN would stay NaN.
         """
-        found = next((pooled for pooled in reversed(self._free) if pooled.buffers[0].shape[-2] == capacity), None)
-        if found is None:
+        pooled = next(
+            (candidate for candidate in reversed(self._free) if candidate.buffers[0].shape[-2] == capacity), None
+        )
+        if pooled is None:
             return self._make(capacity, like)
-        self._free.remove(found)
-        found.clear()
-        return found
+        self._free.remove(pooled)
+        pooled.clear()
+        return pooled
 
     def give(self, pooled: PooledBuffers) -> None:
         """Take buffers back. Nothing is launched: a cache may be collected while a pass is being recorded."""
@@ -110,27 +112,27 @@ class RangePool(BufferPool):
         start = self._find(capacity)
         if start + capacity > self.rows:
             self._move(max(2 * self.rows, start + capacity), like)
-        made = PooledBuffers(self._views(start, capacity), start)
-        made.clear()
-        self._ranges.add(made)
-        return made
+        pooled = PooledBuffers(self._views(start, capacity), start)
+        pooled.clear()
+        self._ranges.add(pooled)
+        return pooled
 
     def _find(self, capacity: int) -> int:
         """The first row of a gap that is large enough; the last one begins behind all ranges and has no end."""
-        taken = sorted((each.start, each.start + each.buffers[0].shape[-2]) for each in self._ranges)
-        bounds = [(0, PADDING_ROW + 1), *taken, (math.inf, 0)]
+        taken_ranges = sorted((pooled.start, pooled.start + pooled.buffers[0].shape[-2]) for pooled in self._ranges)
+        bounds = [(0, PADDING_ROW + 1), *taken_ranges, (math.inf, 0)]
         return next(end for (_, end), (start, _) in pairwise(bounds) if start - end >= capacity)
 
     def _move(self, rows: int, like: Tensor) -> None:
         """Move all ranges to a larger allocation."""
-        old = self.buffers
+        old_buffers = self.buffers
         self.passes.clear()
         self.buffers = zero_buffers(self._layout, rows, like)
-        for buffer, before in zip(self.buffers, old, strict=False):
-            buffer[..., : before.shape[-2], :] = before
-        for each in self._ranges:
-            each.passes.clear()
-            each.buffers[:] = self._views(each.start, each.buffers[0].shape[-2])
+        for buffer, old_buffer in zip(self.buffers, old_buffers, strict=False):
+            buffer[..., : old_buffer.shape[-2], :] = old_buffer
+        for pooled in self._ranges:
+            pooled.passes.clear()
+            pooled.buffers[:] = self._views(pooled.start, pooled.buffers[0].shape[-2])
 
     def _views(self, start: int, capacity: int) -> list[Tensor]:
         return [buffer[..., start : start + capacity, :] for buffer in self.buffers]

@@ -140,9 +140,10 @@ class TreeCache(Cache):
             return
         if rows > self.capacity:
             self.capacity = rows + rows // 4
-        old, self._buffers = self._buffers, self._allocate(like)
-        for buffer, before in zip(self._buffers, old, strict=False):
-            buffer[..., : before.shape[-2], :] = before
+        old_buffers = self._buffers
+        self._buffers = self._allocate(like)
+        for buffer, old_buffer in zip(self._buffers, old_buffers, strict=False):
+            buffer[..., : old_buffer.shape[-2], :] = old_buffer
 
     def pass_rows(self, nodes: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Per layer, views `[1, heads, rows, width]` of keys and values, and `[nodes, heads, width]` of those to write.
@@ -151,13 +152,19 @@ class TreeCache(Cache):
             nodes: tokens about to be scored, for which `reserve` has made room.
         """
         start = self.length + self.drafted
-        stored, new = [], []
+        stored_rows = []
+        new_rows = []
         for buffer in self._buffers:
-            stored.append(buffer[..., : start + nodes, :].unbind(0))
-            new.append(buffer[:, 0, :, start : start + nodes].transpose(1, 2).unbind(0))
+            stored_rows.append(buffer[..., : start + nodes, :].unbind(0))
+            new_rows.append(buffer[:, 0, :, start : start + nodes].transpose(1, 2).unbind(0))
         return [
-            (stored[key][at], stored[value][to], new[key][at], new[value][to])
-            for (key, at), (value, to) in self.layout.slots.values()
+            (
+                stored_rows[key_buffer][key_place],
+                stored_rows[value_buffer][value_place],
+                new_rows[key_buffer][key_place],
+                new_rows[value_buffer][value_place],
+            )
+            for (key_buffer, key_place), (value_buffer, value_place) in self.layout.slots.values()
         ]
 
     @property
@@ -246,7 +253,8 @@ class TreeCache(Cache):
         """
         rows = 0 if self.recurrent or self.windowed else min(rows, self.length)
         copy = TreeCache(self.layout, rows)
-        copy.length, copy.long_rope = rows, self.long_rope
+        copy.length = rows
+        copy.long_rope = self.long_rope
         copy._buffers = [buffer[..., :rows, :].clone() for buffer in self._buffers]
         return copy
 
@@ -256,8 +264,8 @@ class TreeCache(Cache):
         Those of other weights or LongRoPE frequencies do not, and neither do rows alone where there are states of
         recurrent layers, or a window.
         """
-        same = source.layout is self.layout and source.long_rope == self.long_rope
-        return same and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
+        same_keys = source.layout is self.layout and source.long_rope == self.long_rope
+        return same_keys and not (source.recurrent or self.recurrent or source.windowed or self.windowed)
 
     @in_inference_mode
     def resume(self, source: "TreeCache", rows: int) -> int:
@@ -270,8 +278,8 @@ class TreeCache(Cache):
         if not self.can_resume(source) or rows <= 0:
             return 0
         self.reserve(source._buffers[0], rows)
-        for own, kept in zip(self._buffers, source._buffers, strict=True):
-            own[..., :rows, :] = kept[..., :rows, :]
+        for buffer, source_buffer in zip(self._buffers, source._buffers, strict=True):
+            buffer[..., :rows, :] = source_buffer[..., :rows, :]
         self.length = rows
         return rows
 

@@ -44,13 +44,13 @@ class StatePool:
     """
 
     def __init__(self, texts: Sequence[LayerStates], nodes: int) -> None:
-        known: dict[tuple[str, int], list[Tensor]] = {}
+        states_by_key: dict[tuple[str, int], list[Tensor]] = {}
         for states in (states for text in texts for states in (text.committed, text.drafted)):
             for key, state in states.items():
-                known.setdefault(key, []).append(state)
-        self._used = max((sum(map(len, parts)) for parts in known.values()), default=0)
+                states_by_key.setdefault(key, []).append(state)
+        self._used = max((sum(map(len, tensors)) for tensors in states_by_key.values()), default=0)
         self._size = self._used + nodes
-        self._states = {key: self._grown(torch.cat(parts)) for key, parts in known.items()}
+        self._states = {key: self._grown(torch.cat(tensors)) for key, tensors in states_by_key.items()}
 
     def take(self, rows: Tensor) -> States:
         """Copies of the states in these rows."""

@@ -48,32 +48,43 @@ class FusedBackend:
     fallback_reason: str | None = None
 
     def __init__(self, module: Any) -> None:
-        own = describe(module)
+        architecture = describe(module)
         self.device = module.device
         self.empty = torch.empty(0, dtype=module.dtype, device=module.device)
-        self.layout, self.spans, self.has_long_rope = own.layout, own.spans, own.has_long_rope
-        first = own.blocks[0].attention
-        shapes = {(each.attention.key_heads, each.attention.kind.groups, each.attention.width) for each in own.blocks}
-        self.is_uniform = len(shapes) == 1 and len(own.layout.slots) == len(own.blocks)
-        self.groups, self.hidden = first.kind.groups, own.embedding.embedding_dim if own.entry else 0
-        self._mtp_embedding, self._embed = mtp_embedding_of(module), own.embedding
-        self._layers = [FusedLayer(block, index) for index, block in enumerate(own.blocks)]
-        self._owners = own.owners
-        self._entry = _FusedEntry(own.entry) if own.entry else None
-        self._layer_inputs = own.layer_inputs
-        self._norm: NormCall = (lambda x: x) if own.norm is None else norm_call(own.norm)
-        self._head = fuse(own.head)
-        kinds = dict.fromkeys(layer.kind for layer in self._layers)
-        rotaries = {kind: own.rotaries[kind.layer_type] for kind in kinds}
-        dtype = self.empty.dtype
-        self._angles = {kind: RotaryAngles(each.frequencies, each.scaling, dtype) for kind, each in rotaries.items()}
-        self._long_angles = self._angles | {
-            kind: RotaryAngles(each.long_frequencies, each.scaling, dtype)
-            for kind, each in rotaries.items()
-            if each.long_frequencies is not None
+        self.layout = architecture.layout
+        self.spans = architecture.spans
+        self.has_long_rope = architecture.has_long_rope
+        first_attention = architecture.blocks[0].attention
+        shapes = {
+            (block.attention.key_heads, block.attention.kind.groups, block.attention.width)
+            for block in architecture.blocks
         }
-        self._embedding_scale = 1.0 if own.embedding_multiplier is None else own.embedding_multiplier
-        self._logits_divisor, self._logits_cap = own.logits_divisor, own.logits_cap
+        self.is_uniform = len(shapes) == 1 and len(architecture.layout.slots) == len(architecture.blocks)
+        self.groups = first_attention.kind.groups
+        self.hidden = architecture.embedding.embedding_dim if architecture.entry else 0
+        self._mtp_embedding = mtp_embedding_of(module)
+        self._embed = architecture.embedding
+        self._layers = [FusedLayer(block, index) for index, block in enumerate(architecture.blocks)]
+        self._owners = architecture.owners
+        self._entry = _FusedEntry(architecture.entry) if architecture.entry else None
+        self._layer_inputs = architecture.layer_inputs
+        self._norm: NormCall = (lambda x: x) if architecture.norm is None else norm_call(architecture.norm)
+        self._head = fuse(architecture.head)
+        layer_kinds = dict.fromkeys(layer.kind for layer in self._layers)
+        rotaries = {layer_kind: architecture.rotaries[layer_kind.layer_type] for layer_kind in layer_kinds}
+        dtype = self.empty.dtype
+        self._angles = {
+            layer_kind: RotaryAngles(rotary.frequencies, rotary.scaling, dtype)
+            for layer_kind, rotary in rotaries.items()
+        }
+        self._long_angles = self._angles | {
+            layer_kind: RotaryAngles(rotary.long_frequencies, rotary.scaling, dtype)
+            for layer_kind, rotary in rotaries.items()
+            if rotary.long_frequencies is not None
+        }
+        self._embedding_scale = 1.0 if architecture.embedding_multiplier is None else architecture.embedding_multiplier
+        self._logits_divisor = architecture.logits_divisor
+        self._logits_cap = architecture.logits_cap
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.layout, capacity)
@@ -102,17 +113,17 @@ class FusedBackend:
         if states is None and self._mtp_embedding:
             states = self._mtp_embedding.read_states(segments)
         inputs = PassInputs.of(segments, self.empty if states is None else states)
-        x, hidden = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
+        x, hidden_states = self.run_layers(inputs, hidden_layers, segments[0].cache.long_rope)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        return self.outputs_of(segments, x, hidden)
+        return self.outputs_of(segments, x, hidden_states)
 
     def outputs_of(self, segments: Sequence[Segment], x: Tensor, hidden: tuple[Tensor, ...]) -> list[Output]:
         """The outputs of a pass by segment, given what `run_layers` returns."""
-        parts = zip(split(x, [segment.nodes for segment in segments]), segments, strict=True)
-        scored = [segment.wanted_of(part) for part, segment in parts]
-        logits = split(self.logits(join(scored)), [part.shape[1] for part in scored])
-        return [Output(*each) for each in zip(logits, split_layers(segments, hidden), strict=True)]
+        states_by_segment = zip(split(x, [segment.nodes for segment in segments]), segments, strict=True)
+        wanted_states = [segment.wanted_of(segment_states) for segment_states, segment in states_by_segment]
+        logits = split(self.logits(join(wanted_states)), [states.shape[1] for states in wanted_states])
+        return [Output(*output_fields) for output_fields in zip(logits, split_layers(segments, hidden), strict=True)]
 
     def run_layers(
         self, inputs: PassInputs, hidden_layers: tuple[int, ...], long_rope: bool = False
@@ -129,18 +140,20 @@ class FusedBackend:
             x = x * self._embedding_scale
         layer_inputs = _computed(self._layer_inputs, inputs.tokens, x)
         contexts = {
-            kind: PassContext(*angles.of(inputs.positions), inputs.attention(kind.span, kind.groups), layer_inputs)
-            for kind, angles in (self._long_angles if long_rope else self._angles).items()
+            layer_kind: PassContext(
+                *angles.of(inputs.positions), inputs.attention(layer_kind.span, layer_kind.groups), layer_inputs
+            )
+            for layer_kind, angles in (self._long_angles if long_rope else self._angles).items()
         }
-        pair = None
+        attention_input = None
         if self._entry:
-            x, pair = self._entry(x, inputs.hidden.flatten(0, 1))
+            x, attention_input = self._entry(x, inputs.hidden.flatten(0, 1))
         states: dict[int, Tensor] = {}
-        rows_of = dict(zip(self.layout.slots, inputs.rows, strict=True))
+        rows_by_layer = dict(zip(self.layout.slots, inputs.rows, strict=True))
         for index, (layer, owner) in enumerate(zip(self._layers, self._owners, strict=True)):
             if index in hidden_layers:
                 states[index] = x
-            x = layer.forward(x, contexts[layer.kind], rows_of[owner], None if index else pair)
+            x = layer.forward(x, contexts[layer.kind], rows_by_layer[owner], None if index else attention_input)
         states[BEFORE_NORM] = x
         x = states[len(self._layers)] = self._norm(x)
         shape = *inputs.tokens.shape, -1
@@ -168,12 +181,12 @@ class _FusedEntry:
 
     def __call__(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual stream at its beginning, and what the attention of the first layer reads instead of it."""
-        normed = self._state_norm(states)
-        pair = [self._token_norm(embedded), normed]
-        side_by_side = torch.cat(pair[::-1] if self._entry.states_first else pair, -1)
+        normed_states = self._state_norm(states)
+        normed_inputs = [self._token_norm(embedded), normed_states]
+        joined_inputs = torch.cat(normed_inputs[::-1] if self._entry.states_first else normed_inputs, -1)
         if self._projection:
-            return self._projection(side_by_side), None
-        return normed if self._entry.normed_residual else states, side_by_side
+            return self._projection(joined_inputs), None
+        return normed_states if self._entry.normed_residual else states, joined_inputs
 
 
 def _computed(inputs: LayerInputs | None, tokens: Tensor, x: Tensor) -> Tensor | None:

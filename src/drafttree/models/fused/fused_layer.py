@@ -32,9 +32,9 @@ class PassContext(NamedTuple):
     def rotate(self, heads: Tensor) -> None:
         """Apply the rotary embedding to queries and keys `[nodes, heads, width]` in place."""
         width = self.cosine.shape[-1]
-        rotated = heads if heads.shape[-1] == width else heads[..., :width]
-        halves = rotated.roll(width // 2, -1)
-        rotated.mul_(self.cosine).addcmul_(halves, self.sine)
+        rotated_heads = heads if heads.shape[-1] == width else heads[..., :width]
+        halves = rotated_heads.roll(width // 2, -1)
+        rotated_heads.mul_(self.cosine).addcmul_(halves, self.sine)
 
 
 class FusedLayer:
@@ -51,14 +51,19 @@ class FusedLayer:
     def __init__(self, block: Block, index: int) -> None:
         self.kind = block.attention.kind
         self._attention = _FusedAttention(block.attention)
-        self._before_attention, self._after_attention = _before(block.before_attention), _after(block.after_attention)
-        self._before_mlp, self._after_mlp = _before(block.before_mlp), _after(block.after_mlp)
+        self._before_attention = _before(block.before_attention)
+        self._after_attention = _after(block.after_attention)
+        self._before_mlp = _before(block.before_mlp)
+        self._after_mlp = _after(block.after_mlp)
         self._out = fuse(block.attention.out)
         self._mlp = block.mlp
         if block.mlp:
-            self._gate_up, self._down = fuse(*block.mlp.gate_up), fuse(block.mlp.down)
+            self._gate_up = fuse(*block.mlp.gate_up)
+            self._down = fuse(block.mlp.down)
         self._experts = _FusedExperts(block.experts) if block.experts else None
-        self._parallel, self._multiplier, self._scalar = block.parallel, block.multiplier, block.scalar
+        self._parallel = block.parallel
+        self._multiplier = block.multiplier
+        self._scalar = block.scalar
         self._inputs = _FusedInputs(block.inputs, index) if block.inputs else None
 
     def forward(self, x: Tensor, context: PassContext, rows: Any, read: Tensor | None = None) -> Tensor:
@@ -70,12 +75,12 @@ class FusedLayer:
             rows: its part of the pass's rows.
             read: what its attention reads, None for the stream after the norm before it.
         """
-        attended = self._attention(self._before_attention(x) if read is None else read, context, rows)
-        after = self._add(x, self._out, attended, self._after_attention)
-        after = self._feed(after, x if self._parallel else after)
+        attention_out = self._attention(self._before_attention(x) if read is None else read, context, rows)
+        residual = self._add(x, self._out, attention_out, self._after_attention)
+        residual = self._feed(residual, x if self._parallel else residual)
         if self._inputs and context.layer_inputs is not None:
-            after = after + self._inputs(after, context.layer_inputs, self._activation)
-        return after if self._scalar == 1 else after * self._scalar
+            residual = residual + self._inputs(residual, context.layer_inputs, self._activation)
+        return residual if self._scalar == 1 else residual * self._scalar
 
     @property
     def _activation(self) -> Callable[[Tensor], Tensor]:
@@ -86,12 +91,12 @@ class FusedLayer:
         """The residual stream after the MLP, given what it reads, and after the experts."""
         if self._experts is None:
             return self._add(x, self._down, self._inner(self._before_mlp(read)), self._after_mlp)
-        mixed = self._experts(x)
+        experts_out = self._experts(x)
         if self._mlp is None:
-            return x + mixed
-        beside = self._experts.after_mlp(self._down(self._inner(self._before_mlp(read))))
-        both = beside + mixed
-        return x + (self._after_mlp(both) if self._after_mlp else both)
+            return x + experts_out
+        mlp_out = self._experts.after_mlp(self._down(self._inner(self._before_mlp(read))))
+        ffn_out = mlp_out + experts_out
+        return x + (self._after_mlp(ffn_out) if self._after_mlp else ffn_out)
 
     def _inner(self, normed: Tensor) -> Tensor:
         """What the MLP's last projection reads."""
@@ -105,8 +110,8 @@ class FusedLayer:
         """The residual stream after an output was projected and normed."""
         if norm is None and self._multiplier == 1:
             return projection.add_to(x, out)
-        projected = projection(out)
-        return torch.add(x, norm(projected) if norm else projected, alpha=self._multiplier)
+        projected_out = projection(out)
+        return torch.add(x, norm(projected_out) if norm else projected_out, alpha=self._multiplier)
 
 
 class _FusedAttention:
@@ -122,31 +127,33 @@ class _FusedAttention:
 
     def __call__(self, read: Tensor, context: PassContext, rows: Any) -> Tensor:
         """What was attended to, `[nodes, query heads * width]`."""
-        own = self._attention
-        if own.interleaved:
-            query, key, value = self._qkv(read).unflatten(1, (-1, 3, own.width)).unbind(2)
+        attention = self._attention
+        if attention.interleaved:
+            query, key, value = self._qkv(read).unflatten(1, (-1, 3, attention.width)).unbind(2)
             context.rotate(query)
             context.rotate(key)
-            return context.attention.attend(query, key, value, rows, own.scale)
-        heads = self._qkv(read).unflatten(1, (-1, own.width))
-        rotated, value = heads[:, : self._rotated], heads[:, -own.key_heads :]
+            return context.attention.attend(query, key, value, rows, attention.scale)
+        heads = self._qkv(read).unflatten(1, (-1, attention.width))
+        rotated_heads = heads[:, : self._rotated]
+        value = heads[:, -attention.key_heads :]
         if self._value_norm:  # before a key that is the value too is turned in place
             value = self._value_norm(value)
         if self._head_norm:
-            rotated = self._head_norm(rotated)
-        if own.turns:
-            context.rotate(rotated)
-        query, key = rotated[:, : self._query_heads], rotated[:, self._query_heads :]
-        if not own.projected:
-            return context.attention.read(query, rows, own.scale)
-        return context.attention.attend(query, key, value, rows, own.scale)
+            rotated_heads = self._head_norm(rotated_heads)
+        if attention.turns:
+            context.rotate(rotated_heads)
+        query, key = rotated_heads[:, : self._query_heads], rotated_heads[:, self._query_heads :]
+        if not attention.projected:
+            return context.attention.read(query, rows, attention.scale)
+        return context.attention.attend(query, key, value, rows, attention.scale)
 
 
 class _FusedExperts:
     """A mixture of experts as its module routes and runs them."""
 
     def __init__(self, experts: Experts) -> None:
-        self._mix, self._before = experts.mix, norm_call(experts.before)
+        self._mix = experts.mix
+        self._before = norm_call(experts.before)
         self._after = _before(experts.after)
         self.after_mlp = _before(experts.after_mlp)
 
@@ -159,12 +166,13 @@ class _FusedInputs:
 
     def __init__(self, inputs: BlockInputs, index: int) -> None:
         self._index = index
-        self._gate, self._projection = fuse(inputs.gate), fuse(inputs.projection)
+        self._gate = fuse(inputs.gate)
+        self._projection = fuse(inputs.projection)
         self._after = norm_call(inputs.after)
 
     def __call__(self, x: Tensor, layer_inputs: Tensor, activation: NormCall) -> Tensor:
-        gated = activation(self._gate(x)) * layer_inputs[:, self._index]
-        return self._after(self._projection(gated))
+        gated_inputs = activation(self._gate(x)) * layer_inputs[:, self._index]
+        return self._after(self._projection(gated_inputs))
 
 
 def _before(norm: Any) -> NormCall:
@@ -177,7 +185,8 @@ def _after(norm: Any) -> NormCall | None:
 
 def _head_norm(attention: Attention) -> NormCall:
     """The norm of query heads and key heads behind each other."""
-    query, query_heads = norm_call(attention.query_norm), attention.query_heads
+    query = norm_call(attention.query_norm)
+    query_heads = attention.query_heads
     if attention.key_norm is None:  # of a layer that shares keys
         return query
     key = norm_call(attention.key_norm)

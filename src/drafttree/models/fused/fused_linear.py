@@ -75,20 +75,21 @@ def _join(parts: list[Any]) -> Tensor:
         return parts[0]
     if _are_joined(parts):
         return parts[0].data.as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
-    input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
+    is_input_major = parts[0].ndim == 2 and not parts[0].is_contiguous()
     with torch.inference_mode(parts[0].is_inference()):  # parameters made in that mode stay usable only in it
-        columns = [part.data.t() if input_major else part.data for part in parts]
-        whole = torch.cat(columns, 1).t() if input_major else torch.cat(columns)
-        for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-            part.data = own
-    return whole
+        columns = [parameter.data.t() if is_input_major else parameter.data for parameter in parts]
+        fused_parameter = torch.cat(columns, 1).t() if is_input_major else torch.cat(columns)
+        for parameter, view in zip(parts, fused_parameter.split([len(parameter) for parameter in parts]), strict=True):
+            parameter.data = view
+    return fused_parameter
 
 
 def _are_joined(parts: list[Tensor]) -> bool:
     """Whether parameters are consecutive rows of one tensor."""
-    first, row = parts[0], parts[0].data_ptr()
-    for part in parts:
-        if (part.data_ptr(), part.stride()) != (row, first.stride()):
+    first_parameter = parts[0]
+    address = parts[0].data_ptr()
+    for parameter in parts:
+        if (parameter.data_ptr(), parameter.stride()) != (address, first_parameter.stride()):
             return False
-        row += len(part) * first.stride(0) * first.element_size()
-    return len({part.untyped_storage().data_ptr() for part in parts}) == 1
+        address += len(parameter) * first_parameter.stride(0) * first_parameter.element_size()
+    return len({parameter.untyped_storage().data_ptr() for parameter in parts}) == 1

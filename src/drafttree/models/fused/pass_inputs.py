@@ -66,13 +66,13 @@ class Visibility(NamedTuple):
         """Attend `[nodes, key heads, groups, width]` to rows `[1, key heads, rows, width]`; of the query's shape."""
         if self.blocks is None and len(query) == 1:
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask, scale=scale)
-        grouped = query[None].permute(0, 2, 3, 1, 4)
+        grouped_query = query[None].permute(0, 2, 3, 1, 4)
         if self.blocks is None:
-            stacked = grouped.flatten(2, 3)
-            out = F.scaled_dot_product_attention(stacked, keys, values, attn_mask=self.mask, scale=scale)
+            stacked_query = grouped_query.flatten(2, 3)
+            out = F.scaled_dot_product_attention(stacked_query, keys, values, attn_mask=self.mask, scale=scale)
         else:
-            out = attend_exactly(grouped, keys, values, self.mask, scale, self.blocks, self.span)
-        return out.view(grouped.shape).permute(0, 3, 1, 2, 4).flatten(0, 1)
+            out = attend_exactly(grouped_query, keys, values, self.mask, scale, self.blocks, self.span)
+        return out.view(grouped_query.shape).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
 
 class RowAttention(NamedTuple):
@@ -88,17 +88,19 @@ class RowAttention(NamedTuple):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: LayerRows, scale: float) -> Tensor:
         sizes = self.sizes  # a lone pass has no time for lists
-        new = (key, value) if len(sizes) == 1 else (*split(key, sizes, 0), *split(value, sizes, 0))
+        new_rows = (key, value) if len(sizes) == 1 else (*split(key, sizes, 0), *split(value, sizes, 0))
         # one call for all segments: most have a single row
-        torch._foreach_copy_(rows.new, new)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(rows.new, new_rows)  # pyright: ignore[reportPrivateImportUsage]
         return self.read(query, rows, scale)
 
     def read(self, query: Tensor, rows: LayerRows, scale: float) -> Tensor:
-        grouped = query.unflatten(1, (rows.stored[0][0].shape[1], -1))
+        grouped_query = query.unflatten(1, (rows.stored[0][0].shape[1], -1))
         if len(self.sizes) == 1:
-            return self.visible[0].attend(grouped, *rows.stored[0], scale).flatten(1)
-        own = zip(self.visible, split(grouped, self.sizes, 0), rows.stored, strict=True)
-        return join([visible.attend(nodes, *stored, scale) for visible, nodes, stored in own], 0).flatten(1)
+            return self.visible[0].attend(grouped_query, *rows.stored[0], scale).flatten(1)
+        segment_inputs = zip(self.visible, split(grouped_query, self.sizes, 0), rows.stored, strict=True)
+        return join(
+            [visible.attend(queries, *stored_rows, scale) for visible, queries, stored_rows in segment_inputs], 0
+        ).flatten(1)
 
 
 class PassInputs(NamedTuple):
@@ -131,8 +133,8 @@ class PassInputs(NamedTuple):
             segment.cache.reserve(hidden, segment.nodes)
         sizes = [segment.nodes for segment in segments]
         tensors = PassTensors.of(segments, hidden.device)
-        own = zip(segments, tensors.own_positions, tensors.visible, strict=True)
-        plans = [TreePlan(*each, hidden.dtype) for each in own]
+        plan_arguments = zip(segments, tensors.own_positions, tensors.visible, strict=True)
+        plans = [TreePlan(*arguments, hidden.dtype) for arguments in plan_arguments]
 
         def attention(span: Span, groups: int) -> RowAttention:
             return RowAttention(sizes, [Visibility(plan.mask(groups, span), span, plan.blocks) for plan in plans])
@@ -143,7 +145,9 @@ class PassInputs(NamedTuple):
 def _rows(segments: Sequence[Segment], sizes: Sequence[int]) -> list[LayerRows]:
     """The rows of every layer."""
     layers = []
-    for own in zip(*(each.cache.pass_rows(size) for each, size in zip(segments, sizes, strict=True)), strict=True):
-        keys, values, new_keys, new_values = zip(*own, strict=True)
+    for segment_rows in zip(
+        *(segment.cache.pass_rows(size) for segment, size in zip(segments, sizes, strict=True)), strict=True
+    ):
+        keys, values, new_keys, new_values = zip(*segment_rows, strict=True)
         layers.append(LayerRows([*zip(keys, values, strict=True)], [*new_keys, *new_values]))
     return layers

@@ -21,15 +21,16 @@ class RotaryAngles:
 
     def __init__(self, frequencies: Tensor, scaling: float, dtype: torch.dtype) -> None:
         self._frequencies = frequencies.float().clone()
-        self._scaling, self._dtype = scaling, dtype
+        self._scaling = scaling
+        self._dtype = dtype
         self._table = self._make_table(SMALLEST_TABLE) if self._frequencies.is_cpu else None
 
     def of(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The cosines `[nodes, 1, rotated]` of positions `[1, nodes]`, and the sines, negative in their first half."""
         if self._table is None:
             return self._compute(positions)
-        if (last := int(positions.numpy().max())) >= self._table.shape[1]:
-            self._table = self._make_table(2 * last)
+        if (largest_position := int(positions.numpy().max())) >= self._table.shape[1]:
+            self._table = self._make_table(2 * largest_position)
         cosine, sine = self._table.index_select(1, positions[0])
         return cosine, sine
 
@@ -37,6 +38,6 @@ class RotaryAngles:
         return torch.stack(self._compute(torch.arange(rows)))
 
     def _compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turns = positions.reshape(-1, 1, 1) * self._frequencies
-        cosine, sine = turns.cos() * self._scaling, turns.sin() * self._scaling
+        angles = positions.reshape(-1, 1, 1) * self._frequencies
+        cosine, sine = angles.cos() * self._scaling, angles.sin() * self._scaling
         return torch.cat((cosine, cosine), -1).to(self._dtype), torch.cat((-sine, sine), -1).to(self._dtype)

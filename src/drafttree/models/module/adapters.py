@@ -10,8 +10,8 @@ BY_LAYERS = {"LoraModel", "AdaLoraModel", "RoadModel", "GloraModel"}
 
 def acts_by_call(tuner: type[nn.Module]) -> bool:
     """Whether what a tuner of peft does is not in the layers alone (X-LoRA, Poly, ...)."""
-    own = (kind for kind in tuner.__mro__ if kind.__name__ != "BaseTuner" and kind.__module__.startswith("peft."))
-    return tuner.__name__ not in BY_LAYERS and any(name in vars(kind) for kind in own for name in OF_CALLS)
+    peft_classes = (cls for cls in tuner.__mro__ if cls.__name__ != "BaseTuner" and cls.__module__.startswith("peft."))
+    return tuner.__name__ not in BY_LAYERS and any(name in vars(cls) for cls in peft_classes for name in OF_CALLS)
 
 
 def activated_adapter(part: nn.Module) -> str | None:
@@ -22,5 +22,5 @@ def activated_adapter(part: nn.Module) -> str | None:
     variants = getattr(part, "lora_variant", None)
     if not isinstance(variants, dict) or getattr(part, "disable_adapters", False):
         return None
-    active = (name for name in getattr(part, "active_adapters", ()) if name in variants)
-    return next((name for name in active if type(variants[name]).__name__.startswith("ALora")), None)
+    active_names = (name for name in getattr(part, "active_adapters", ()) if name in variants)
+    return next((name for name in active_names if type(variants[name]).__name__.startswith("ALora")), None)

@@ -22,15 +22,16 @@ def has_alibi(config: Any) -> bool:
 @contextmanager
 def biases_by_position(decoder: Any, positions: Tensor) -> Iterator[None]:
     """Let passes bias the rows of a KV cache by these positions `[rows]`."""
-    kind = decoder.config.model_type
-    build, rows = getattr(decoder, BUILDERS[kind]), positions - positions.min()
+    model_type = decoder.config.model_type
+    builder = getattr(decoder, BUILDERS[model_type])
+    rows = positions - positions.min()
     length = int(rows.max()) + 1
-    picked = {
-        "bloom": lambda mask, heads, **named: build(mask.new_ones(1, length), heads, **named)[..., rows],
-        "mpt": lambda heads, _, **named: build(heads, length, **named)[..., rows],
+    builders = {
+        "bloom": lambda mask, heads, **named: builder(mask.new_ones(1, length), heads, **named)[..., rows],
+        "mpt": lambda heads, _, **named: builder(heads, length, **named)[..., rows],
     }
-    setattr(decoder, BUILDERS[kind], picked[kind])
+    setattr(decoder, BUILDERS[model_type], builders[model_type])
     try:
         yield
     finally:
-        delattr(decoder, BUILDERS[kind])
+        delattr(decoder, BUILDERS[model_type])

@@ -31,25 +31,25 @@ DENSE = {"Llama4TextExperts", "FbgemmFp8Llama4TextExperts"}
 
 def routed_experts(module: PreTrainedModel) -> list[nn.Module]:
     """The experts of a module, each of which is given some tokens of a pass only."""
-    return [part for part in decoder_of(module).modules() if _parameters(part) in (*BY_TOKEN, BY_EXPERT)]
+    return [submodule for submodule in decoder_of(module).modules() if _parameters(submodule) in (*BY_TOKEN, BY_EXPERT)]
 
 
 def unknown_experts(module: PreTrainedModel) -> str | None:
     """The name of a part that may route tokens to experts in a way of its own, None without one."""
-    known = {id(inner) for part in routed_experts(module) for inner in part.modules()}
-    for name, part in decoder_of(module).named_modules():
-        shared = type(part).__name__ in DENSE or "Shared" in type(part).__name__
-        if id(part) not in known and not shared and _may_route(name, part):
+    known_ids = {id(submodule) for expert_module in routed_experts(module) for submodule in expert_module.modules()}
+    for name, submodule in decoder_of(module).named_modules():
+        takes_all_tokens = type(submodule).__name__ in DENSE or "Shared" in type(submodule).__name__
+        if id(submodule) not in known_ids and not takes_all_tokens and _may_route(name, submodule):
             return name
     return None
 
 
 def _may_route(name: str, part: nn.Module) -> bool:
     """Whether a part has the look of experts: its class is called so, or it has a list or a stack of them."""
-    listed = isinstance(part, nn.ModuleList | nn.ModuleDict) and "expert" in name.rpartition(".")[2]
-    stacked = any(weight is not None and weight.ndim == 3 for weight in part._parameters.values())
-    foreign = not type(part).__module__.startswith(("torch.", "transformers."))
-    return CLASS in type(part).__name__ or listed or (stacked and foreign)
+    is_list = isinstance(part, nn.ModuleList | nn.ModuleDict) and "expert" in name.rpartition(".")[2]
+    is_stack = any(weight is not None and weight.ndim == 3 for weight in part._parameters.values())
+    is_foreign = not type(part).__module__.startswith(("torch.", "transformers."))
+    return CLASS in type(part).__name__ or is_list or (is_stack and is_foreign)
 
 
 @contextmanager
@@ -61,9 +61,13 @@ def token_by_token(experts: Sequence[nn.Module], padding: int = 0) -> Iterator[N
         padding: rows at the end of the pass that nobody reads.
     """
     with ExitStack() as undo:
-        for part in experts:
-            alone = _by_expert(part.forward) if _parameters(part) == BY_EXPERT else _by_token(part.forward, padding)
-            undo.enter_context(replaced_forward(part, alone))
+        for expert_module in experts:
+            token_forward = (
+                _by_expert(expert_module.forward)
+                if _parameters(expert_module) == BY_EXPERT
+                else _by_token(expert_module.forward, padding)
+            )
+            undo.enter_context(replaced_forward(expert_module, token_forward))
         yield
 
 
@@ -77,7 +81,7 @@ def _parameters(part: nn.Module) -> tuple[str, ...]:
 def _by_token(forward: Callable[..., Tensor], padding: int) -> Callable[..., Tensor]:
     def run(states: Tensor, *routing: Tensor) -> Tensor:
         rows = [tensor.reshape(-1, 1, tensor.shape[-1]) for tensor in (states, *routing)]
-        tokens = zip(*(own[: len(own) - padding] for own in rows), strict=True)
+        tokens = zip(*(token_rows[: len(token_rows) - padding] for token_rows in rows), strict=True)
         # copies, since where a row begins in memory may decide how it is added up
         outputs = torch.cat([forward(*(row.clone() for row in token)).reshape(1, -1) for token in tokens])
         return nn.functional.pad(outputs, (0, 0, 0, padding)).reshape(states.shape)

@@ -80,76 +80,82 @@ class Fingerprint:
         self._foreign: dict[type, None] = {}
         self._tensors: list[Tensor | Release] = []
         self._walk()
-        parts = [owner for owner in self._owners if isinstance(owner, nn.Module)]
-        self._kinds: list[Any] = [*{type(part) for part in parts}]
+        submodules = [owner for owner in self._owners if isinstance(owner, nn.Module)]
+        self._kinds: list[Any] = [*{type(submodule) for submodule in submodules}]
         self._released = [tensor for tensor in self._tensors if isinstance(tensor, Release)]
-        tensors = [each for each in self._tensors if isinstance(each, Tensor)]
+        tensors = [tensor for tensor in self._tensors if isinstance(tensor, Tensor)]
         self._plain = [tensor for tensor in tensors if is_plain(tensor) and not tensor.is_mkldnn]
         self._versioned = [tensor for tensor in self._plain if version(tensor) is not None]
         views = defaultdict[Any, list[Tensor]](list)
         for tensor in filter(_is_readable, self._plain):
-            whole = SAME_SIZE[tensor.itemsize]
-            views[tensor.device, whole] += [view.view(whole) for view in samples(tensor)]
+            integer_type = SAME_SIZE[tensor.itemsize]
+            views[tensor.device, integer_type] += [view.view(integer_type) for view in samples(tensor)]
         self._views = [*views.values()]
-        self._members, self._state, self._entries = self._read_members(), self._read_state(), self._read_entries()
+        self._members = self._read_members()
+        self._state = self._read_state()
+        self._entries = self._read_entries()
         self.unseen = unseen_state(module, self._owners)
 
     def matches(self) -> bool:
         """Whether the module is as it was."""
-        for each in self._released:
-            each.take_back()
+        for release in self._released:
+            release.take_back()
         members = self._read_members()
         if self._read_state() != self._state or not all(map(torch.equal, self._read_entries(), self._entries)):
             return False
-        same = len(members) == len(self._members) and all(map(operator.is_, members, self._members))
-        if same and all(each.is_released for each in self._released):
+        same_members = len(members) == len(self._members) and all(map(operator.is_, members, self._members))
+        if same_members and all(release.is_released for release in self._released):
             return True
-        now = Fingerprint(self._module)
-        if not self._equals(now):
+        fingerprint = Fingerprint(self._module)
+        if not self._equals(fingerprint):
             return False
-        vars(self).update(vars(now))
+        vars(self).update(vars(fingerprint))
         return True
 
     def _walk(self) -> None:
         """Find all that the module holds, and write down what it is, in one order."""
-        facts, places, scratch = self._facts, dict[int, int](), set[int]()
-        pending: list[Any] = [self._module]
-        while pending:
-            value = pending.pop()
+        facts = self._facts
+        indices = dict[int, int]()
+        scratch_ids = set[int]()
+        pending_values: list[Any] = [self._module]
+        while pending_values:
+            value = pending_values.pop()
             facts.append(nn.Parameter if type(value) is ReleasedWeight else type(value))
             if type(value) in VALUES:
                 facts.append(value)
-            elif id(value) in places:
-                facts.append(places[id(value)])
+            elif id(value) in indices:
+                facts.append(indices[id(value)])
             elif isinstance(value, Tensor):
-                places[id(value)] = len(places)
-                own: Any = stand_in(value)
-                self._tensors += [own] if id(value) not in scratch else []
+                indices[id(value)] = len(indices)
+                tensor: Any = stand_in(value)
+                self._tensors += [tensor] if id(value) not in scratch_ids else []
             elif isinstance(value, CONTAINERS) and len(value) <= LONGEST:
-                places[id(value)] = len(places)
+                indices[id(value)] = len(indices)
                 facts.append(len(value))
-                pending += value
+                pending_values += value
                 if isinstance(value, dict):
-                    pending += value.values()
+                    pending_values += value.values()
                     self._dicts.append(value)
                 elif not isinstance(value, tuple):
                     self._lists.append(value)
             elif isinstance(value, partial):
-                places[id(value)] = len(places)
-                pending += value.func, value.args, value.keywords
+                indices[id(value)] = len(indices)
+                pending_values += value.func, value.args, value.keywords
             elif is_read(value):
-                places[id(value)] = len(places)
-                read = {name: each for name, each in vars(value).items() if name not in UNREAD}
-                facts.append([*read])
-                pending += read.values()
+                indices[id(value)] = len(indices)
+                attributes = {name: attribute for name, attribute in vars(value).items() if name not in UNREAD}
+                facts.append([*attributes])
+                pending_values += attributes.values()
                 self._owners.append(value)
                 self._dicts.append(vars(value))
-                for kind in foreign_classes(value):
-                    if kind not in self._foreign:
-                        self._foreign[kind] = None
-                        pending += [each for each in vars(kind).values() if not is_code_of_class(each)]
+                for cls in foreign_classes(value):
+                    if cls not in self._foreign:
+                        self._foreign[cls] = None
+                        pending_values += [
+                            attribute for attribute in vars(cls).values() if not is_code_of_class(attribute)
+                        ]
                 if isinstance(value, nn.Module):
-                    scratch.update(map(id, _working_buffers(value)))
+                    scratch_ids.update(map(id, _working_buffers(value)))
                     facts.append([*map(id, (type(value).forward, *own_hooks(value)))])
                     self._dicts += value._forward_pre_hooks, value._forward_hooks
             else:
@@ -164,9 +170,9 @@ class Fingerprint:
         """All that the module holds, classes, hooks and the `forward` functions of classes included."""
         dicts = [*filter(None, self._dicts)]
         classes = map(type, self._owners)
-        own = (vars(kind).values() for kind in self._foreign)
-        forwards = (kind.forward for kind in self._kinds)
-        members = chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *own, forwards)
+        class_members = (vars(cls).values() for cls in self._foreign)
+        forwards = (cls.forward for cls in self._kinds)
+        members = chain(*map(dict.values, dicts), *dicts, *self._lists, classes, *class_members, forwards)
         return list(map(stand_in, members))
 
     def _read_state(self) -> tuple[list[int], list[int]]:
@@ -182,8 +188,12 @@ def _working_buffers(part: nn.Module) -> list[Tensor]:
     """Buffers that LongRoPE writes in every pass, from others."""
     if "longrope" not in str(getattr(part, "rope_type", "")):
         return []
-    named = part._buffers.items()
-    return [each for name, each in named if each is not None and name.endswith("inv_freq") and "original" not in name]
+    named_buffers = part._buffers.items()
+    return [
+        buffer
+        for name, buffer in named_buffers
+        if buffer is not None and name.endswith("inv_freq") and "original" not in name
+    ]
 
 
 def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:
@@ -196,14 +206,14 @@ def _is_same(old: Tensor | Release, new: Tensor | Release) -> bool:
         return False
     if isinstance(old, nn.Parameter) or not (is_plain(old) and is_plain(new)):
         return False
-    alike = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-    return alike and _is_readable(old) and torch.equal(old, new)
+    same_layout = (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+    return same_layout and _is_readable(old) and torch.equal(old, new)
 
 
 def _is_readable(tensor: Tensor) -> bool:
     """Whether single entries of a tensor can be read."""
-    whole = tensor.layout is torch.strided and tensor.itemsize in SAME_SIZE
-    return whole and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
+    is_strided = tensor.layout is torch.strided and tensor.itemsize in SAME_SIZE
+    return is_strided and not tensor.is_meta and not tensor.is_quantized and tensor.numel() > 0
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -231,13 +241,13 @@ def samples(weight: Tensor) -> list[Tensor]:
     if data.ndim < 2:
         return [data.view(-1)]
     if data.ndim > 2 and not data.is_contiguous():
-        return [view for part in data for view in samples(part)]
+        return [view for matrix in data for view in samples(matrix)]
     data = data.view(_nearest_to_square(data.shape))
     data = data if data.shape[0] <= data.shape[1] else data.t()
     rows, columns = data.shape
-    rest = columns % rows
-    squares = data[:, : columns - rest].unflatten(1, (-1, rows)).diagonal(0, 0, 2)
-    return [squares, data.diagonal(columns - rest)] if rest else [squares]
+    remainder = columns % rows
+    squares = data[:, : columns - remainder].unflatten(1, (-1, rows)).diagonal(0, 0, 2)
+    return [squares, data.diagonal(columns - remainder)] if remainder else [squares]
 
 
 def _nearest_to_square(shape: torch.Size) -> tuple[int, int]:

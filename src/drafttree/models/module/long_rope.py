@@ -20,16 +20,16 @@ RECOMPUTING = {"phi3", "phimoe", "phi4_multimodal"}
 
 def rope_switch(module: PreTrainedModel) -> int | None:
     """The position from which a module computes every token of a text with its long frequencies, if there is one."""
-    original = original_context(module.config.get_text_config())
-    return original if module.config.model_type in RECOMPUTING else None
+    original_length = original_context(module.config.get_text_config())
+    return original_length if module.config.model_type in RECOMPUTING else None
 
 
 def context_limit(module: PreTrainedModel) -> int | None:
     """The number of positions a module can be used for, None if there is no limit."""
     config = module.config.get_text_config()
-    original = original_context(config)
-    if original is not None and module.config.model_type not in RECOMPUTING:
-        return original
+    original_length = original_context(config)
+    if original_length is not None and module.config.model_type not in RECOMPUTING:
+        return original_length
     return getattr(config, "max_position_embeddings", None)
 
 
@@ -45,9 +45,10 @@ def long_frequencies_of(rotary: Any) -> Tensor | None:
     """The long frequencies `[pairs]` of a rotary embedding of LongRoPE, None for others."""
     if getattr(rotary, "rope_type", None) != "longrope":
         return None
-    own, beyond = rotary.inv_freq, (original_context(rotary.config) or 0) + 1
-    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, own.device, seq_len=beyond)
-    return frequencies.to(own.dtype)  # the module copies them into its own
+    inv_freq = rotary.inv_freq
+    seq_len = (original_context(rotary.config) or 0) + 1
+    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, inv_freq.device, seq_len=seq_len)
+    return frequencies.to(inv_freq.dtype)  # the module copies them into its own
 
 
 def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
@@ -59,14 +60,14 @@ def short_frequencies_of(rotary: Any, layer_type: str | None = None) -> Tensor:
     """
     if getattr(rotary, "rope_type", None) == "longrope":
         return rotary.original_inv_freq  # inv_freq are those of the latest pass
-    typed = f"{layer_type}_inv_freq"
-    return getattr(rotary, typed if hasattr(rotary, typed) else "inv_freq")
+    attribute_name = f"{layer_type}_inv_freq"
+    return getattr(rotary, attribute_name if hasattr(rotary, attribute_name) else "inv_freq")
 
 
 def ropes(config: Any) -> list[dict]:
     """The parameters of the rotary embeddings: one set for all layers, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return [typed for typed in rope.values() if isinstance(typed, dict)] or [rope]
+    return [layer_rope for layer_rope in rope.values() if isinstance(layer_rope, dict)] or [rope]
 
 
 @contextmanager
@@ -74,17 +75,17 @@ def long_frequencies(module: PreTrainedModel, switch: int) -> Iterator[None]:
     """Let passes use the long frequencies, whatever their positions: one beyond the original context is added."""
 
     def add(_: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
-        x, *rest = given
-        positions = rest[0] if rest else named["position_ids"]
-        beyond = torch.full_like(positions[..., :1], switch)
-        return (x,), {**named, "position_ids": torch.cat((positions, beyond), -1)}
+        x, *arguments = given
+        positions = arguments[0] if arguments else named["position_ids"]
+        long_position = torch.full_like(positions[..., :1], switch)
+        return (x,), {**named, "position_ids": torch.cat((positions, long_position), -1)}
 
     def drop(_: nn.Module, __: tuple, angles: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(part[..., :-1, :] for part in angles)
+        return tuple(angle[..., :-1, :] for angle in angles)
 
     with ExitStack() as undo:
-        for part in module.modules():
-            if getattr(part, "rope_type", None) == "longrope":
-                undo.callback(part.register_forward_pre_hook(add, with_kwargs=True).remove)
-                undo.callback(part.register_forward_hook(drop).remove)
+        for submodule in module.modules():
+            if getattr(submodule, "rope_type", None) == "longrope":
+                undo.callback(submodule.register_forward_pre_hook(add, with_kwargs=True).remove)
+                undo.callback(submodule.register_forward_hook(drop).remove)
         yield

@@ -83,8 +83,15 @@ class ModuleBackend:
         """The cheapest KV cache with which layers can be handed several requests at once, which is tried out."""
         if self._takes_mask:
             return None
-        kinds = (SharedCache, JoinedCache)
-        return next((kind for kind in kinds if shares_alike(self, self._module, partial(self._run, kind=kind))), None)
+        cache_classes = (SharedCache, JoinedCache)
+        return next(
+            (
+                cache_class
+                for cache_class in cache_classes
+                if shares_alike(self, self._module, partial(self._run, kind=cache_class))
+            ),
+            None,
+        )
 
     def _run(
         self, segments: Sequence[Segment], hidden_layers: tuple[int, ...] = (), kind: type[SharedCache] = SharedCache
@@ -92,27 +99,32 @@ class ModuleBackend:
         """A pass over segments of one group."""
         inputs = ModuleInputs.of(segments, self._dtype, self.device, kind)
         starts = accumulate((segment.nodes for segment in segments), initial=0)
-        own = [range(start, start + each.nodes)[each.wanted] for start, each in zip(starts, segments, strict=False)]
-        with ExitStack() as during:
-            during.enter_context(attending_to_trees(self._attending))
+        wanted_ranges = [
+            range(start, start + segment.nodes)[segment.wanted]
+            for start, segment in zip(starts, segments, strict=False)
+        ]
+        with ExitStack() as contexts:
+            contexts.enter_context(attending_to_trees(self._attending))
             if self._recurrent:
-                during.enter_context(self._stepping(segments, inputs.cache))
+                contexts.enter_context(self._stepping(segments, inputs.cache))
             if isinstance(inputs.plan, TreePlan) and self._has_alibi:
                 positions = inputs.plan.key_positions()[0]
-                during.enter_context(biases_by_position(decoder_of(self._module), positions))
+                contexts.enter_context(biases_by_position(decoder_of(self._module), positions))
             if self._rope_switch is not None and segments[0].cache.long_rope:
-                during.enter_context(long_frequencies(self._module, self._rope_switch))
-            output = self._score(inputs, [*chain(*own)], hidden_layers)
+                contexts.enter_context(long_frequencies(self._module, self._rope_switch))
+            output = self._score(inputs, [*chain(*wanted_ranges)], hidden_layers)
         for segment in segments:
             segment.cache.grow(segment.positions)
-        logits = split(output.logits, [len(rows) for rows in own])
-        return [Output(*each) for each in zip(logits, split_layers(segments, output.hidden), strict=True)]
+        logits = split(output.logits, [len(wanted_range) for wanted_range in wanted_ranges])
+        return [
+            Output(*output_fields) for output_fields in zip(logits, split_layers(segments, output.hidden), strict=True)
+        ]
 
     def _score(self, inputs: ModuleInputs, scored: Sequence[int], hidden_layers: tuple[int, ...]) -> Output:
         """A pass of the module, which returns the logits of the nodes in `scored`."""
         is_all = len(scored) == inputs.tokens.shape[1]
         plan = inputs.plan
-        tree = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
+        mask_arguments = {"attention_mask": plan.full_mask()} if isinstance(plan, TreePlan) and self._takes_mask else {}
         with self._capturing(hidden_layers) as states:
             # the head is given indices: for the number 1 some models (Gemma 4) leave out nodes
             out = self._module(
@@ -121,7 +133,7 @@ class ModuleBackend:
                 **as_cache(self._module, inputs.cache),
                 use_cache=True,
                 logits_to_keep=0 if is_all else torch.tensor(scored or [0], device=self.device),
-                **(tree or {"tree_plan": plan}),
+                **(mask_arguments or {"tree_plan": plan}),
             )
         return Output(out.logits[:, : len(scored)], tuple(states[layer] for layer in hidden_layers))
 
@@ -175,7 +187,7 @@ def _group_of(segment: Segment) -> Hashable:
 
 def _blocks(decoder: nn.Module, count: int) -> nn.ModuleList:
     """The layers of a decoder, which every architecture names differently."""
-    lists = [part for part in decoder.children() if isinstance(part, nn.ModuleList) and len(part) == count]
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     if not lists:
         raise ModelError(f"{type(decoder).__name__} has no list of {count} layers whose states can be read")
     return lists[0]

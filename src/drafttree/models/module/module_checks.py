@@ -38,21 +38,23 @@ def check_module(module: PreTrainedModel) -> None:
     if module.get_output_embeddings() is None:
         raise ModelError(f"{name} has no language-model head; load it with AutoModelForCausalLM")
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    if any(type(part).__module__.startswith(DYNAMIC_LAYERS) for part in module.modules()):
-        kind = "dynamically quantised layers, which round all tokens of a pass together"
-        raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; quantise its weights only")
+    if any(type(submodule).__module__.startswith(DYNAMIC_LAYERS) for submodule in module.modules()):
+        obstacle = "dynamically quantised layers, which round all tokens of a pass together"
+        raise ModelError(f"{name} cannot be verified in a tree: it has {obstacle}; quantise its weights only")
     if any(map(_keeps_outliers, module.modules())):
-        kind = "layers of bitsandbytes that treat a column otherwise if any token of a pass has an outlier in it"
+        obstacle = "layers of bitsandbytes that treat a column otherwise if any token of a pass has an outlier in it"
         advice = "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0)"
-        raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; {advice}")
+        raise ModelError(f"{name} cannot be verified in a tree: it has {obstacle}; {advice}")
     if adapter := next(filter(None, map(activated_adapter, module.modules())), None):
-        kind = (
+        obstacle = (
             f"an aLoRA adapter ({adapter!r}), which peft's wrapper switches on where a text has its invocation tokens"
         )
-        raise ModelError(f"{name} cannot be verified in a tree: it has {kind}; disable it, or set another adapter")
-    empty = [key for key, tensor in tensors.items() if tensor.is_meta]
-    if empty and not any(map(_execution_device, module.modules())):
-        raise ModelError(f"{name} is loaded in part: {empty[0]} has no values (it is on the meta device); load it anew")
+        raise ModelError(f"{name} cannot be verified in a tree: it has {obstacle}; disable it, or set another adapter")
+    meta_names = [key for key, tensor in tensors.items() if tensor.is_meta]
+    if meta_names and not any(map(_execution_device, module.modules())):
+        raise ModelError(
+            f"{name} is loaded in part: {meta_names[0]} has no values (it is on the meta device); load it anew"
+        )
     devices = sorted({str(tensor.device) for tensor in tensors.values() if not tensor.is_meta})
     if len(devices) > 1:
         raise ModelError(f"{name} is on several devices ({', '.join(devices)}); move all of it to one of them")
@@ -69,7 +71,7 @@ def _layer_numbers(module: PreTrainedModel) -> list[int]:
     blocks = getattr(module.get_decoder(), "layers", None)
     if not isinstance(blocks, nn.ModuleList):
         return []
-    return [getattr(getattr(block, "self_attn", None), "layer_idx", place) for place, block in enumerate(blocks)]
+    return [getattr(getattr(block, "self_attn", None), "layer_idx", index) for index, block in enumerate(blocks)]
 
 
 def _keeps_outliers(part: nn.Module) -> bool:
@@ -91,26 +93,30 @@ def incompatibility(module: PreTrainedModel) -> str | None:
     if getattr(config, "num_hidden_layers", 1) < 1:
         return "no layers"
     is_hybrid = bool(recurrent_layers(module))
-    known = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
-    types = set(getattr(config, "layer_types", None) or ())
-    foreign = ", ".join(sorted(types - known))
-    only_attends = bool(types) and types <= STATELESS_LAYERS  # as some models of Granite 4
-    if getattr(module, "_is_stateful", False) and not (is_hybrid or only_attends):
-        old = _with_convolutions(module) and not hasattr(Cache, "get_conv_state")
-        reason = "need transformers 5.21 or later" if old else "keep their states where no tree can branch"
-        return f"recurrent layers ({foreign or config.model_type}) that {reason}; use the module's own generate"
-    if foreign:
-        return f"{foreign} layers, whose states cannot be kept by node; use the module's own generate"
+    known_types = TREE_LAYERS | HYBRID_LAYERS if is_hybrid else STATELESS_LAYERS
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    foreign_types = ", ".join(sorted(layer_types - known_types))
+    is_stateless = bool(layer_types) and layer_types <= STATELESS_LAYERS  # as some models of Granite 4
+    if getattr(module, "_is_stateful", False) and not (is_hybrid or is_stateless):
+        needs_newer_transformers = _with_convolutions(module) and not hasattr(Cache, "get_conv_state")
+        reason = (
+            "need transformers 5.21 or later"
+            if needs_newer_transformers
+            else "keep their states where no tree can branch"
+        )
+        return f"recurrent layers ({foreign_types or config.model_type}) that {reason}; use the module's own generate"
+    if foreign_types:
+        return f"{foreign_types} layers, whose states cannot be kept by node; use the module's own generate"
     if has_alibi(config) and config.model_type not in BUILDERS:
         return f"ALiBi biases that {config.model_type} adds by the order of the cache; use the module's own generate"
     if any(rope.get("rope_type") == "dynamic" for rope in ropes(config)):
         return "rotary embeddings that change with the length (rope_type 'dynamic')"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
         return "an sdpa attention that leaves the bound on its scores out; load it with attn_implementation='eager'"
-    text_part = decoder_of(module)
+    decoder = decoder_of(module)
     if not (_knows_attention_functions(module) or takes_mask(module)):
         return f"attention layers ({config.model_type}) outside transformers' AttentionInterface"
-    layers: dict[str, nn.Module] = dict(text_part.named_modules())
+    layers: dict[str, nn.Module] = dict(decoder.named_modules())
     if any(getattr(layer, "is_causal", True) is False for layer in layers.values()):
         return "bidirectional attention layers"
     tables = [layer for name, layer in layers.items() if name.endswith("position_embeddings")]
@@ -141,16 +147,19 @@ def recurrent_layers(module: PreTrainedModel) -> dict[str, nn.Module]:
 
 def _with_convolutions(module: PreTrainedModel) -> dict[str, nn.Module]:
     return {
-        name: part
-        for name, part in decoder_of(module).named_modules()
-        if hasattr(part, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in part.children())
+        name: submodule
+        for name, submodule in decoder_of(module).named_modules()
+        if hasattr(submodule, "layer_idx") and any(isinstance(child, nn.Conv1d) for child in submodule.children())
     }
 
 
 def decoder_of(module: PreTrainedModel) -> Any:
     """The layers without the head. Llama 4 gives itself when it is asked for them, and ModernBERT its head."""
-    parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
-    return next((part for part in parts if isinstance(part, PreTrainedModel) and part is not module), module)
+    candidates = (module.get_decoder(), module.base_model, getattr(module, "model", None))
+    return next(
+        (candidate for candidate in candidates if isinstance(candidate, PreTrainedModel) and candidate is not module),
+        module,
+    )
 
 
 def input_device(module: PreTrainedModel) -> torch.device:

@@ -43,7 +43,8 @@ class SegmentCache(Cache):
 
     def __init__(self, segment: Segment, positions: Tensor) -> None:
         super().__init__(layers=[])
-        self._cache, self._positions = segment.cache, positions
+        self._cache = segment.cache
+        self._positions = positions
         self.update = segment.cache.update  # not a method around it: every layer calls it
 
     def get_seq_length(self, layer_idx: int | None = None) -> Any:
@@ -63,7 +64,8 @@ class SharedCache(Cache):
 
     def __init__(self, segments: Sequence[Segment], positions: Tensor) -> None:
         super().__init__(layers=[])
-        self._segments, self._positions = segments, positions
+        self._segments = segments
+        self._positions = positions
         self._sizes = [segment.nodes for segment in segments]
         self._rows: dict[int, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
@@ -90,8 +92,11 @@ class SharedCache(Cache):
 
     def _store(self, keys: Tensor, values: Tensor, layer: int) -> list[tuple[Tensor, Tensor]]:
         """Store new rows; all rows of the layer by segment."""
-        new = zip(keys.split(self._sizes, 2), values.split(self._sizes, 2), strict=True)
-        return [segment.cache.update(*own, layer) for segment, own in zip(self._segments, new, strict=True)]
+        new_rows = zip(keys.split(self._sizes, 2), values.split(self._sizes, 2), strict=True)
+        return [
+            segment.cache.update(*segment_rows, layer)
+            for segment, segment_rows in zip(self._segments, new_rows, strict=True)
+        ]
 
 
 class JoinedCache(SharedCache):
@@ -126,13 +131,13 @@ class SharedPlan:
     ) -> None:
         self._cache = cache
         self._sizes = [segment.nodes for segment in segments]
-        own = zip(segments, tensors.own_positions, tensors.visible, strict=True)
-        self._plans = [TreePlan(*each, dtype) for each in own]
+        plan_arguments = zip(segments, tensors.own_positions, tensors.visible, strict=True)
+        self._plans = [TreePlan(*arguments, dtype) for arguments in plan_arguments]
 
     def parts(self, query: Tensor, key: Tensor, value: Tensor) -> list[AttentionPart]:
         """What a layer attends from and to, by segment."""
-        split = zip(query.split(self._sizes, 2), self._cache.rows_of(key, value), self._plans, strict=True)
-        return [AttentionPart(own, *rows, plan) for own, rows, plan in split]
+        segment_inputs = zip(query.split(self._sizes, 2), self._cache.rows_of(key, value), self._plans, strict=True)
+        return [AttentionPart(segment_query, *rows, plan) for segment_query, rows, plan in segment_inputs]
 
 
 class ModuleInputs(NamedTuple):
@@ -167,15 +172,16 @@ class ModuleInputs(NamedTuple):
             kind: the class of the cache that several segments share.
         """
         tensors = PassTensors.of(segments, device)
-        tokens, positions = tensors.tokens, tensors.positions
+        tokens = tensors.tokens
+        positions = tensors.positions
         if len(segments) == 1:
             plan = TreePlan(segments[0], positions, tensors.visible[0], dtype)
             return cls(tokens, positions, SegmentCache(segments[0], positions), plan)
-        shared = kind(segments, positions)
-        return cls(tokens, positions, shared, SharedPlan(segments, tensors, shared, dtype))
+        shared_cache = kind(segments, positions)
+        return cls(tokens, positions, shared_cache, SharedPlan(segments, tensors, shared_cache, dtype))
 
 
 def _offsets(positions: Tensor) -> Tensor:
     """`[nodes]`: what a layer that counts (Llama 4) adds a node's index to, to find its position."""
-    own = positions[0]
-    return own - torch.arange(len(own), device=own.device)
+    node_positions = positions[0]
+    return node_positions - torch.arange(len(node_positions), device=node_positions.device)

@@ -29,7 +29,10 @@ class MtpEmbedding(nn.Module):
         self, embed_tokens: nn.Module, enorm: nn.Module, hnorm: nn.Module, eh_proj: nn.Linear, states_first: bool
     ) -> None:
         super().__init__()
-        self.embed_tokens, self.enorm, self.hnorm, self.eh_proj = embed_tokens, enorm, hnorm, eh_proj
+        self.embed_tokens = embed_tokens
+        self.enorm = enorm
+        self.hnorm = hnorm
+        self.eh_proj = eh_proj
         self.states_first = states_first
         self.states: Tensor | None = None
 
@@ -40,10 +43,10 @@ class MtpEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map token ids `[1, rows]` to what the layer reads, `[1, rows, hidden]`."""
-        embedded = self.embed_tokens(tokens)
-        states = embedded if self.states is None else self.states
-        pair = self.enorm(embedded), self.hnorm(states)
-        return self.eh_proj(torch.cat(pair[::-1] if self.states_first else pair, -1))
+        embeddings = self.embed_tokens(tokens)
+        states = embeddings if self.states is None else self.states
+        normed_inputs = self.enorm(embeddings), self.hnorm(states)
+        return self.eh_proj(torch.cat(normed_inputs[::-1] if self.states_first else normed_inputs, -1))
 
     def read_states(self, segments: Sequence[Segment]) -> Tensor:
         """The states that a pass over these segments reads."""

@@ -70,9 +70,9 @@ def make_probes(module: PreTrainedModel) -> list[Probe]:
     """A probe behind a prefix and, where the context is long enough, one at late positions."""
     tokens = _tokens(module)
     probes = [Probe(tokens[:PREFIX], tokens[PREFIX:])]
-    last = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
-    if last > 0:
-        probes.append(Probe([], tokens[PREFIX:], last, _is_long(module, last)))
+    late_start = ((context_limit(module) or 0) - len(PARENTS) - 1) // ALIGNMENT * ALIGNMENT
+    if late_start > 0:
+        probes.append(Probe([], tokens[PREFIX:], late_start, _is_long(module, late_start)))
     return probes
 
 
@@ -89,13 +89,18 @@ def make_late_probes(module: PreTrainedModel) -> list[Probe]:
     root_position = (context_limit(module) or 0) - len(PARENTS)
     if root_position <= PREFIX:
         return []
-    tokens, start = _tokens(module), root_position - PREFIX
+    tokens = _tokens(module)
+    start = root_position - PREFIX
     cache = _LateCache(start)
     _own_pass(module, cache, tokens[:PREFIX], start)
     layers: list[Any] = cache.layers
     rows = [(layer.keys, layer.values) for layer in layers]
     late_probe = Probe([], tokens[PREFIX:], start, _is_long(module, root_position), rows)
-    spans = {span_of(part) for part in module.modules() if hasattr(part, "layer_idx") and hasattr(part, "config")}
+    spans = {
+        span_of(submodule)
+        for submodule in module.modules()
+        if hasattr(submodule, "layer_idx") and hasattr(submodule, "config")
+    }
     windows = [span.window for span in spans if span.window is not None and span.window + EDGE <= root_position]
     if not windows:
         return [late_probe]
@@ -120,8 +125,8 @@ def _rows_at_edges(values: Tensor, count: int, windows: list[int]) -> tuple[Tens
     _, heads, _, width = values.shape
     edge_values = values.new_zeros(1, heads, count, width)
     for window in windows:
-        first = count - window - EDGE
-        rows = edge_values[:, :, first : first + EDGE + len(PARENTS)]
+        first_row = count - window - EDGE
+        rows = edge_values[:, :, first_row : first_row + EDGE + len(PARENTS)]
         rows.copy_(size * torch.randn(rows.shape, generator=generator, device=values.device))
     return values.new_zeros(1, 1, 1, 1).expand(edge_values.shape), edge_values
 
@@ -153,11 +158,12 @@ def own_logits(module: PreTrainedModel, probe: Probe, by_token: bool | None = No
     paths = [[probe.nodes[node] for node in _path(leaf)] for leaf in LEAVES]
     if by_token:
         return torch.stack([_read_by_token(module, probe, path) for path in paths])
-    cache, start = _held_rows(module, probe), probe.start + probe.held
-    shared = [*probe.prefix, probe.nodes[0]]
-    _own_pass(module, cache, shared, start)
-    ends = [_own_pass(module, deepcopy(cache), path[1:], start + len(shared)) for path in paths]
-    return torch.stack([logits[0, -1].float() for logits in ends])
+    cache = _held_rows(module, probe)
+    start = probe.start + probe.held
+    shared_tokens = [*probe.prefix, probe.nodes[0]]
+    _own_pass(module, cache, shared_tokens, start)
+    path_logits = [_own_pass(module, deepcopy(cache), path[1:], start + len(shared_tokens)) for path in paths]
+    return torch.stack([logits[0, -1].float() for logits in path_logits])
 
 
 def decodes_otherwise(module: PreTrainedModel) -> bool:
@@ -170,11 +176,12 @@ def decodes_otherwise(module: PreTrainedModel) -> bool:
 
 def _read_by_token(module: PreTrainedModel, probe: Probe, path: list[int]) -> Tensor:
     """The logits at the end of a path, whose tokens take a pass each."""
-    cache, logits = _held_rows(module, probe), torch.empty(0)
+    cache = _held_rows(module, probe)
+    logits = torch.empty(0)
     start = probe.start + probe.held
-    for part in filter(None, [probe.prefix, *([token] for token in path)]):
-        logits = _own_pass(module, cache, part, start)
-        start += len(part)
+    for chunk in filter(None, [probe.prefix, *([token] for token in path)]):
+        logits = _own_pass(module, cache, chunk, start)
+        start += len(chunk)
     return logits[0, -1].float()
 
 
@@ -188,10 +195,10 @@ def _held_rows(module: PreTrainedModel, probe: Probe) -> "_LateCache":
 
 def _own_pass(module: PreTrainedModel, cache: Cache, tokens: list[int], start: int) -> Tensor:
     """The logits of the last token, or of all where the module cannot leave the others out."""
-    last_alone = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
+    logits_option = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
     ids = torch.tensor([tokens], device=input_device(module))
     positions = start + torch.arange(len(tokens), device=ids.device)[None]
-    options = as_cache(module, cache) | last_alone
+    options = as_cache(module, cache) | logits_option
     return module(input_ids=ids, position_ids=positions, use_cache=True, **options).logits
 
 
@@ -212,8 +219,8 @@ class _LateCache(DynamicCache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Rows and the position of the first, as late as the queries, or windows would hide all of them."""
-        rows, first = super().get_mask_sizes(query_length, layer_idx)
-        return rows, self._start + first
+        rows, first_position = super().get_mask_sizes(query_length, layer_idx)
+        return rows, self._start + first_position
 
 
 @torch.inference_mode()
@@ -249,7 +256,7 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
     vocab = logits_width(module)
     probes = make_probes(module)
     probes += [probe._replace(prefix=probe.prefix[: len(probe.prefix) // 3]).shifted(vocab) for probe in probes]
-    alone = [tree_logits(backend, probe) for probe in probes]
+    single_logits = [tree_logits(backend, probe) for probe in probes]
     segments = [segment_of(backend, probe)._replace(wanted=slice(LEAVES[0], None)) for probe in probes]
     try:
         outputs = forward_in_groups(segments, lambda segment: segment.cache.long_rope, run)
@@ -258,8 +265,11 @@ def shares_alike(backend: Backend, module: PreTrainedModel, run: Callable[[list[
     except Exception:  # whatever a module raises that was made for other passes
         return False
     leaves = [leaf - LEAVES[0] for leaf in LEAVES]
-    found = [output.logits[0, leaves].float() for output in outputs]
-    return all(relative_gap(*pair) <= tolerance(module.dtype) for pair in zip(found, alone, strict=True))
+    shared_logits = [output.logits[0, leaves].float() for output in outputs]
+    return all(
+        relative_gap(*logits_pair) <= tolerance(module.dtype)
+        for logits_pair in zip(shared_logits, single_logits, strict=True)
+    )
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -282,9 +292,9 @@ def _hold(cache: TreeCache, probe: Probe) -> None:
 
 
 def _read(backend: Backend, cache: TreeCache, tokens: list[int]) -> None:
-    half = len(tokens) // 2
-    for part in filter(None, (tokens[:half], tokens[half:])):
-        append(backend, cache, part)
+    half_length = len(tokens) // 2
+    for chunk in filter(None, (tokens[:half_length], tokens[half_length:])):
+        append(backend, cache, chunk)
 
 
 def _path(node: int) -> list[int]:

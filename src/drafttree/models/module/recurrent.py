@@ -45,14 +45,15 @@ class StepCache:
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
     ) -> Tensor:
         """Append inputs `[batch, channels, tokens]` of a convolution and return all it has to read."""
-        before = self.get_conv_state(layer_idx, state_idx)
-        if before is None:
+        conv_state = self.get_conv_state(layer_idx, state_idx)
+        if conv_state is None:
             kernel = conv_kernel_size or conv_states.shape[-1]
-            whole = nn.functional.pad(conv_states, (max(kernel - conv_states.shape[-1], 0), 0))
+            conv_input = nn.functional.pad(conv_states, (max(kernel - conv_states.shape[-1], 0), 0))
         else:
-            kernel, whole = before.shape[-1], torch.cat((before, conv_states), -1)
-        self.states["conv", state_idx] = whole[..., -kernel:].clone()
-        return whole
+            kernel = conv_state.shape[-1]
+            conv_input = torch.cat((conv_state, conv_states), -1)
+        self.states["conv", state_idx] = conv_input[..., -kernel:].clone()
+        return conv_input
 
     def update_recurrent_state(self, states: Tensor, layer_idx: int, state_idx: int = 0, **_: object) -> Tensor:
         self.states["recurrent", state_idx] = states
@@ -95,19 +96,27 @@ class TreeSteps:
         levels = np.concatenate([tree.levels for tree in trees])
         nodes = levels.argsort(kind="stable")
         order = nodes.argsort()
-        new = np.split(order + sum(tree.before for tree in trees), [*accumulate(len(tree.levels) for tree in trees)])
+        new_rows = np.split(
+            order + sum(tree.before for tree in trees), [*accumulate(len(tree.levels) for tree in trees)]
+        )
         starts = accumulate((tree.before for tree in trees), initial=0)
-        rows, parents = [], []
-        for tree, start, own in zip(trees, starts, new, strict=False):
-            rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), own)))
+        rows = []
+        parents = []
+        for tree, start, segment_rows in zip(trees, starts, new_rows, strict=False):
+            rows.append(np.concatenate((np.arange(start + tree.committed, start + tree.before), segment_rows)))
             parents.append(np.where(tree.parents < 0, start, rows[-1][tree.parents]))
-        parts = [nodes, np.concatenate(parents)[nodes], order, *rows]
-        (joined,) = send([np.concatenate(parts)], device)
-        indices = joined.split([*map(len, parts)])
+        index_arrays = [nodes, np.concatenate(parents)[nodes], order, *rows]
+        (joined_indices,) = send([np.concatenate(index_arrays)], device)
+        indices = joined_indices.split([*map(len, index_arrays)])
         sizes = np.bincount(levels).tolist()
-        by_level = zip(indices[0].split(sizes), indices[1].split(sizes), strict=True)
-        self.levels = [Level(own, above if level else None) for level, (own, above) in enumerate(by_level) if len(own)]
-        self.order, self.rows = indices[2], indices[3:]
+        level_indices = zip(indices[0].split(sizes), indices[1].split(sizes), strict=True)
+        self.levels = [
+            Level(level_nodes, level_parents if level else None)
+            for level, (level_nodes, level_parents) in enumerate(level_indices)
+            if len(level_nodes)
+        ]
+        self.order = indices[2]
+        self.rows = indices[3:]
 
 
 class _Tree(NamedTuple):
@@ -128,12 +137,13 @@ class _Tree(NamedTuple):
 
 def _tree(segment: Segment) -> _Tree:
     """The tree of a segment's nodes, from positions and what they see."""
-    cache, own = segment.cache, segment.positions
-    known = np.concatenate((cache.positions, own))
-    before = segment.visible & (known == own[:, None] - 1)
-    parents = np.where(before.any(1), before.argmax(1), -1)
+    cache = segment.cache
+    node_positions = segment.positions
+    drafted_positions = np.concatenate((cache.positions, node_positions))
+    is_parent = segment.visible & (drafted_positions == node_positions[:, None] - 1)
+    parents = np.where(is_parent.any(1), is_parent.argmax(1), -1)
     committed = int(cache.recurrent.has_committed)
-    levels = own - own.min() + int(committed or parents.min() >= 0)
+    levels = node_positions - node_positions.min() + int(committed or parents.min() >= 0)
     return _Tree(levels, parents, committed, committed + cache.drafted)
 
 
@@ -171,36 +181,38 @@ class _Runner:
         named.pop("tree_plan", None)  # layers hand what they do not know to their kernels
         if steps is None:
             return self._read(hidden_states, given, named)
-        pool, parts = StatePool(self._texts, hidden_states.shape[1]), []
+        pool = StatePool(self._texts, hidden_states.shape[1])
+        outs = []
         with _Projections(self._layer, hidden_states) as projections:
             for nodes, parents in steps.levels:
-                before = {} if parents is None else pool.take(parents)
-                out, after = self._call(projections.begin(nodes), before, given, named)
-                parts.append(out[:, 0])
-                pool.append(after)
+                parent_states = {} if parents is None else pool.take(parents)
+                out, node_states = self._call(projections.begin(nodes), parent_states, given, named)
+                outs.append(out[:, 0])
+                pool.append(node_states)
         for states, rows in zip(self._texts, steps.rows, strict=True):
             states.drafted = pool.take(rows)
-        return projections.finish(torch.cat(parts)[steps.order][None])
+        return projections.finish(torch.cat(outs)[steps.order][None])
 
     def _read(self, hidden: Tensor, given: tuple, named: dict[str, Any]) -> Tensor:
         """The layer's output for the next tokens of one text, of which only the last one's states are kept."""
         (text,) = self._texts
-        states, parts = text.copy_committed(), []
+        states = text.copy_committed()
+        outs = []
         if not (states and any(hasattr(self._layer, name) for name in FIRST_MAMBA)):
             out, text.drafted = self._call(hidden, states, given, named)
             return out
         with _Projections(self._layer, hidden) as projections:
             for node in torch.arange(hidden.shape[1], device=hidden.device).split(1):
                 out, states = self._call(projections.begin(node), states, given, named)
-                parts.append(out)
+                outs.append(out)
         text.drafted = states
-        return projections.finish(torch.cat(parts, 1))
+        return projections.finish(torch.cat(outs, 1))
 
     def _call(self, hidden: Tensor, states: States, given: tuple, named: dict[str, Any]) -> tuple[Tensor, States]:
         """The layer's output for tokens `[sequences, tokens, hidden]`, and the states after them."""
         cache = StepCache(states)
-        given = tuple(cache if each is self._cache else each for each in given)
-        named = {name: cache if each is self._cache else each for name, each in named.items()}
+        given = tuple(cache if argument is self._cache else argument for argument in given)
+        named = {name: cache if argument is self._cache else argument for name, argument in named.items()}
         return self._forward(hidden, *given, **named), cache.states
 
 
@@ -219,15 +231,17 @@ class _Projections:
     def __init__(self, layer: nn.Module, hidden: Tensor) -> None:
         self._hidden = hidden
         self._undo = ExitStack()
-        self._inputs = [part for name, part in layer.named_children() if name.startswith("in_proj")]
+        self._inputs = [projection for name, projection in layer.named_children() if name.startswith("in_proj")]
         output: Any = getattr(layer, "out_proj", None)
         self._output = None if output is None or own_hooks(output) else output
         self._products: dict[nn.Module, Tensor] = {}
         self._nodes = self._level = hidden
 
     def __enter__(self) -> "_Projections":
-        for part in self._inputs:
-            self._undo.enter_context(replaced_forward(part, partial(self._project, part, part.forward)))
+        for projection in self._inputs:
+            self._undo.enter_context(
+                replaced_forward(projection, partial(self._project, projection, projection.forward))
+            )
         if self._output is not None:
             self._undo.enter_context(replaced_forward(self._output, lambda x: x))
         return self
@@ -237,7 +251,8 @@ class _Projections:
 
     def begin(self, nodes: Tensor) -> Tensor:
         """The layer's input `[nodes, 1, hidden]` for a level."""
-        self._nodes, self._level = nodes, self._hidden[0, nodes, None]
+        self._nodes = nodes
+        self._level = self._hidden[0, nodes, None]
         return self._level
 
     def finish(self, out: Tensor) -> Tensor:
@@ -255,11 +270,11 @@ class _Projections:
 @contextmanager
 def replaced_forward(part: nn.Module, replacement: Callable[..., Tensor]) -> Iterator[None]:
     """Another forward for a module, for a while."""
-    own = vars(part).get("forward")
+    instance_forward = vars(part).get("forward")
     part.forward = replacement
     try:
         yield
     finally:
         vars(part).pop("forward")
-        if own is not None:
-            part.forward = own
+        if instance_forward is not None:
+            part.forward = instance_forward

@@ -75,7 +75,10 @@ class Release:
 
     def __init__(self, layer: nn.Module, name: str, unpack: Callable[[], Tensor], holders: int = 1) -> None:
         weight: Any = layer._parameters[name]
-        self._layer, self._name, self._unpack, self._holders = weakref.ref(layer), name, unpack, holders
+        self._layer = weakref.ref(layer)
+        self._name = name
+        self._unpack = unpack
+        self._holders = holders
         self._weight = weakref.ref(weight)  # no circle, so that weights go when they are packed anew
         self._input_major = weight.ndim == 2 and weight.stride(0) == 1 and weight.shape[1] > 1
         self._is_inference = weight.is_inference()  # made in inference mode, which no edit ends
@@ -107,7 +110,8 @@ class Release:
     def take_back(self) -> None:
         """Release the weight again if it is unchanged, nobody else holds it, and it is not used all the time."""
         with _giving:
-            weight, layer = self._weight(), self._layer()
+            weight = self._weight()
+            layer = self._layer()
             if weight is None or layer is None or self.is_released or self._times >= MOST:
                 return
             if layer._parameters.get(self._name) is not weight:
@@ -130,16 +134,18 @@ class Release:
         return (weight.dtype, weight.shape) == (values.dtype, values.shape) and torch.equal(values, weight)
 
     def _hide(self, weight: Any) -> None:
-        weight.release, weight.__class__ = self, ReleasedWeight
+        weight.release = self
+        weight.__class__ = ReleasedWeight
 
     def _show(self, weight: Any) -> None:
         weight.__class__ = nn.Parameter
         del weight.release
 
     def _empty(self, weight: Any) -> None:
-        nothing = math.nan if weight.dtype.is_floating_point else 0  # read past torch's functions it would be noticed
+        # read past torch's functions it would be noticed
+        fill_value = math.nan if weight.dtype.is_floating_point else 0
         with _as_it_was_made(self._is_inference):
-            weight.data = torch.full((1,), nothing, dtype=weight.dtype, device="cpu").expand(weight.shape)
+            weight.data = torch.full((1,), fill_value, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
 def _give_back(weight: Any) -> Any:
@@ -179,12 +185,22 @@ def place(weight: Tensor) -> int:
 
 def shapes(module: nn.Module) -> list[tuple[str, list[int], str]]:
     """Name, shape and dtype of all that a state dict has."""
-    found = []
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        kept = {name: each for name, each in part._buffers.items() if name not in part._non_persistent_buffers_set}
-        own = ((name, each) for name, each in (part._parameters | kept).items() if each is not None)
-        found += [(f"{prefix}.{name}".lstrip("."), list(each.shape), str(each.dtype)) for name, each in own]
-    return found
+    entries = []
+    for prefix, submodule in module.named_modules(remove_duplicate=False):
+        persistent_buffers = {
+            name: tensor
+            for name, tensor in submodule._buffers.items()
+            if name not in submodule._non_persistent_buffers_set
+        }
+        named_tensors = (
+            (name, tensor)
+            for name, tensor in (submodule._parameters | persistent_buffers).items()
+            if tensor is not None
+        )
+        entries += [
+            (f"{prefix}.{name}".lstrip("."), list(tensor.shape), str(tensor.dtype)) for name, tensor in named_tensors
+        ]
+    return entries
 
 
 def can_release(layer: nn.Module, name: str, holders: int = 1) -> bool:
@@ -199,9 +215,9 @@ def _is_alone(layer: nn.Module, name: str, holders: int) -> bool:
     if weight.grad is not None or weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return False
     del weight
-    weight_holders, *of_memory = _holders(layer, name)
-    alone, *memory_alone = _holders_of_one()
-    return weight_holders == alone + holders - 1 and of_memory == memory_alone
+    weight_holders, *memory_holders = _holders(layer, name)
+    base_holders, *base_memory_holders = _holders_of_one()
+    return weight_holders == base_holders + holders - 1 and memory_holders == base_memory_holders
 
 
 def _holders(layer: nn.Module, name: str) -> tuple[int, int, int]:

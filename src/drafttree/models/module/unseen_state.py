@@ -65,18 +65,18 @@ def unseen_state(module: nn.Module, compared: Iterable[object]) -> str | None:
     if not all(map(is_of_library, global_hooks())):
         return "a global forward hook"
     compared = [*compared]
-    hidden = HiddenState(compared)
+    hidden_state = HiddenState(compared)
     layers = (layer for layer in compared if isinstance(layer, nn.Module))
-    return next(filter(None, (_unseen_of(layer, module, hidden) for layer in layers)), None)
+    return next(filter(None, (_unseen_of(layer, module, hidden_state) for layer in layers)), None)
 
 
 def _unseen_of(layer: nn.Module, module: nn.Module, hidden: "HiddenState") -> str | None:
     """What of a layer of a module hides a state, None if nothing."""
-    replaced = [vars(layer)[name] for name in ("forward", "_old_forward") if name in vars(layer)]
-    for what, functions in (("the forward hook", own_hooks(layer)), ("the replaced forward", replaced)):
+    replaced_forwards = [vars(layer)[name] for name in ("forward", "_old_forward") if name in vars(layer)]
+    for source, functions in (("the forward hook", own_hooks(layer)), ("the replaced forward", replaced_forwards)):
         if not all(map(is_of_library, functions)):
-            name = next((name for name, other in module.named_modules() if other is layer), "")
-            return f"{what} of {name or type(layer).__name__}"
+            name = next((name for name, submodule in module.named_modules() if submodule is layer), "")
+            return f"{source} of {name or type(layer).__name__}"
     if is_patched(type(layer)):
         return f"the forward of the class {type(layer).__name__}"
     member = hidden.attribute(layer) or hidden.method(layer)
@@ -156,13 +156,17 @@ class HiddenState:
         return self._function_hides(method, self._is_fixed)
 
     def _function_hides(self, function: FunctionType, is_harmless: Callable[[object], bool]) -> bool:
-        closed_over = [*_closed_over(function)]
+        closure_contents = [*_closed_over(function)]
         if is_of_library(function):
-            functions = filter(callable, closed_over)
-            return any(self._hides(inner) for inner in functions if not _is_method_of_library(inner))
+            functions = filter(callable, closure_contents)
+            return any(
+                self._hides(captured_function)
+                for captured_function in functions
+                if not _is_method_of_library(captured_function)
+            )
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         has_attributes = any(not name.startswith("__") for name in vars(function))
-        if has_attributes or not all(map(self._is_fixed, defaults)) or not all(map(is_harmless, closed_over)):
+        if has_attributes or not all(map(self._is_fixed, defaults)) or not all(map(is_harmless, closure_contents)):
             return True
         return any(self._global_hides(value, function) for value in _globals_read(function))
 
@@ -212,9 +216,9 @@ def _globals_read(function: FunctionType) -> Iterator[object]:
 @lru_cache
 def _global_names(code: CodeType) -> frozenset[str]:
     """The names of the global variables that code reads, in functions inside it too."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    return frozenset(read.union(*map(_global_names, inner)))
+    nested_codes = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    loaded_names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return frozenset(loaded_names.union(*map(_global_names, nested_codes)))
 
 
 def _package(module: str | None) -> str:
@@ -306,8 +310,8 @@ def is_patched(cls: type[nn.Module]) -> bool:
     forward = vars(owner)["forward"]
     if is_of_library(forward):
         return False
-    closes_over = getattr(getattr(forward, "__code__", None), "co_freevars", ())
-    return getattr(forward, "__globals__", {}).get("__name__") != owner.__module__ or not {*closes_over} <= {
+    closure_names = getattr(getattr(forward, "__code__", None), "co_freevars", ())
+    return getattr(forward, "__globals__", {}).get("__name__") != owner.__module__ or not {*closure_names} <= {
         "__class__"
     }
 
@@ -316,6 +320,6 @@ def is_of_library(function: Any) -> bool:
     """Whether a function or callable object is one of `LIBRARIES`, whatever `functools.wraps` says of it."""
     while isinstance(function, partial):
         function = function.func
-    space = getattr(getattr(function, "__func__", function), "__globals__", None)
-    module = space["__name__"] if space else type(function).__module__
+    namespace = getattr(getattr(function, "__func__", function), "__globals__", None)
+    module = namespace["__name__"] if namespace else type(function).__module__
     return f"{module}.".startswith(LIBRARIES)

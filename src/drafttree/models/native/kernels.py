@@ -27,19 +27,21 @@ FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 def find_native() -> Any:
     """The package drafttree-native, an extra (`drafttree[native]`); None where there is none that can be used."""
     try:
-        found = importlib.import_module("drafttree_native")
+        package = importlib.import_module("drafttree_native")
     except ModuleNotFoundError:
         return None
     except ImportError as error:
         logger.warning("drafttree-native does not load (%s), so passes run on torch; install it anew", error)
         return None
-    if found.CALLS != CALLS:
-        needed = "a newer one" if found.CALLS < CALLS else "an older one"
-        logger.warning("passes run on torch: this drafttree needs %s of drafttree-native; install both anew", needed)
+    if package.CALLS != CALLS:
+        needed_version = "a newer one" if package.CALLS < CALLS else "an older one"
+        logger.warning(
+            "passes run on torch: this drafttree needs %s of drafttree-native; install both anew", needed_version
+        )
         return None
     for library in openmp_libraries()[:1]:
-        found.use_openmp(library)
-    return found
+        package.use_openmp(library)
+    return package
 
 
 native: Any = find_native()
@@ -72,12 +74,12 @@ def _rows_agree(kind: torch.dtype | str) -> bool:
         kind: dtype of the weights, or the name of the blocks that they are.
     """
     width = 512 if isinstance(kind, str) else 160  # more than a chunk, in every dtype but float32
-    like: Any = {"dtype": torch.float32, "device": "cpu"}
-    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **like) / 10
-    cached = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
-    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cached])
-    norm = torch.ones(width, **like), None, 1e-6, False
-    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **like), 1.0)
+    options: Any = {"dtype": torch.float32, "device": "cpu"}
+    embedding = torch.randn(width, width, generator=torch.Generator().manual_seed(0), **options) / 10
+    cache_dtype = torch.bfloat16 if kind == torch.bfloat16 else torch.float32
+    model = native.Model(torch.get_num_threads(), embedding, width, 1.0, FORMATS[cache_dtype])
+    norm = torch.ones(width, **options), None, 1e-6, False
+    model.add_rotary(1e-2 ** torch.linspace(0, 1, 16, **options), 1.0)
     sizes = {
         "key_heads": 1,
         "groups": 1,
@@ -88,29 +90,33 @@ def _rows_agree(kind: torch.dtype | str) -> bool:
     }
     sizes |= {"rotary": 0, "buffer": 0, "key_slot": 0, "value_slot": 1}
     if isinstance(kind, str):
-        weight, scales, blocks = random_blocks(kind, width, width), None, kind
-        heads = torch.cat([weight] * 3)
+        weight = random_blocks(kind, width, width)
+        scales = None
+        blocks = kind
+        qkv_weight = torch.cat([weight] * 3)
     else:
         weight = (embedding * 400).to(kind) if kind == torch.int8 else embedding.to(kind)
-        scales, blocks = torch.full((width,), 1 / 400, **like), None
-        heads = weight[:96]
-    whole = [weight], None, scales, blocks
-    attended = weight if blocks else weight[:, :32].contiguous()
-    weights = {"qkv/0": ([heads], None, None if scales is None else scales[:96], blocks)}
-    weights |= {"out": ([attended], None, scales, blocks)} | dict.fromkeys(("gate", "up", "down"), whole)
+        scales = torch.full((width,), 1 / 400, **options)
+        blocks = None
+        qkv_weight = weight[:96]
+    weight_arrays = [weight], None, scales, blocks
+    out_weight = weight if blocks else weight[:, :32].contiguous()
+    weights = {"qkv/0": ([qkv_weight], None, None if scales is None else scales[:96], blocks)}
+    weights |= {"out": ([out_weight], None, scales, blocks)} | dict.fromkeys(("gate", "up", "down"), weight_arrays)
     norms = {"before_attention": norm, "before_mlp": norm}
     model.add_layer(norms, weights, {**sizes, "parallel": False, "activation": "silu"})
-    model.add_head(norm, whole, 1.0, 0.0)
-    layout, rows = CacheLayout.uniform(1, 1, sizes["width"]), 19
-    empty = torch.empty(0, dtype=cached, device="cpu")
-    found = []
+    model.add_head(norm, weight_arrays, 1.0, 0.0)
+    layout = CacheLayout.uniform(1, 1, sizes["width"])
+    rows = 19
+    empty_tensor = torch.empty(0, dtype=cache_dtype, device="cpu")
+    logits = []
     for step in (rows, 1):
         cache = TreeCache(layout, rows)
-        for first in range(0, rows, step):
-            segment = Segment.of_text(cache, range(first, first + step))
-            found.append(run_pass(model, [segment._replace(wanted=slice(None))], empty, ())[0][:, :width])
+        for start in range(0, rows, step):
+            segment = Segment.of_text(cache, range(start, start + step))
+            logits.append(run_pass(model, [segment._replace(wanted=slice(None))], empty_tensor, ())[0][:, :width])
             cache.commit(range(step))
-    return torch.equal(found[0], torch.cat(found[1:]))
+    return torch.equal(logits[0], torch.cat(logits[1:]))
 
 
 def run_pass(
@@ -130,15 +136,20 @@ def run_pass(
     """
     texts, _arrays = _texts(segments, like)
     nodes = sum(segment.nodes for segment in segments)
-    wanted = sum(len(range(segment.nodes)[segment.wanted]) for segment in segments)
+    logit_rows = sum(len(range(segment.nodes)[segment.wanted]) for segment in segments)
     # named, since the default dtype and device are the process's, and others change them while they load a model
-    kind: Any = {"dtype": torch.float32, "device": "cpu"}
-    logits = torch.empty(wanted, model.room, **kind)
-    states = [torch.empty(1, nodes, model.hidden, **kind) for _ in hidden_layers]
-    asked = [(layer, own.data_ptr()) for layer, own in zip(hidden_layers, states, strict=True)]
+    options: Any = {"dtype": torch.float32, "device": "cpu"}
+    logits = torch.empty(logit_rows, model.room, **options)
+    states = [torch.empty(1, nodes, model.hidden, **options) for _ in hidden_layers]
+    state_addresses = [(layer, state.data_ptr()) for layer, state in zip(hidden_layers, states, strict=True)]
     read = None if read is None else read.float().contiguous()
     model.forward(
-        torch.get_num_threads(), texts, 0 if read is None else read.data_ptr(), logits.data_ptr(), model.room, asked
+        torch.get_num_threads(),
+        texts,
+        0 if read is None else read.data_ptr(),
+        logits.data_ptr(),
+        model.room,
+        state_addresses,
     )
     for segment in segments:
         segment.cache.grow(segment.positions)
@@ -174,10 +185,11 @@ def draft_chains(
     for segment in segments:
         segment.cache.reserve(like, count)
     texts, _arrays = _texts(segments, like)
-    tokens, logprobs = np.empty((count, len(texts)), np.int64), np.empty((count, len(texts)), np.float32)
+    tokens = np.empty((count, len(texts)), np.int64)
+    logprobs = np.empty((count, len(texts)), np.float32)
     read = None if read is None else read.float().contiguous()
-    given = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
-    model.draft_chains(torch.get_num_threads(), texts, *given, tokens.ctypes.data, logprobs.ctypes.data)
+    arguments = 0 if read is None else read.data_ptr(), output, count, allowed, 0 if ids is None else ids.data_ptr()
+    model.draft_chains(torch.get_num_threads(), texts, *arguments, tokens.ctypes.data, logprobs.ctypes.data)
     for segment in segments:
         segment.cache.grow(segment.positions + np.arange(count))
     return tokens, logprobs
@@ -190,16 +202,25 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
         np.ascontiguousarray(_joined([segment.positions for segment in segments]), dtype=np.int64),
         np.ascontiguousarray(_joined([segment.visible for segment in segments]), dtype=bool),
     ]
-    tokens, positions, visible = (each.__array_interface__["data"][0] for each in arrays)
+    tokens, positions, visible = (array.__array_interface__["data"][0] for array in arrays)
     texts = list[list[int]]()
     for segment in segments:
-        cache, nodes = segment.cache, segment.nodes
+        cache = segment.cache
+        nodes = segment.nodes
         cache.reserve(like, nodes)
         drafted = cache.drafted + nodes
         if segment.visible.shape != (nodes, drafted):
             raise ValueError(f"of {drafted} drafted rows, the visible ones are {list(segment.visible.shape)}")
-        scored = range(nodes)[segment.wanted]
-        rows = nodes, drafted, cache.length, cache.first_position, int(cache.long_rope), scored.start, scored.stop
+        scored_nodes = range(nodes)[segment.wanted]
+        rows = (
+            nodes,
+            drafted,
+            cache.length,
+            cache.first_position,
+            int(cache.long_rope),
+            scored_nodes.start,
+            scored_nodes.stop,
+        )
         texts.append([tokens, positions, visible, *rows, *cache.addresses])
         tokens, positions, visible = tokens + 8 * nodes, positions + 8 * nodes, visible + nodes * drafted
     return texts, arrays
@@ -207,7 +228,7 @@ def _texts(segments: Sequence[Segment], like: Tensor) -> tuple[list[list[int]], 
 
 def _joined(arrays: Sequence[Array]) -> Array:
     """Numbers behind each other; those of a lone text are not copied."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate([each.reshape(-1) for each in arrays])
+    return arrays[0] if len(arrays) == 1 else np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -220,11 +241,21 @@ def native_candidates(logits: Tensor, count: int, allowed: int) -> tuple[np.ndar
         count: tokens of a row.
         allowed: columns that tokens may be of; the others count among the probabilities.
     """
-    fits = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
-    if native is None or not fits or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):
+    is_readable = logits.is_cpu and logits.dtype == torch.float32 and logits.ndim == 2 and logits.stride(1) == 1
+    if native is None or not is_readable or not 0 < count <= MOST_CANDIDATES or logits.shape[1] > logits.stride(0):
         return None
     rows, columns = logits.shape
-    logprobs, tokens = np.empty((rows, count), np.float32), np.empty((rows, count), np.int64)
-    given = logits.data_ptr(), rows, logits.stride(0), columns, allowed, count, logprobs.ctypes.data, tokens.ctypes.data
-    native.best_tokens(torch.get_num_threads(), *given)
+    logprobs = np.empty((rows, count), np.float32)
+    tokens = np.empty((rows, count), np.int64)
+    arguments = (
+        logits.data_ptr(),
+        rows,
+        logits.stride(0),
+        columns,
+        allowed,
+        count,
+        logprobs.ctypes.data,
+        tokens.ctypes.data,
+    )
+    native.best_tokens(torch.get_num_threads(), *arguments)
     return logprobs, tokens

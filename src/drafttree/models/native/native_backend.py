@@ -51,15 +51,22 @@ def why_not_packable(module: Any) -> str | None:
         owner, name = weight_place(layer)
         if not isinstance(layer, nn.Linear | QuantizedLinear | Stacked) or name not in owner._parameters:
             return f"{type(layer).__name__} is no linear layer that can be packed"
-    kinds = {layer.blocks or layer.quantized.dtype for layer in layers if isinstance(layer, QuantizedLinear)}
-    if reason := why_not_packed(module.dtype, module.device, kinds):
+    weight_formats = {layer.blocks or layer.quantized.dtype for layer in layers if isinstance(layer, QuantizedLinear)}
+    if reason := why_not_packed(module.dtype, module.device, weight_formats):
         return reason
     memory = machine_memory()
     holders = {id(plan.architecture.head): 1 + plan.is_tied}
-    copied = sum(_weight(layer).nbytes for layer in layers if not _is_released_by(layer, holders.get(id(layer), 1)))
-    if not copied or module in packed_models or memory is None or memory.free - copied > LEFT_FREE * memory.total:
+    copied_bytes = sum(
+        _weight(layer).nbytes for layer in layers if not _is_released_by(layer, holders.get(id(layer), 1))
+    )
+    if (
+        not copied_bytes
+        or module in packed_models
+        or memory is None
+        or memory.free - copied_bytes > LEFT_FREE * memory.total
+    ):
         return None
-    return f"a packed copy of its weights needs {copied / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
+    return f"a packed copy of its weights needs {copied_bytes / 1e9:.1f} GB, and {memory.free / 1e9:.1f} GB are free"
 
 
 def reads_packed_weights(module: Any) -> bool:
@@ -100,8 +107,10 @@ class NativeBackend:
         packed.take_back()
         self.packed = packed
         plan = PackingPlan(module)
-        architecture, self._linear_layers = plan.architecture, plan.linear_layers
-        self._model, self._layout = packed.model, packed.layout
+        architecture = plan.architecture
+        self._linear_layers = plan.linear_layers
+        self._model = packed.model
+        self._layout = packed.layout
         self._vocab: int = architecture.head.out_features
         self._layers = len(architecture.blocks)
         # what a draft head gives is what it reads in the next pass: it is not rounded in between
@@ -123,11 +132,14 @@ class NativeBackend:
             return []
         if states is None and self._mtp_embedding:
             states = self._mtp_embedding.read_states(segments)
-        logits, hidden = run_pass(self._model, segments, self._empty, hidden_layers, states)
-        scored = [len(range(segment.nodes)[segment.wanted]) for segment in segments]
-        own = split(logits[None, :, : self._vocab], scored)
-        kept = [state.to(self._states) for state in hidden]
-        return [Output(*each) for each in zip(own, split_layers(segments, kept), strict=True)]
+        logits, hidden_states = run_pass(self._model, segments, self._empty, hidden_layers, states)
+        wanted_counts = [len(range(segment.nodes)[segment.wanted]) for segment in segments]
+        segment_logits = split(logits[None, :, : self._vocab], wanted_counts)
+        layer_states = [state.to(self._states) for state in hidden_states]
+        return [
+            Output(*output_fields)
+            for output_fields in zip(segment_logits, split_layers(segments, layer_states), strict=True)
+        ]
 
     def draft_chains(
         self,
@@ -148,9 +160,10 @@ class NativeBackend:
             output: the layer whose states its next pass reads, None for what is behind the last norm.
             ids: the tokens that columns stand for, None for themselves.
         """
-        allowed, output = min(allowed, self._vocab), self._layers if output is None else output
-        given = self._model, segments, self._empty, count, allowed
-        return draft_chains(*given, output=output, read=states, ids=ids)
+        allowed = min(allowed, self._vocab)
+        output = self._layers if output is None else output
+        arguments = self._model, segments, self._empty, count, allowed
+        return draft_chains(*arguments, output=output, read=states, ids=ids)
 
 
 def _weight(layer: Any) -> Any:

@@ -46,16 +46,17 @@ class PackedModel:
             self.model.add_rotary(*rotary)
         if inputs := architecture.layer_inputs:
             table = inputs.embedding
-            own = table.weight.detach(), embedding_scale(table)
+            table_and_scale = table.weight.detach(), embedding_scale(table)
             projection = weight_of(inputs.projection), inputs.projection_scale
-            self.model.add_layer_inputs(*own, *projection, norm_of(inputs.norm), inputs.sum_scale)
+            self.model.add_layer_inputs(*table_and_scale, *projection, norm_of(inputs.norm), inputs.sum_scale)
             self._release(-1, Products.alone("layer_inputs", inputs.projection))
         for index, layer in enumerate(plan.layers):
             self.model.add_layer(layer.norms, layer.products.read(), plan.shape_of(index))
             self._release(index, layer.products)
         if self._add_head(plan):
             self._release(-1, Products.alone("head", architecture.head), holders=1 + plan.is_tied)
-        self._settings, self._stamps = _as_values(plan.settings), [*map(_stamp, plan.tensors)]
+        self._settings = _as_values(plan.settings)
+        self._stamps = [*map(_stamp, plan.tensors)]
         self._head = [*map(_stamp, tensors_of(architecture.head))]
         self._embedding = [_stamp(table_of(architecture.embedding))] if plan.is_tied else None
         self._releases = [stamp for stamp in [*self._stamps, *self._head] if isinstance(stamp, Release)]
@@ -92,12 +93,12 @@ class PackedModel:
 
         A draft head often has the target's. Whether it was packed for this model.
         """
-        own = plan.architecture
-        bounds = own.logits_divisor, own.logits_cap or 0.0
-        if owner := _owner(lambda packed: packed.has_head(own.head)):
+        architecture = plan.architecture
+        bounds = architecture.logits_divisor, architecture.logits_cap or 0.0
+        if owner := _owner(lambda packed: packed.has_head(architecture.head)):
             self.model.share_head(plan.norm, owner, *bounds)
             return False
-        self.model.add_head(plan.norm, weight_of(own.head), *bounds)
+        self.model.add_head(plan.norm, weight_of(architecture.head), *bounds)
         return True
 
     def _release(self, index: int, products: Products, holders: int = 1) -> None:
@@ -109,11 +110,11 @@ class PackedModel:
             holders: modules that have each weight.
         """
         check_products(self.model, index, products)
-        for layer, places in products.places.items():
+        for layer, output_places in products.places.items():
             owner, name = weight_place(layer)
             if can_release(owner, name, holders):
                 weight = getattr(owner, name)
-                unpack = partial(_unpack, self.model, index, places, weight.shape, weight.dtype)
+                unpack = partial(_unpack, self.model, index, output_places, weight.shape, weight.dtype)
                 Release(owner, name, unpack, holders)
         kernels.native.trim_heap()
 
@@ -124,13 +125,14 @@ packed_models = WeakKeyDictionary[nn.Module, PackedModel]()
 
 def _new_model(plan: PackingPlan) -> Any:
     """A model without layers. Its embedding is read where it lies, or out of a packed head that has its weight."""
-    own = plan.architecture
-    embedding = own.embedding
+    architecture = plan.architecture
+    embedding = architecture.embedding
     owner = None if plan.is_tied else _owner(lambda packed: packed.has_embedding(embedding))
     table = None if plan.is_tied or owner else table_of(embedding).detach()
-    scale, dtype = embedding_scale(embedding, own.embedding_multiplier), kernels.FORMATS[dtype_of(embedding)]
-    given = table, embedding.embedding_dim, scale, dtype, getattr(embedding, "blocks", None)
-    model = kernels.native.Model(torch.get_num_threads(), *given)
+    scale = embedding_scale(embedding, architecture.embedding_multiplier)
+    dtype = kernels.FORMATS[dtype_of(embedding)]
+    arguments = table, embedding.embedding_dim, scale, dtype, getattr(embedding, "blocks", None)
+    model = kernels.native.Model(torch.get_num_threads(), *arguments)
     if owner:
         model.share_embedding(owner)
     if entry := plan.entry:
@@ -173,12 +175,12 @@ def _as_values(value: Any) -> Any:
 
 def _unpack(model: Any, index: int, places: Sequence[Place], shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """A linear layer's weight."""
-    whole = torch.empty(shape, dtype=dtype, device="cpu")
-    for place in places:
-        if len(places) == 1 and place.outputs is None:
-            model.unpack(index, place.product, place.first, len(whole), whole.data_ptr())
+    weight = torch.empty(shape, dtype=dtype, device="cpu")
+    for output_place in places:
+        if len(places) == 1 and output_place.outputs is None:
+            model.unpack(index, output_place.product, output_place.first, len(weight), weight.data_ptr())
             continue
-        rows = torch.empty((len(place.outputs), shape[-1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
-        model.unpack(index, place.product, place.first, len(rows), rows.data_ptr())
-        whole.flatten(0, -2)[place.outputs] = rows
-    return whole
+        rows = torch.empty((len(output_place.outputs), shape[-1]), dtype=dtype, device="cpu")  # pyright: ignore[reportArgumentType]
+        model.unpack(index, output_place.product, output_place.first, len(rows), rows.data_ptr())
+        weight.flatten(0, -2)[output_place.outputs] = rows
+    return weight

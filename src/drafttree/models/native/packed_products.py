@@ -47,10 +47,10 @@ def packed_products(model: Any, products: Iterable[tuple[int, Products]], embedd
     with ExitStack() as undo:
         if embedding is not None and only_looks_up(embedding):
             undo.enter_context(replaced_forward(embedding, partial(_look_up, model, embedding)))
-        for index, own in products:
-            for layer, places in own.places.items():
+        for index, layer_products in products:
+            for layer, output_places in layer_products.places.items():
                 if not isinstance(layer, Stacked):
-                    undo.enter_context(replaced_forward(layer, partial(_multiply, model, index, places, layer)))
+                    undo.enter_context(replaced_forward(layer, partial(_multiply, model, index, output_places, layer)))
         yield
 
 
@@ -67,14 +67,16 @@ def check_products(model: Any, index: int, products: Products) -> None:
         WrongProductError: one is another.
     """
     limit = min(BLOCK_OUTPUTS, max(FEWEST_OUTPUTS, LAYER_OUTPUTS // len(products.places)))
-    for layer, places in products.places.items():
+    for layer, output_places in products.places.items():
         if isinstance(layer, Stacked):
             continue
         outputs = _compared_outputs(layer, limit)
-        row, own = _own_product(layer, outputs)
-        product = _multiply(model, index, places, layer, row)[:, outputs]
-        gap = float((product - own).abs().max() / own.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
-        if not gap <= UNITS[row.dtype] and own.isfinite().all():
+        row, reference = _own_product(layer, outputs)
+        product = _multiply(model, index, output_places, layer, row)[:, outputs]
+        gap = float(
+            (product - reference).abs().max() / reference.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+        )
+        if not gap <= UNITS[row.dtype] and reference.isfinite().all():
             sizes = f"{layer.in_features} inputs and {layer.out_features} outputs"
             raise WrongProductError(f"the packed product of a layer of {sizes} differs by {gap:.3g} from its own")
 
@@ -84,9 +86,9 @@ def _compared_outputs(layer: Any, limit: int) -> Any:
     count = layer.out_features
     if not isinstance(layer, BlockLinear) or count <= limit:
         return slice(None)
-    quarter = torch.arange(limit // 4, device="cpu")
-    between = torch.linspace(0, count - 1, limit // 2, device="cpu").long()
-    return torch.cat((quarter, between, count - 1 - quarter))
+    end_offsets = torch.arange(limit // 4, device="cpu")
+    middle_outputs = torch.linspace(0, count - 1, limit // 2, device="cpu").long()
+    return torch.cat((end_offsets, middle_outputs, count - 1 - end_offsets))
 
 
 def _own_product(layer: Any, outputs: Any) -> tuple[Tensor, Tensor]:
@@ -105,8 +107,10 @@ def _own_product(layer: Any, outputs: Any) -> tuple[Tensor, Tensor]:
         weight = dequantized_rows(layer.quantized[outputs], None, layer.blocks)
         return row, nn.functional.linear(row, weight, None if layer.bias is None else layer.bias[outputs].float())
     # some outputs at a time: in float32 a whole head of eight bits would take four times its memory
-    parts = layer.quantized.split(ROWS_AT_ONCE)
-    product = torch.cat([nn.functional.linear(row, part.float()) for part in parts], 1) * layer.scale
+    weight_chunks = layer.quantized.split(ROWS_AT_ONCE)
+    product = (
+        torch.cat([nn.functional.linear(row, weight_chunk.float()) for weight_chunk in weight_chunks], 1) * layer.scale
+    )
     return row, product if layer.bias is None else product + layer.bias
 
 
@@ -115,17 +119,19 @@ def _multiply(model: Any, index: int, places: Sequence[Place], layer: Any, x: Te
         raise RuntimeError(f"rows of {x.dtype} are multiplied with a weight of {layer.weight.dtype}")
     rows = x.flatten(0, -2).float().contiguous()
     outputs = torch.empty((len(rows), layer.out_features), dtype=x.dtype, device="cpu")
-    for place in places:
-        count = layer.out_features if place.outputs is None else len(place.outputs)
+    for output_place in places:
+        count = layer.out_features if output_place.outputs is None else len(output_place.outputs)
         product = torch.empty((len(rows), count), dtype=torch.float32, device="cpu")
-        threads, addresses = torch.get_num_threads(), (rows.data_ptr(), len(rows), product.data_ptr())
-        model.multiply(threads, index, place.product, place.first, count, *addresses)
-        outputs[:, slice(None) if place.outputs is None else place.outputs] = product.to(x.dtype)
+        threads = torch.get_num_threads()
+        addresses = rows.data_ptr(), len(rows), product.data_ptr()
+        model.multiply(threads, index, output_place.product, output_place.first, count, *addresses)
+        outputs[:, slice(None) if output_place.outputs is None else output_place.outputs] = product.to(x.dtype)
     return outputs.unflatten(0, x.shape[:-1])
 
 
 def _look_up(model: Any, embedding: Any, tokens: Tensor) -> Tensor:
-    table, ids = table_of(embedding), tokens.flatten()
+    table = table_of(embedding)
+    ids = tokens.flatten()
     rows = torch.empty((len(ids), table.shape[1]), dtype=table.dtype, device="cpu")
     for row, token in zip(rows, ids.tolist(), strict=True):
         model.unpack(-1, "head", token, 1, row.data_ptr())

@@ -40,11 +40,13 @@ class PackedLayer:
         self.products = Products.of(block)
         self.norms = _norms(block)
         self.shape = _shape(block)
-        self.rotary, self.turns = block.attention.kind.layer_type, block.attention.turns
+        self.rotary = block.attention.kind.layer_type
+        self.turns = block.attention.turns
 
 
 def _norms(block: Block) -> dict[str, Norm | None]:
-    attention, experts = block.attention, block.experts
+    attention = block.attention
+    experts = block.experts
     norms: dict[str, Any] = {
         "before_attention": block.before_attention,
         "after_attention": block.after_attention,
@@ -64,15 +66,16 @@ def _norms(block: Block) -> dict[str, Norm | None]:
 
 
 def _shape(block: Block) -> dict[str, Any]:
-    attention, experts = block.attention, block.experts
-    activated = block.mlp or experts
-    assert activated
+    attention = block.attention
+    experts = block.experts
+    mlp_or_experts = block.mlp or experts
+    assert mlp_or_experts
     return {
         **_attention_shape(attention),
         "multiplier": block.multiplier,
         "scalar": block.scalar,
         "parallel": block.parallel,
-        "activation": _activation(activated.activation),
+        "activation": _activation(mlp_or_experts.activation),
         **(_experts_shape(experts) if experts else {}),
     }
 
@@ -143,8 +146,8 @@ class PackingPlan:
     @property
     def products(self) -> list[tuple[int, Products]]:
         """The products that stand in for linear layers, by the layer that they are of there, -1 for those of none."""
-        own = self.architecture.layer_inputs
-        inputs = [(-1, Products.alone("layer_inputs", own.projection))] if own else []
+        layer_inputs = self.architecture.layer_inputs
+        inputs = [(-1, Products.alone("layer_inputs", layer_inputs.projection))] if layer_inputs else []
         layers = [(index, layer.products) for index, layer in enumerate(self.layers)]
         return [*inputs, *layers, (-1, Products.alone("head", self.architecture.head))]
 
@@ -156,33 +159,43 @@ class PackingPlan:
     @property
     def tensors(self) -> list[Any]:
         """The tensors of embeddings and of linear layers."""
-        own = self.architecture
-        entry = [] if own.entry is None or own.entry.projection is None else tensors_of(own.entry.projection)
-        inputs = [own.layer_inputs.embedding.weight] if own.layer_inputs else []
+        architecture = self.architecture
+        entry = (
+            []
+            if architecture.entry is None or architecture.entry.projection is None
+            else tensors_of(architecture.entry.projection)
+        )
+        inputs = [architecture.layer_inputs.embedding.weight] if architecture.layer_inputs else []
         return [
-            table_of(own.embedding),
+            table_of(architecture.embedding),
             *entry,
             *inputs,
-            *(each for layer in self.linear_layers for each in tensors_of(layer)),
+            *(tensor for layer in self.linear_layers for tensor in tensors_of(layer)),
         ]
 
     @property
     def settings(self) -> list[Any]:
         """All else that is packed."""
-        own = self.architecture
-        entry = [*self._entry_norms, own.entry.states_first, own.entry.normed_residual] if own.entry else None
-        scale, inputs = embedding_scale(own.embedding, own.embedding_multiplier), own.layer_inputs
-        of_inputs = None
+        architecture = self.architecture
+        entry = (
+            [*self._entry_norms, architecture.entry.states_first, architecture.entry.normed_residual]
+            if architecture.entry
+            else None
+        )
+        scale = embedding_scale(architecture.embedding, architecture.embedding_multiplier)
+        inputs = architecture.layer_inputs
+        input_settings = None
         if inputs:
             scales = embedding_scale(inputs.embedding), inputs.projection_scale, inputs.sum_scale
-            of_inputs = [*scales, norm_of(inputs.norm)]
+            input_settings = [*scales, norm_of(inputs.norm)]
         layers = [(layer.norms, layer.shape, layer.rotary, layer.turns) for layer in self.layers]
-        last = self.norm, own.logits_divisor, own.logits_cap
-        return [scale, entry, of_inputs, layers, own.owners, self.rotaries, *last]
+        head_settings = self.norm, architecture.logits_divisor, architecture.logits_cap
+        return [scale, entry, input_settings, layers, architecture.owners, self.rotaries, *head_settings]
 
     def shape_of(self, index: int) -> dict[str, Any]:
         """Sizes and numbers of a layer, and where its keys and values are, and its rotary embedding."""
-        layer, (keys, values) = self.layers[index], self._slots(index)
+        layer = self.layers[index]
+        keys, values = self._slots(index)
         shape = {**layer.shape, "buffer": keys.buffer, "key_slot": keys.place, "value_slot": values.place}
         types = [*self.rotaries]
         shape["rotary"] = types.index(layer.rotary) if layer.turns else None
@@ -205,10 +218,10 @@ def embedding_scale(embedding: Any, multiplier: float | None = None) -> float:
 
 
 def _rotaries(layers: list[PackedLayer], rotaries: Any) -> dict[str | None, tuple[Tensor, float]]:
-    found: dict[str | None, tuple[Tensor, float]] = {}
+    scaled_frequencies: dict[str | None, tuple[Tensor, float]] = {}
     for layer_type in dict.fromkeys(layer.rotary for layer in layers if layer.turns):
         rotary: Rotary = rotaries[layer_type]
-        found[layer_type] = rotary.frequencies.detach().float().contiguous(), rotary.scaling
+        scaled_frequencies[layer_type] = rotary.frequencies.detach().float().contiguous(), rotary.scaling
         if rotary.long_frequencies is not None:
-            found[LONG] = rotary.long_frequencies.float().contiguous(), rotary.scaling
-    return found
+            scaled_frequencies[LONG] = rotary.long_frequencies.float().contiguous(), rotary.scaling
+    return scaled_frequencies

@@ -71,7 +71,8 @@ class Products:
             taken: takes those of their outputs that are wanted, of weights `[out, in]` and of vectors `[out]`; all
                 without.
         """
-        self.layers[name], self._takes[name] = layers, taken
+        self.layers[name] = layers
+        self._takes[name] = taken
 
     def read(self) -> dict[str, Arrays]:
         """By name, what is packed; layers that have released their weights get them back."""
@@ -80,14 +81,15 @@ class Products:
     @property
     def places(self) -> dict[Any, list[Place]]:
         """Where the outputs of each linear layer are."""
-        places = defaultdict[Any, list[Place]](list)
+        output_places = defaultdict[Any, list[Place]](list)
         for name, layers in self.layers.items():
-            first, taken = 0, self._takes[name]
+            first_output = 0
+            output_selector = self._takes[name]
             for layer in layers:
-                outputs = taken(torch.arange(layer.out_features, device="cpu")) if taken else None
-                places[layer].append(Place(name, first, outputs))
-                first += layer.out_features if outputs is None else len(outputs)
-        return places
+                outputs = output_selector(torch.arange(layer.out_features, device="cpu")) if output_selector else None
+                output_places[layer].append(Place(name, first_output, outputs))
+                first_output += layer.out_features if outputs is None else len(outputs)
+        return output_places
 
     @property
     def linear_layers(self) -> list[Any]:
@@ -101,9 +103,9 @@ class Products:
 
     def _add_attention(self, attention: Attention) -> None:
         heads, width = attention.query_heads, attention.width
-        taken = partial(_by_kind, heads=heads, width=width) if attention.interleaved else None
-        for part, (_, layers) in enumerate(groupby(attention.qkv, _format)):
-            self.add(f"qkv/{part}", [*layers], taken)
+        output_selector = partial(_by_kind, heads=heads, width=width) if attention.interleaved else None
+        for index, (_, layers) in enumerate(groupby(attention.qkv, _format)):
+            self.add(f"qkv/{index}", [*layers], output_selector)
         self.add("out", [attention.out])
 
     def _add_mlp(self, mlp: Mlp) -> None:
@@ -111,11 +113,11 @@ class Products:
         if not mlp.gated:
             self.add("up", mlp.gate_up)
         else:
-            for half, name in enumerate(("gate", "up")):
+            for index, name in enumerate(("gate", "up")):
                 if len(mlp.gate_up) == 1:
-                    self.add(name, mlp.gate_up, lambda rows, half=half: rows.chunk(2)[half])
+                    self.add(name, mlp.gate_up, lambda rows, half=index: rows.chunk(2)[half])
                 else:
-                    self.add(name, [mlp.gate_up[half]])
+                    self.add(name, [mlp.gate_up[index]])
         self.add("down", [mlp.down])
 
     def _add_experts(self, experts: Experts) -> None:
@@ -131,12 +133,16 @@ class Products:
             self.add(f"down/{index}", [expert.down])
 
     def _add_stacked(self, weights: StackedExperts, count: int) -> None:
-        inner = weights.gate_up.out_features // count // 2
-        hidden = weights.down.out_features // count
+        intermediate_size = weights.gate_up.out_features // count // 2
+        hidden_size = weights.down.out_features // count
         for expert in range(count):
-            for half, name in enumerate(("gate", "up")):
-                self.add(f"{name}/{expert}", [weights.gate_up], _rows((2 * expert + half) * inner, inner))
-            self.add(f"down/{expert}", [weights.down], _rows(expert * hidden, hidden))
+            for index, name in enumerate(("gate", "up")):
+                self.add(
+                    f"{name}/{expert}",
+                    [weights.gate_up],
+                    _rows((2 * expert + index) * intermediate_size, intermediate_size),
+                )
+            self.add(f"down/{expert}", [weights.down], _rows(expert * hidden_size, hidden_size))
 
 
 def _format(layer: Any) -> tuple[type, str | None]:
@@ -155,8 +161,8 @@ def _rows(first: int, count: int) -> Callable[[Tensor], Tensor]:
 
 def _read(layers: Sequence[Any], taken: Callable[[Tensor], Tensor] | None) -> Arrays:
     take = taken or (lambda rows: rows)
-    held = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
-    weights = [take(weight).contiguous() for weight in held]
+    layer_weights = (getattr(*weight_place(layer)).detach().flatten(0, -2) for layer in layers)
+    weights = [take(weight).contiguous() for weight in layer_weights]
     quantized = layers[0] if isinstance(layers[0], QuantizedLinear) else None
     scales = None
     if quantized and quantized.scale is not None:

@@ -31,6 +31,6 @@ class BlockLinear(QuantizedLinear):
         return f"{super().extra_repr()}, blocks={self.blocks}"
 
     def product(self, x: Tensor) -> Tensor:
-        parts = self.quantized.split(ROWS_AT_ONCE)
-        weights = (dequantized_rows(part, None, self.blocks).to(x.dtype) for part in parts)
+        weight_chunks = self.quantized.split(ROWS_AT_ONCE)
+        weights = (dequantized_rows(weight_chunk, None, self.blocks).to(x.dtype) for weight_chunk in weight_chunks)
         return torch.cat([nn.functional.linear(x, weight) for weight in weights], -1)

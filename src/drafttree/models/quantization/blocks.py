@@ -41,8 +41,8 @@ def dequantized(blocks: Tensor, name: str) -> Tensor:
 def has_finite_scales(blocks: Tensor, name: str) -> bool:
     """Whether all scales of blocks uint8 `[out, bytes]` are finite numbers."""
     form = FORMATS[name]
-    each = blocks.view(len(blocks), -1, form.nbytes)
-    exponents = (each[..., at + 1] & EXPONENT for at in form.halves)
+    block_bytes = blocks.view(len(blocks), -1, form.nbytes)
+    exponents = (block_bytes[..., offset + 1] & EXPONENT for offset in form.halves)
     return not any(bool((exponent == EXPONENT).any()) for exponent in exponents)
 
 
@@ -71,13 +71,14 @@ def pack_q4_zero(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 
 def pack_q8_0(numbers: Tensor, scales: Tensor) -> Tensor:
     """The same of numbers of eight bits that count from 128."""
-    grouped = numbers.to(torch.uint8).unflatten(1, (-1, GROUP)) ^ 128
-    return torch.cat((_bytes_of_halves(scales), grouped), -1).flatten(1)
+    grouped_numbers = numbers.to(torch.uint8).unflatten(1, (-1, GROUP)) ^ 128
+    return torch.cat((_bytes_of_halves(scales), grouped_numbers), -1).flatten(1)
 
 
 def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
     """Blocks uint8 `[outputs, bytes]` for trials, of numbers and scales that are not large."""
-    form, generator = FORMATS[name], torch.Generator().manual_seed(0)
+    form = FORMATS[name]
+    generator = torch.Generator().manual_seed(0)
     # a float16 whose upper byte is below 64 is finite, and below 2
     return torch.randint(
         64, (outputs, inputs // form.inputs * form.nbytes), dtype=torch.uint8, generator=generator, device="cpu"
@@ -85,9 +86,9 @@ def random_blocks(name: str, outputs: int, inputs: int) -> Tensor:
 
 
 def _packed(numbers: Tensor, *heads: Tensor) -> Tensor:
-    grouped = numbers.to(torch.uint8).unflatten(1, (-1, GROUP))
-    first, second = grouped.chunk(2, -1)
-    return torch.cat([*heads, first | second << 4], -1).flatten(1)
+    grouped_numbers = numbers.to(torch.uint8).unflatten(1, (-1, GROUP))
+    low_numbers, high_numbers = grouped_numbers.chunk(2, -1)
+    return torch.cat([*heads, low_numbers | high_numbers << 4], -1).flatten(1)
 
 
 def _bytes_of_halves(values: Tensor) -> Tensor:
@@ -137,16 +138,16 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The scales and mins of eight groups, each float32 `[blocks, 8, 1]`: six bits each, in 12 bytes."""
-    first, second, last = blocks[:, 4:16].chunk(3, 1)
-    scales = torch.cat((first & 63, last & 15 | first >> 6 << 4), 1)
-    mins = torch.cat((second & 63, last >> 4 | second >> 6 << 4), 1)
+    scale_bytes, min_bytes, nibble_bytes = blocks[:, 4:16].chunk(3, 1)
+    scales = torch.cat((scale_bytes & 63, nibble_bytes & 15 | scale_bytes >> 6 << 4), 1)
+    mins = torch.cat((min_bytes & 63, nibble_bytes >> 4 | min_bytes >> 6 << 4), 1)
     return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * mins)[..., None]
 
 
 def _pairs_of_groups(blocks: Tensor) -> Tensor:
     """Numbers `[blocks, 8, 32]` of four bits: 32 bytes have one group in their lower halves and the next above."""
-    pairs = blocks.unflatten(1, (4, 1, GROUP))
-    return torch.cat((pairs & 15, pairs >> 4), 2).flatten(1, 2)
+    packed_groups = blocks.unflatten(1, (4, 1, GROUP))
+    return torch.cat((packed_groups & 15, packed_groups >> 4), 2).flatten(1, 2)
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
@@ -156,19 +157,20 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 def _q5_k(blocks: Tensor) -> Tensor:
     scales, mins = _scales_and_mins(blocks)
-    fifths = (
+    fifth_bits = (
         blocks[:, 16:48].unflatten(1, (1, GROUP)) >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
         & 1
     )
-    return (scales * (_pairs_of_groups(blocks[:, 48:]) | fifths << 4) - mins).flatten(1)
+    return (scales * (_pairs_of_groups(blocks[:, 48:]) | fifth_bits << 4) - mins).flatten(1)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low, high = blocks[:, :128].unflatten(1, (2, 1, 64)), blocks[:, 128:192].unflatten(1, (2, 1, GROUP))
-    fours = torch.cat((low & 15, low >> 4), 2).unflatten(3, (2, GROUP)).flatten(2, 3)
-    twos = high >> torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None] & 3
+    low_bytes = blocks[:, :128].unflatten(1, (2, 1, 64))
+    high_bytes = blocks[:, 128:192].unflatten(1, (2, 1, GROUP))
+    low_bits = torch.cat((low_bytes & 15, low_bytes >> 4), 2).unflatten(3, (2, GROUP)).flatten(2, 3)
+    high_bits = high_bytes >> torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None] & 3
     scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8)
-    numbers = (fours | twos << 4).float() - 32
+    numbers = (low_bits | high_bits << 4).float() - 32
     return (scales[..., None] * numbers.reshape(len(blocks), 16, 16)).flatten(1)
 
 

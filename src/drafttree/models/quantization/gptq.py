@@ -36,18 +36,18 @@ class Hessian:
 
     def __init__(self, inputs: int) -> None:
         self._sums = torch.zeros(inputs, inputs)
-        self._bounds = [inputs * part // PARTS for part in range(PARTS + 1)]
+        self._bounds = [inputs * index // PARTS for index in range(PARTS + 1)]
 
     def add(self, rows: Tensor) -> None:
         """Count rows `[..., inputs]`."""
-        flat = rows.flatten(0, -2).float()
-        for first, end in zip(self._bounds, self._bounds[1:], strict=False):
-            self._sums[first:end, first:].addmm_(flat[:, first:end].t(), flat[:, first:])
+        flat_rows = rows.flatten(0, -2).float()
+        for start, end in zip(self._bounds, self._bounds[1:], strict=False):
+            self._sums[start:end, start:].addmm_(flat_rows[:, start:end].t(), flat_rows[:, start:])
 
     def matrix(self) -> Tensor:
         """The whole matrix `[inputs, inputs]`."""
-        upper = self._sums.triu()
-        return upper + upper.triu(1).t()
+        upper_triangle = self._sums.triu()
+        return upper_triangle + upper_triangle.triu(1).t()
 
 
 class RoundedWeight(NamedTuple):
@@ -69,8 +69,8 @@ class RoundedWeight(NamedTuple):
 
     def dequantized(self) -> Tensor:
         """The weight, `[out, in]` in float32."""
-        grouped = self.numbers.unflatten(1, (-1, GROUP))
-        return ((grouped - self.zeros[..., None].float()) * self.scales[..., None].float()).flatten(1)
+        grouped_numbers = self.numbers.unflatten(1, (-1, GROUP))
+        return ((grouped_numbers - self.zeros[..., None].float()) * self.scales[..., None].float()).flatten(1)
 
 
 @torch.no_grad()
@@ -85,48 +85,53 @@ def round_weight(weight: Tensor, hessian: Tensor) -> RoundedWeight:
         hessian = torch.eye(len(hessian))
     scales, zeros = find_scales(weight)
     order = hessian.diagonal().argsort(descending=True)
-    left = weight.float().t()[order]  # a column's numbers lie behind each other
+    pending_columns = weight.float().t()[order]  # a column's numbers lie behind each other
     group_of = order // GROUP
-    units, middles = scales.float().t()[group_of], zeros.float().t()[group_of]
+    units, zero_points = scales.float().t()[group_of], zeros.float().t()[group_of]
     factors = _factors(hessian[order][:, order])
-    numbers = torch.empty(left.shape, dtype=torch.uint8)
-    for first in range(0, len(left), AT_ONCE):
-        end = min(first + AT_ONCE, len(left))
-        own, errors = left[first:end], torch.empty_like(left[first:end])
-        for column in range(end - first):
-            place = first + column
-            unit, middle = units[place], middles[place]
-            counted = _rounded(own[column], unit, middle)
-            numbers[place] = counted + middle
-            errors[column] = (own[column] - counted * unit) / factors[place, place]
-            own[column + 1 :].addr_(factors[place, place + 1 : end], errors[column], alpha=-1)
-        left[end:].addmm_(factors[first:end, end:].t(), errors, alpha=-1)
-    back = torch.empty_like(numbers)
-    back[order] = numbers
-    return RoundedWeight(back.t().contiguous(), scales, zeros)
+    numbers = torch.empty(pending_columns.shape, dtype=torch.uint8)
+    for start in range(0, len(pending_columns), AT_ONCE):
+        end = min(start + AT_ONCE, len(pending_columns))
+        block_columns = pending_columns[start:end]
+        errors = torch.empty_like(pending_columns[start:end])
+        for column in range(end - start):
+            position = start + column
+            unit, zero_point = units[position], zero_points[position]
+            centred_numbers = _rounded(block_columns[column], unit, zero_point)
+            numbers[position] = centred_numbers + zero_point
+            errors[column] = (block_columns[column] - centred_numbers * unit) / factors[position, position]
+            block_columns[column + 1 :].addr_(factors[position, position + 1 : end], errors[column], alpha=-1)
+        pending_columns[end:].addmm_(factors[start:end, end:].t(), errors, alpha=-1)
+    unpermuted = torch.empty_like(numbers)
+    unpermuted[order] = numbers
+    return RoundedWeight(unpermuted.t().contiguous(), scales, zeros)
 
 
 def find_scales(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Scales float16 and zeros uint8 `[out, groups]` by which a weight `[out, in]` is rounded with the least error."""
-    grouped = weight.float().unflatten(1, (-1, GROUP))
-    low = grouped.amin(-1, keepdim=True).clamp_(max=0)
-    high = grouped.amax(-1, keepdim=True).clamp_(min=0)
-    best = best_scale = best_zero = torch.empty(0)
-    for part in SHRUNK:
-        scale = _as_stored((high - low) * part / LARGEST)
-        zero = (-low * part / scale).round_().clamp_(0, LARGEST)
-        numbers = _rounded(grouped, scale, zero)
+    grouped_weight = weight.float().unflatten(1, (-1, GROUP))
+    group_min = grouped_weight.amin(-1, keepdim=True).clamp_(max=0)
+    group_max = grouped_weight.amax(-1, keepdim=True).clamp_(min=0)
+    least_error = best_scale = best_zero = torch.empty(0)
+    for fraction in SHRUNK:
+        scale = _as_stored((group_max - group_min) * fraction / LARGEST)
+        zero = (-group_min * fraction / scale).round_().clamp_(0, LARGEST)
+        numbers = _rounded(grouped_weight, scale, zero)
         # the scale that fits these numbers best
-        product, square = ((numbers * each).sum(-1, keepdim=True) for each in (grouped, numbers))
+        product = (numbers * grouped_weight).sum(-1, keepdim=True)
+        square = (numbers * numbers).sum(-1, keepdim=True)
         scale = _as_stored(torch.where(product > 0, product / square, scale))
-        numbers = _rounded(grouped, scale, zero)
-        error = (numbers * scale - grouped).square_().sum(-1, keepdim=True)
-        if not len(best):
-            best, best_scale, best_zero = error, scale, zero
+        numbers = _rounded(grouped_weight, scale, zero)
+        error = (numbers * scale - grouped_weight).square_().sum(-1, keepdim=True)
+        if not len(least_error):
+            least_error = error
+            best_scale = scale
+            best_zero = zero
             continue
-        better = error < best
-        best, best_scale = torch.where(better, error, best), torch.where(better, scale, best_scale)
-        best_zero = torch.where(better, zero, best_zero)
+        is_better = error < least_error
+        least_error = torch.where(is_better, error, least_error)
+        best_scale = torch.where(is_better, scale, best_scale)
+        best_zero = torch.where(is_better, zero, best_zero)
     return best_scale[..., 0].half(), best_zero[..., 0].to(torch.uint8)
 
 
@@ -144,7 +149,7 @@ def _factors(hessian: Tensor) -> Tensor:
 
     H = R R^T with R upper is a Cholesky decomposition from the end, and the inverse of R is that factor.
     """
-    damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean())
-    lower = torch.linalg.cholesky(damped.flip(0, 1))
-    upper = lower.flip(0, 1)
-    return torch.linalg.solve_triangular(upper, torch.eye(len(upper)), upper=True)
+    damped_hessian = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean())
+    lower_factor = torch.linalg.cholesky(damped_hessian.flip(0, 1))
+    upper_factor = lower_factor.flip(0, 1)
+    return torch.linalg.solve_triangular(upper_factor, torch.eye(len(upper_factor)), upper=True)

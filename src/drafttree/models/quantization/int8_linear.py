@@ -48,8 +48,8 @@ class Int8Linear(QuantizedLinear):
         weight = layer.weight.detach()
         quantized = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
         scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-        parts = (each.split(ROWS_AT_ONCE) for each in (weight, quantized, scale))
-        for rows, integers, units in zip(*parts, strict=True):
+        row_chunks = (tensor.split(ROWS_AT_ONCE) for tensor in (weight, quantized, scale))
+        for rows, integers, units in zip(*row_chunks, strict=True):
             numbers = rows.float()
             units.copy_(numbers.abs().amax(1) / INT8_MAX)
             numbers = numbers / torch.where(units == 0, 1.0, units)[:, None]
@@ -71,23 +71,26 @@ def int8_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
 
 def rounded_product(x: Tensor, quantized: Tensor, scale: Tensor) -> Tensor:
     """The same of rows rounded to sixteen bits, in sums of integers."""
-    exact = x if x.dtype == torch.float32 else x.float()
-    unit = exact.abs().amax(-1, keepdim=True) / LARGEST
+    float_rows = x if x.dtype == torch.float32 else x.float()
+    unit = float_rows.abs().amax(-1, keepdim=True) / LARGEST
     # rounded, since a float this large has no place behind the point; its lowest bytes are the integer's.
     # A row of zeros has some integers or other, and the unit 0
-    shifted = (exact / unit).add_(SHIFT).view(torch.int32)
-    nodes, bytes_ = len(x), torch.empty((2 * len(x), x.shape[1]), dtype=torch.uint8, device=x.device)
-    bytes_[:nodes], bytes_[nodes:] = shifted, shifted >> 8
-    signed = bytes_.to(torch.int16).sub_(MIDDLE).to(torch.int8)
-    count = max(len(signed), CUDA_ROWS)
-    padded = nn.functional.pad(signed, (0, 0, 0, count - len(signed) + -count % CUDA_MULTIPLE))
-    product = torch.ops.aten._int_mm(padded, quantized.t())[: len(signed)].float().mul_(scale)
+    shifted_integers = (float_rows / unit).add_(SHIFT).view(torch.int32)
+    nodes = len(x)
+    unsigned_bytes = torch.empty((2 * len(x), x.shape[1]), dtype=torch.uint8, device=x.device)
+    unsigned_bytes[:nodes] = shifted_integers
+    unsigned_bytes[nodes:] = shifted_integers >> 8
+    signed_bytes = unsigned_bytes.to(torch.int16).sub_(MIDDLE).to(torch.int8)
+    count = max(len(signed_bytes), CUDA_ROWS)
+    padded_bytes = nn.functional.pad(signed_bytes, (0, 0, 0, count - len(signed_bytes) + -count % CUDA_MULTIPLE))
+    product = torch.ops.aten._int_mm(padded_bytes, quantized.t())[: len(signed_bytes)].float().mul_(scale)
     return product[:nodes].add_(product[nodes:], alpha=256).mul_(unit).to(x.dtype)
 
 
 def why_not_multiplied(layer: nn.Linear) -> str | None:
     """Why the device of a linear layer does not multiply weights of eight bits in its place, None if it does."""
-    device, sizes = layer.weight.device.type, (layer.in_features, layer.out_features)
+    device = layer.weight.device.type
+    sizes = (layer.in_features, layer.out_features)
     if device not in ("cpu", "cuda"):
         return f"is on {device}, where nothing multiplies int8 weights"
     if device == "cuda" and any(size % CUDA_MULTIPLE for size in sizes):

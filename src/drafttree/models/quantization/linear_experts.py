@@ -41,10 +41,10 @@ class LinearExperts(nn.Module):
         """
         sums = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
-            nodes, places = (top_k_index == expert).nonzero(as_tuple=True)
+            nodes, ranks = (top_k_index == expert).nonzero(as_tuple=True)
             rows = hidden_states[nodes]
-            inner = self.act_fn(self.gate_proj[expert](rows)) * self.up_proj[expert](rows)
-            outputs = self.down_proj[expert](inner) * top_k_weights[nodes, places, None]
+            intermediate = self.act_fn(self.gate_proj[expert](rows)) * self.up_proj[expert](rows)
+            outputs = self.down_proj[expert](intermediate) * top_k_weights[nodes, ranks, None]
             sums.index_add_(0, nodes, outputs.to(sums.dtype))
         return sums
 

@@ -26,23 +26,25 @@ def quantize_int8(module: PreTrainedModel, *, head: bool = False) -> None:
         ModelError: the model is quantised already, it has no linear layers but its head, or its device has no product
             for them.
     """
-    kind = type(module).__name__
+    class_name = type(module).__name__
     if method := quantization(module):
-        raise ModelError(f"{kind} is quantised already ({method}); leave out quantize")
-    for part, name, experts in [*_stacked_experts(module)]:
-        setattr(part, name, linear_experts(experts))
-    parts = [(part, name, child) for part in module.modules() for name, child in part.named_children()]
+        raise ModelError(f"{class_name} is quantised already ({method}); leave out quantize")
+    for parent, name, experts in [*_stacked_experts(module)]:
+        setattr(parent, name, linear_experts(experts))
+    children = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
     own_head = module.get_output_embeddings()
-    layers = [(part, name, child) for part, name, child in parts if type(child) is nn.Linear and child is not own_head]
+    layers = [
+        (parent, name, child) for parent, name, child in children if type(child) is nn.Linear and child is not own_head
+    ]
     if not layers:
-        raise ModelError(f"{kind} has no linear layers to quantise but its head; leave out quantize")
+        raise ModelError(f"{class_name} has no linear layers to quantise but its head; leave out quantize")
     for _, name, layer in layers:
         if reason := why_not_multiplied(layer):
-            raise ModelError(f"{name} of {kind} {reason}; leave out quantize")
-    layer = parts = own_head = None
+            raise ModelError(f"{name} of {class_name} {reason}; leave out quantize")
+    layer = children = own_head = None
     while layers:  # which hold weights that go one by one
-        part, name, child = layers.pop()
-        setattr(part, name, Int8Linear(child))
+        parent, name, child = layers.pop()
+        setattr(parent, name, Int8Linear(child))
     if head:
         quantize_head(module)
 
@@ -54,10 +56,10 @@ def _stacked_experts(module: PreTrainedModel) -> Iterator[tuple[nn.Module, str, 
     """
     if module.device.type != "cpu":
         return
-    for part in module.modules():
-        for name, child in part.named_children():
+    for parent in module.modules():
+        for name, child in parent.named_children():
             if type(child).__name__ in KNOWN:
-                yield part, name, child
+                yield parent, name, child
 
 
 @torch.no_grad()

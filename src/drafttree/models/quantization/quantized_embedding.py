@@ -30,7 +30,8 @@ class QuantizedEmbedding(nn.Module):
     def __init__(self, weight: QuantizedLinear, embedding: Any) -> None:
         super().__init__()
         self.training = embedding.training
-        self.num_embeddings, self.embedding_dim = weight.out_features, weight.in_features
+        self.num_embeddings = weight.out_features
+        self.embedding_dim = weight.in_features
         self.quantized = weight.quantized
         self.register_buffer("scale", weight.scale, persistent=False)
         self.dtype = embedding.weight.dtype
@@ -57,8 +58,8 @@ class QuantizedEmbedding(nn.Module):
 
 def only_looks_up(embedding: Any) -> bool:
     """Whether an embedding does nothing but look up rows, and multiply them with a factor perhaps."""
-    kind = type(embedding)
-    return kind in (nn.Embedding, QuantizedEmbedding) or kind.__name__.endswith(SCALED)
+    embedding_class = type(embedding)
+    return embedding_class in (nn.Embedding, QuantizedEmbedding) or embedding_class.__name__.endswith(SCALED)
 
 
 def table_of(embedding: Any) -> Tensor:

@@ -59,7 +59,8 @@ class QuantizedLinear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.training = layer.training
-        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
 
     def extra_repr(self) -> str:
@@ -88,7 +89,7 @@ def dequantized_rows(quantized: Tensor, scale: Tensor | None, form: str | None) 
 
 def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
     """The quantised layers of a module."""
-    return [part for part in module.modules() if isinstance(part, QuantizedLinear)]
+    return [submodule for submodule in module.modules() if isinstance(submodule, QuantizedLinear)]
 
 
 def quantized_scales(module: nn.Module) -> list[Tensor]:
@@ -107,5 +108,5 @@ def quantization_method(settings: object) -> str | None:
     """The name of the method in the `quantization_config` of a model, None without one."""
     if not settings:
         return None
-    found = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
-    return str(getattr(found, "value", found) or "by a method it does not name")
+    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    return str(getattr(method, "value", method) or "by a method it does not name")

@@ -34,8 +34,8 @@ class StaticAttention(NamedTuple):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`; `rows` are the keys and values `[1, key heads, rows, width]` of a layer."""
-        for stored, new in zip(rows, (key, value), strict=True):
-            stored[:, :, self.new_rows] = new[None].transpose(1, 2)
+        for stored_rows, new_states in zip(rows, (key, value), strict=True):
+            stored_rows[:, :, self.new_rows] = new_states[None].transpose(1, 2)
         return self.read(query, rows, scale)
 
     def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
@@ -85,7 +85,9 @@ class MaskedInputs:
         nodes, drafted = visible.shape
         start = cache.get_seq_length()
         numbers, visible_bits = _arrays(sizes)
-        numbers[0, :nodes], numbers[1, :nodes], numbers[2, :3] = tokens, positions, (cache.length, start, start + nodes)
+        numbers[0, :nodes] = tokens
+        numbers[1, :nodes] = positions
+        numbers[2, :3] = cache.length, start, start + nodes
         visible_bits[:nodes, : -(-drafted // 8)] = packed_bits(visible)
         send_to([numbers, visible_bits], self._memory)
         if self._hidden.numel():
@@ -97,15 +99,19 @@ class MaskedInputs:
         length, start, end = self._numbers[2, :3]
         new_rows = start + torch.arange(sizes, device=start.device)
         columns = torch.arange(rows[0][0].shape[-2], device=start.device)
-        drafted = columns - length
+        drafted_indices = columns - length
         visible = unpacked_bits(self._visible_bits[:sizes], MAX_DRAFTED)
-        tree = visible.index_select(1, drafted.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
-        seen = (drafted < 0) | tree | (columns == new_rows[:, None])
-        mask = torch.zeros(seen.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(~seen, -torch.inf)
+        tree_visible = visible.index_select(1, drafted_indices.clamp(0, MAX_DRAFTED - 1)) & (columns < end)
+        visible_rows = (drafted_indices < 0) | tree_visible | (columns == new_rows[:, None])
+        mask = torch.zeros(visible_rows.shape, dtype=self._hidden.dtype, device=start.device).masked_fill_(
+            ~visible_rows, -torch.inf
+        )
         attention = StaticAttention(new_rows, Visibility(mask.repeat(self._groups, 1)[None, None]))
-        by_kind = {(EVERYTHING, self._groups): attention}
-        tokens, positions, hidden = self._numbers[:1, :sizes], self._numbers[1:2, :sizes], self._hidden[:, :sizes]
-        return PassInputs(tokens, positions, hidden, rows, lambda span, groups: by_kind[span, groups])
+        attentions = {(EVERYTHING, self._groups): attention}
+        tokens = self._numbers[:1, :sizes]
+        positions = self._numbers[1:2, :sizes]
+        hidden_states = self._hidden[:, :sizes]
+        return PassInputs(tokens, positions, hidden_states, rows, lambda span, groups: attentions[span, groups])
 
     def unrecorded(self, segments: Sequence[Segment], hidden: Tensor) -> PassInputs:
         """See `InputBuilder`; here there may be several requests, whose caches may be any."""

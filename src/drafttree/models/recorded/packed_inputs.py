@@ -46,8 +46,8 @@ class PackedAttention(NamedTuple):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """See `PassAttention`; `rows` are all keys and values `[key heads, rows, width]` of a layer."""
-        for stored, new in zip(rows, (key, value), strict=True):
-            stored.index_copy_(1, self.new_rows, new.transpose(0, 1))
+        for stored_rows, new_states in zip(rows, (key, value), strict=True):
+            stored_rows.index_copy_(1, self.new_rows, new_states.transpose(0, 1))
         return self.read(query, rows, scale)
 
     def read(self, query: Tensor, rows: tuple[Tensor, Tensor], scale: float) -> Tensor:
@@ -56,14 +56,14 @@ class PackedAttention(NamedTuple):
         Query heads that share a key head are stacked as queries: the rows are read once for all of them, and torch's
         kernel is not asked for groups, for single queries of which it orders the log-sum-exps in another way.
         """
-        grouped = query.unflatten(1, (len(rows[0]), -1)).transpose(1, 2)
-        stacked = grouped.flatten(0, 1)
-        keys, values = (stored.index_select(1, self.tree_rows) for stored in rows)
-        tree, tree_size = attend_densely(stacked, keys, values, self.visible, scale)
-        prefix, prefix_size = self.attend_to_prefixes(stacked, *rows, self.prefixes, scale)
-        share = torch.sigmoid(prefix_size - tree_size).masked_fill(~self.has_prefix, 0)
-        out = tree.lerp(prefix.to(tree.dtype), share.t().unsqueeze(-1).to(tree.dtype))
-        return out.to(query.dtype).view(grouped.shape).transpose(1, 2).flatten(1)
+        grouped_query = query.unflatten(1, (len(rows[0]), -1)).transpose(1, 2)
+        stacked_query = grouped_query.flatten(0, 1)
+        keys, values = (stored_rows.index_select(1, self.tree_rows) for stored_rows in rows)
+        tree_out, tree_lse = attend_densely(stacked_query, keys, values, self.visible, scale)
+        prefix_out, prefix_lse = self.attend_to_prefixes(stacked_query, *rows, self.prefixes, scale)
+        prefix_share = torch.sigmoid(prefix_lse - tree_lse).masked_fill(~self.has_prefix, 0)
+        out = tree_out.lerp(prefix_out.to(tree_out.dtype), prefix_share.t().unsqueeze(-1).to(tree_out.dtype))
+        return out.to(query.dtype).view(grouped_query.shape).transpose(1, 2).flatten(1)
 
 
 class PackedSizes(NamedTuple):
@@ -110,18 +110,25 @@ class PassArrays(NamedTuple):
     @classmethod
     def of(cls, segments: Sequence[Segment], sizes: PackedSizes) -> "PassArrays":
         """The arrays of a pass on the rows that its requests have in a `RangePool`, padded to sizes."""
-        nodes, tree_rows = np.zeros((3, sizes.nodes), dtype=np.int64), np.full(sizes.drafted, PADDING_ROW)
+        nodes = np.zeros((3, sizes.nodes), dtype=np.int64)
+        tree_rows = np.full(sizes.drafted, PADDING_ROW)
         nodes[2] = PADDING_ROW
         prefixes = np.zeros((3, sizes.requests + 1), dtype=np.int32)
-        has_prefix, visible = np.zeros(sizes.nodes, dtype=bool), np.zeros((sizes.nodes, sizes.drafted), dtype=bool)
+        has_prefix = np.zeros(sizes.nodes, dtype=bool)
+        visible = np.zeros((sizes.nodes, sizes.drafted), dtype=bool)
         node = row = 0
-        for place, segment in enumerate(segments):
-            own_rows, length = _tree_rows(segment), segment.cache.length
-            own, seen = slice(node, node := node + segment.nodes), slice(row, row := row + len(own_rows))
-            nodes[:, own] = segment.tokens, segment.positions, own_rows[-segment.nodes :]
-            tree_rows[seen], has_prefix[own], visible[own, seen] = own_rows, length > 0, segment.visible
-            prefixes[:, place] = own.start, max(length, 1), own_rows[0] - length
-        prefixes[0, len(segments) :], prefixes[1, len(segments) :] = node, 1
+        for index, segment in enumerate(segments):
+            request_rows = _tree_rows(segment)
+            length = segment.cache.length
+            node_slice = slice(node, node := node + segment.nodes)
+            row_slice = slice(row, row := row + len(request_rows))
+            nodes[:, node_slice] = segment.tokens, segment.positions, request_rows[-segment.nodes :]
+            tree_rows[row_slice] = request_rows
+            has_prefix[node_slice] = length > 0
+            visible[node_slice, row_slice] = segment.visible
+            prefixes[:, index] = node_slice.start, max(length, 1), request_rows[0] - length
+        prefixes[0, len(segments) :] = node
+        prefixes[1, len(segments) :] = 1
         return cls(nodes, tree_rows, prefixes, has_prefix, packed_bits(visible))
 
 
@@ -168,9 +175,9 @@ class PackedInputs:
     def make_room(self, segments: Sequence[Segment], like: Tensor) -> PackedSizes | None:
         for segment in segments:
             segment.cache.reserve(like, segment.nodes)
-        own = PackedSizes.of(segments)
-        nodes, drafted = (next((size for size in BUCKETS if size >= count), None) for count in own[:2])
-        if nodes is None or drafted is None or own.requests > MAX_REQUESTS:
+        sizes = PackedSizes.of(segments)
+        nodes, drafted = (next((bucket for bucket in BUCKETS if bucket >= count), None) for count in sizes[:2])
+        if nodes is None or drafted is None or sizes.requests > MAX_REQUESTS:
             return None
         return PackedSizes(nodes, drafted, min(nodes, MAX_REQUESTS), nodes)
 
@@ -193,14 +200,15 @@ class PackedInputs:
         return memory
 
     def inputs(self, memory: PackedTensors, sizes: PackedSizes, rows: list[tuple[Tensor, Tensor]]) -> PassInputs:
-        groups, (nodes, tree_rows, numbers, has_prefix, visible_bits) = self._groups, memory.arrays
+        groups = self._groups
+        nodes, tree_rows, numbers, has_prefix, visible_bits = memory.arrays
         starts, lengths, firsts = numbers
 
         def attention(_: Span, __: int) -> PackedAttention:
             prefixes = Prefixes(starts * groups, lengths[:-1], firsts, sizes.most_nodes * groups)
             visible = unpacked_bits(visible_bits, sizes.drafted).repeat_interleave(groups, 0)
-            seen = has_prefix.repeat_interleave(groups, 0)
-            return PackedAttention(self._varlen, nodes[2], tree_rows, visible, prefixes, seen)
+            query_has_prefix = has_prefix.repeat_interleave(groups, 0)
+            return PackedAttention(self._varlen, nodes[2], tree_rows, visible, prefixes, query_has_prefix)
 
         return PassInputs(nodes[:1], nodes[1:2], memory.hidden, rows, attention)
 
@@ -213,5 +221,5 @@ def _tree_rows(segment: Segment) -> range:
     """The places of a request's drafted rows in the allocation, its new nodes included."""
     cache = segment.cache
     assert isinstance(cache, PooledCache)
-    first = cache.pooled.start + cache.length
-    return range(first, first + cache.drafted + segment.nodes)
+    start = cache.pooled.start + cache.length
+    return range(start, start + cache.drafted + segment.nodes)

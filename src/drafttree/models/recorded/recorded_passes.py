@@ -124,7 +124,9 @@ class RecordedPasses:
     def _builder(self, segments: Sequence[Segment]) -> InputBuilder | None:
         """The builder for these requests; None for KV caches with a window and for those of another pool."""
         caches = [segment.cache for segment in segments]
-        if not all(isinstance(each, PooledCache) and each.pool is self._pool and not each.windowed for each in caches):
+        if not all(
+            isinstance(cache, PooledCache) and cache.pool is self._pool and not cache.windowed for cache in caches
+        ):
             return None
         return self._masked if len(segments) == 1 else self._packed
 
@@ -140,15 +142,16 @@ class RecordedPasses:
         sizes = builder.make_room(segments, hidden)
         if sizes is None or self._recorder is None:
             return None
-        recorded, key = builder.recorded(segments), (sizes, variant)
-        memory, replay = recorded.get(key, (None, None))
+        recorded_passes = builder.recorded(segments)
+        key = sizes, variant
+        memory, replay = recorded_passes.get(key, (None, None))
         memory = builder.store(segments, hidden, sizes, memory)
         if replay is None:
             rows = builder.rows(segments)  # a recorded pass must not keep the KV caches alive
             replay = self._record(lambda: run(builder.inputs(memory, sizes, rows)), sizes)
             if replay is None:
                 return None
-            recorded[key] = memory, replay
+            recorded_passes[key] = memory, replay
         nodes = sum(segment.nodes for segment in segments)
         return tuple(output[:, :nodes].clone() for output in replay())
 
@@ -156,14 +159,19 @@ class RecordedPasses:
         """A recorded pass. Its inputs must be in place: recording runs it, and so writes rows of the KV cache."""
         assert self._recorder
         device = self._like.device
-        reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
-        began = time.perf_counter()
+        reserved_bytes = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+        start_seconds = time.perf_counter()
         replay = self._recorder(run)
         if replay is None:
             self._recorder = None
             return None
-        took = (torch.cuda.memory_reserved(device) if device.type == "cuda" else 0) - reserved
-        logger.info("recorded a pass of size %s: %.2f s, %.1f MiB", sizes, time.perf_counter() - began, took / 2**20)
+        pass_bytes = (torch.cuda.memory_reserved(device) if device.type == "cuda" else 0) - reserved_bytes
+        logger.info(
+            "recorded a pass of size %s: %.2f s, %.1f MiB",
+            sizes,
+            time.perf_counter() - start_seconds,
+            pass_bytes / 2**20,
+        )
         return replay
 
 
@@ -185,7 +193,8 @@ class RecordedBackend:
     shares_passes = True
 
     def __init__(self, fused: FusedBackend, recorder: Recorder, varlen: VarlenAttention | None = None) -> None:
-        self.device, self.packed_nbytes = fused.device, fused.packed_nbytes
+        self.device = fused.device
+        self.packed_nbytes = fused.packed_nbytes
         self._fused = fused
         varlen = varlen if fused.spans == (EVERYTHING,) else None
         self._passes = RecordedPasses(recorder, fused.layout, fused.groups, fused.empty, fused.hidden, varlen)
@@ -204,10 +213,10 @@ class RecordedBackend:
         fused = self._fused
 
         def run(inputs: PassInputs) -> tuple[Tensor, ...]:
-            x, hidden = fused.run_layers(inputs, hidden_layers)
-            return x, *hidden
+            x, hidden_states = fused.run_layers(inputs, hidden_layers)
+            return x, *hidden_states
 
         if not segments:
             return []
-        x, *hidden = self._passes.replay(segments, run, variant=hidden_layers, hidden=states)
-        return fused.outputs_of(segments, x, tuple(hidden))
+        x, *hidden_states = self._passes.replay(segments, run, variant=hidden_layers, hidden=states)
+        return fused.outputs_of(segments, x, tuple(hidden_states))

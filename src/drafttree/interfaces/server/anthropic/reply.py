@@ -41,7 +41,8 @@ async def count_tokens(request: Body[CountTokensRequest], serving: Serving, resp
     """Count the tokens of a conversation, up to where the next message begins."""
     serving.check_model(request.model)
     _check_thinking(request, serving)
-    decoder, chat = serving.decoder, await read_request(request.as_chat)
+    decoder = serving.decoder
+    chat = await read_request(request.as_chat)
     template = decoder.tokenizer, serving.dialect, decoder.target.context, serving.control_tokens
     prompt = await asyncio.to_thread(read_prompt, chat, *template)
     response.headers.update(await warning(request, serving))
@@ -54,8 +55,9 @@ def _check_thinking(request: CountTokensRequest, serving: ServingContext) -> Non
     Raises:
         ServerError: it is asked to.
     """
-    dialect, wanted = serving.dialect, request.thinking
-    if wanted and wanted.type == "enabled" and not dialect.thinking and not dialect.takes_effort:
+    dialect = serving.dialect
+    thinking = request.thinking
+    if thinking and thinking.type == "enabled" and not dialect.thinking and not dialect.takes_effort:
         raise ServerError(400, "thinking is enabled, but the model's chat template does not support it; leave it out")
 
 
@@ -65,8 +67,10 @@ class MessageText:
     done = False
 
     def __init__(self, request: MessagesRequest, serving: ServingContext, texts: Texts) -> None:
-        self._texts, self._stop_strings = texts, request.stop_strings
-        self._content, self._input = list[Json](), ""
+        self._texts = texts
+        self._stop_strings = request.stop_strings
+        self._content = list[Json]()
+        self._input = ""
         self.whole: Json = {
             **reply_head("msg_", request, serving),
             "type": "message",
@@ -81,8 +85,8 @@ class MessageText:
         yield {"type": "message_start", "message": self.whole}
 
     def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for part, _ in self._texts.all[place].parts(chunk):
-            match part:
+        for answer_part, _ in self._texts.all[place].parts(chunk):
+            match answer_part:
                 case Thought(text=text):
                     yield from self._write("thinking", text)
                 case Said(text=text):
@@ -118,13 +122,14 @@ class MessageText:
         """End the block that is being written, if there is one."""
         if self._content:
             if self._content[-1]["type"] == "tool_use":
-                self._content[-1]["input"], self._input = _read_input(self._input), ""
+                self._content[-1]["input"] = _read_input(self._input)
+                self._input = ""
             yield self._event("content_block_stop")
 
     def _end(self, reason: str, stopped_by: str | None) -> Iterator[Json]:
         yield from self._close()
-        why = STOP_REASONS[reason] if stopped_by is None else "stop_sequence"
-        delta = {"stop_reason": why, "stop_sequence": stopped_by}
+        stop_reason = STOP_REASONS[reason] if stopped_by is None else "stop_sequence"
+        delta = {"stop_reason": stop_reason, "stop_sequence": stopped_by}
         costs = {"usage": self._usage, "timings": self._texts.timings}
         self.whole |= {**delta, **costs}
         yield {"type": "message_delta", "delta": delta, **costs}

@@ -97,9 +97,9 @@ SERVED = {kind for kinds in KINDS.values() for kind in kinds}
 def _check_kind(block: Any, info: ValidationInfo) -> Any:
     """Refuse a block in a turn of another role than its own."""
     role = info.data.get("role")
-    kind = block.get("type") if isinstance(block, dict) else None
-    if role in KINDS and isinstance(kind, str) and kind in SERVED and kind not in KINDS[role]:
-        raise not_served(f"a block of the {role}", kind, KINDS[role])
+    block_type = block.get("type") if isinstance(block, dict) else None
+    if role in KINDS and isinstance(block_type, str) and block_type in SERVED and block_type not in KINDS[role]:
+        raise not_served(f"a block of the {role}", block_type, KINDS[role])
     return block
 
 
@@ -144,14 +144,14 @@ class Turn(ConversationTurn):
                         texts = []
                     yield {"role": "tool", "content": block.content, "tool_call_id": block.tool_use_id}
         if texts or self.role == "assistant":
-            more = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
-            yield {"role": self.role, "content": texts, **more}
+            extra_fields = {"tool_calls": calls or None, "reasoning_content": "\n".join(thoughts) or None}
+            yield {"role": self.role, "content": texts, **extra_fields}
 
 
 def _check_type(schema: Schema, info: ValidationInfo) -> Schema:
     if schema.get("type") != "object":
-        what = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
-        raise mistake("no_object", f"{what}; the input of a tool is an object")
+        problem = f"tool {info.data.get('name')!r}: the type is {schema.get('type')!r}"
+        raise mistake("no_object", f"{problem}; the input of a tool is an object")
     return schema
 
 
@@ -228,14 +228,15 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     @model_validator(mode="after")
     def _check_asked(self) -> Self:
         """Refuse what is not served in the last turn of the user, unless it is beside what a tool has returned."""
-        last = len(self.messages) - 1
-        if last > 0 and self._goes_on:
-            last -= 1
-        asked, before = self.messages[last], self.messages[last - 1].content if last > 0 else []
-        behind_results = any(isinstance(block, ToolResultBlock) for block in [*before[-1:], *asked.content])
-        if asked.role == "user" and not behind_results:
+        turn_index = len(self.messages) - 1
+        if turn_index > 0 and self._goes_on:
+            turn_index -= 1
+        turn = self.messages[turn_index]
+        previous_content = self.messages[turn_index - 1].content if turn_index > 0 else []
+        behind_results = any(isinstance(block, ToolResultBlock) for block in [*previous_content[-1:], *turn.content])
+        if turn.role == "user" and not behind_results:
             refuse_unserved(
-                asked.content, "a block of the user", " or ".join(KINDS["user"]), "messages", last, "content"
+                turn.content, "a block of the user", " or ".join(KINDS["user"]), "messages", turn_index, "content"
             )
         return self
 
@@ -243,18 +244,19 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
     def _check_prefill(self) -> Self:
         if not self._goes_on:
             return self
-        content, form = self.messages[-1].content, self.output_config and self.output_config.format
-        said = "".join(block.text for block in content if isinstance(block, TextBlock))
-        wrong = {
+        content = self.messages[-1].content
+        form = self.output_config and self.output_config.format
+        prefill = "".join(block.text for block in content if isinstance(block, TextBlock))
+        mistakes = {
             "calls tools, so that their results come next": any(isinstance(block, ToolUseBlock) for block in content),
-            "has no text to continue": not said,
-            "ends with whitespace, which no token continues": said != said.rstrip(),
+            "has no text to continue": not prefill,
+            "ends with whitespace, which no token continues": prefill != prefill.rstrip(),
             "cannot be continued while thinking is enabled": self.thinking and self.thinking.type == "enabled",
             "cannot be continued in the form of output_config.format": form,
         }
-        if reason := next((reason for reason, found in wrong.items() if found), None):
-            what = f"the last message is the assistant's and {reason}; change or remove it"
-            raise mistake("wrong_prefill", what, "messages", len(self.messages) - 1)
+        if reason := next((reason for reason, flag in mistakes.items() if flag), None):
+            message = f"the last message is the assistant's and {reason}; change or remove it"
+            raise mistake("wrong_prefill", message, "messages", len(self.messages) - 1)
         return self
 
     @property
@@ -270,20 +272,20 @@ class CountTokensRequest(fields_of("messages.count_tokens")):
         """
         system = [{"role": "system", "content": self.system}] if self.system else []
         thinks = self.thinking and self.thinking.type
-        switched = {} if thinks in (None, "adaptive") else dict.fromkeys(SWITCHES, thinks == "enabled")
+        switches = {} if thinks in (None, "adaptive") else dict.fromkeys(SWITCHES, thinks == "enabled")
         choice = self.tool_choice
-        called = choice and ("required" if choice.type == "any" else choice.type)
+        tool_choice = choice and ("required" if choice.type == "any" else choice.type)
         if choice and choice.name is not None:
-            called = FunctionName(name=choice.name)
+            tool_choice = FunctionName(name=choice.name)
         return ChatRequest.of(
             self,
             "messages",
             [(f"tools.{index}", tool) for index, tool in enumerate(self.tools or ())],
             messages=[*system, *(message for turn in self.messages for message in turn.messages())],
-            tool_choice=called,
+            tool_choice=tool_choice,
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             response_format=self.output_config and self.output_config.format,
-            chat_template_kwargs=switched | (self.chat_template_kwargs or {}),
+            chat_template_kwargs=switches | (self.chat_template_kwargs or {}),
             continue_final_message=self._goes_on,
             **more,
         )

@@ -30,11 +30,13 @@ class JsonObject:
     """Reads arguments that are a JSON object, which is passed on as it is and ends where its last brace closes."""
 
     def __init__(self) -> None:
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
 
     def read(self, text: str, *, final: bool) -> Read:
         """Read on, in text that has not been read yet, up to the end of the object."""
-        for place, character in enumerate(text):
+        for index, character in enumerate(text):
             if self._quoted:
                 self._quoted = self._escaped or character != '"'
                 self._escaped = character == "\\" and not self._escaped
@@ -45,7 +47,7 @@ class JsonObject:
             elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    return Read(text[: place + 1], place + 1, done=True)
+                    return Read(text[: index + 1], index + 1, done=True)
         return Read(text, len(text), done=False)
 
 
@@ -64,49 +66,54 @@ class MarkedPairs:
     """
 
     def __init__(self, kind: Arguments, parameters: Mapping[str, Any] | None) -> None:
-        self._before, self._marks = BEFORE[kind], STYLES[kind]
+        self._before = BEFORE[kind]
+        self._marks = STYLES[kind]
         self._parameters = parameters or {}
         self._schemas = SchemaComparison(self._parameters)
-        self._begun, self._looked = False, 0
+        self._begun = False
+        self._looked = 0
         self._key: str | None = None
 
     def read(self, text: str, *, final: bool) -> Read:
         """Read on: the marks and the name before an argument, or its value if it is there as a whole or the last."""
         if self._key is not None:
             return self._read_value(self._key, text, final=final)
-        found = self._before.match(text, partial=True)
-        if found is None:
+        key_match = self._before.match(text, partial=True)
+        if key_match is None:
             return Read("}" if self._begun else "{}", 0, done=True)
-        if found.partial:
+        if key_match.partial:
             return Read("", len(text) if final else 0, done=False)
-        self._key = found["key"].strip()
-        return Read("", found.end(), done=False)
+        self._key = key_match["key"].strip()
+        return Read("", key_match.end(), done=False)
 
     def _read_value(self, key: str, text: str, *, final: bool) -> Read:
-        after, edge = self._marks.end, self._marks.edge
-        end = text.find(after, self._looked)
+        end_mark = self._marks.end
+        edge = self._marks.edge
+        end = text.find(end_mark, self._looked)
         if end < 0:
-            self._looked = max(len(text) - len(after), 0)
+            self._looked = max(len(text) - len(end_mark), 0)
             return Read("", len(text) if final else 0, done=False)
         value = self._value(key, text[:end].removeprefix(edge).removesuffix(edge))
-        written = f"{', ' if self._begun else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
-        self._begun, self._key, self._looked = True, None, 0
-        return Read(written, end + len(after), done=False)
+        json_member = f"{', ' if self._begun else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
+        self._begun = True
+        self._key = None
+        self._looked = 0
+        return Read(json_member, end + len(end_mark), done=False)
 
     def _value(self, key: str, text: str) -> str:
         """A value as JSON."""
         try:
-            found = json.loads(text)
-            if not isinstance(found, str) and self._allows(key, found):
-                return json.dumps(found, ensure_ascii=False, allow_nan=False)
+            value = json.loads(text)
+            if not isinstance(value, str) and self._allows(key, value):
+                return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
         return json.dumps(text, ensure_ascii=False)
 
     def _allows(self, key: str, value: Any) -> bool:
         """Whether the schema of the argument may allow a value."""
-        found = self._schemas.follow_refs(self._parameters)
-        parameters = found if isinstance(found, dict) else {}  # it may lead nowhere where it is not enforced
+        referent = self._schemas.follow_refs(self._parameters)
+        parameters = referent if isinstance(referent, dict) else {}  # it may lead nowhere where it is not enforced
         schema = dict_entry(parameters, "properties").get(key, parameters.get("additionalProperties", {}))
         try:
             return not self._schemas.disjoint(schema, {"const": value})

@@ -127,26 +127,26 @@ class CallForm:
 
     def untagged_forms(self, names: Iterable[str]) -> tuple["CallForm", ...]:
         """The forms of calls without marks, which only the names of functions tell from other objects."""
-        known = "|".join(map(regex.escape, names))
-        if not (self.untagged and known):
+        name_pattern = "|".join(map(regex.escape, names))
+        if not (self.untagged and name_pattern):
             return ()
         head = (
-            rf'\{{{SPACE}"name"{SPACE}:{SPACE}"(?P<name>{known})"{SPACE},{SPACE}'
+            rf'\{{{SPACE}"name"{SPACE}:{SPACE}"(?P<name>{name_pattern})"{SPACE},{SPACE}'
             rf'"(?:arguments|parameters)"{SPACE}:{SPACE}(?=\{{)'
         )
         return replace(FENCED, head=head), replace(OBJECT, head=head)
 
     def text(self, calls: Iterable[tuple[str, str]]) -> str:
         """Calls as a model writes them, by the name of each and its arguments as the form has them."""
-        written = [f"{self.begin}{name}{self.middle}{arguments}{self.end}" for name, arguments in calls]
-        return f"{self.around[0]}{(self.between or '').join(written)}{self.around[1]}"
+        call_texts = [f"{self.begin}{name}{self.middle}{arguments}{self.end}" for name, arguments in calls]
+        return f"{self.around[0]}{(self.between or '').join(call_texts)}{self.around[1]}"
 
 
 def _lenient(literal: str) -> str:
     """A regular expression of a text with more or less white space where it has some, and behind braces."""
-    parts = (regex.escape(part, literal_spaces=True) for part in regex.split(r"\s+", literal))
-    found = r"\s*+".join(parts).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
-    return found.replace(r"\s*+\s*+", r"\s*+")
+    segments = (regex.escape(segment, literal_spaces=True) for segment in regex.split(r"\s+", literal))
+    pattern = r"\s*+".join(segments).replace(r"\{", r"\{\s*+").replace(r"\}", r"\s*+\}")
+    return pattern.replace(r"\s*+\s*+", r"\s*+")
 
 
 def _mark(words: str) -> str:
@@ -300,12 +300,12 @@ def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
     Raises:
         ConfigError: lists those that are known.
     """
-    for option, name, known in (
+    for option, name, parsers in (
         ("--tool-parser", tool_parser, CALLS),
         ("--reasoning-parser", reasoning_parser, THINKING),
     ):
-        if name not in (AUTO, NONE, *known):
-            raise ConfigError(f"{option} is {name!r}; known: {AUTO}, {NONE}, {', '.join(sorted(known))}")
+        if name not in (AUTO, NONE, *parsers):
+            raise ConfigError(f"{option} is {name!r}; known: {AUTO}, {NONE}, {', '.join(sorted(parsers))}")
 
 
 def choose(known: Mapping[str, Kind], name: str, template: str) -> Kind | None:

@@ -37,8 +37,8 @@ class Dialect:
     @classmethod
     def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Self:
         """The dialect of a model by its tokenizer, and the names of parsers that override what is found."""
-        found = getattr(tokenizer, "chat_template", None) or ""
-        template = "\n".join(found.values()) if isinstance(found, dict) else str(found)
+        chat_template = getattr(tokenizer, "chat_template", None) or ""
+        template = "\n".join(chat_template.values()) if isinstance(chat_template, dict) else str(chat_template)
         calls = choose(CALLS, tool_parser, template)
         return cls(
             thinking=choose(THINKING, reasoning_parser, template),
@@ -56,8 +56,8 @@ class Dialect:
         """The field of a message in which the chat template looks for what was thought; None where it does not."""
         names = "|".join(THOUGHT_NAMES)
         pattern = rf"""\.({names})\b|\[['"]({names})['"]\]|['"]({names})['"] in """
-        found = regex.search(pattern, _code(self.template))
-        return next(filter(None, found.groups())) if found else None
+        name_match = regex.search(pattern, _code(self.template))
+        return next(filter(None, name_match.groups())) if name_match else None
 
     @property
     def one_call(self) -> bool:
@@ -91,13 +91,13 @@ class Dialect:
         headers = [Stretch(begin, end, anywhere=True) for begin, end in thinking.headers]
         if thinks == "no" and not thinking.anywhere:
             return headers
-        begun = thinks == "begun"
-        return [Stretch(thinking.begin, thinking.end, opened=begun, anywhere=thinking.anywhere), *headers]
+        is_thinking = thinks == "begun"
+        return [Stretch(thinking.begin, thinking.end, opened=is_thinking, anywhere=thinking.anywhere), *headers]
 
     def spelled_tokens(self, tokenizer: Any, vocab_size: int, *, calls: bool) -> list[int]:
         """The special tokens that are marks of thinking, or of calls where these are read; a model may lack some."""
-        read = [self.thinking, self.calls if calls else None]
-        marks = "\n".join(mark for each in read if each for mark in each.marks)
+        forms = [self.thinking, self.calls if calls else None]
+        marks = "\n".join(mark for form in forms if form for mark in form.marks)
         return [token for token, text in special_tokens(tokenizer).items() if text in marks and token < vocab_size]
 
     def call_id(self, given: str) -> str:

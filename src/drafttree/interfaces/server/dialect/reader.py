@@ -84,12 +84,20 @@ class AnswerReader:
         untagged: Sequence[CallForm] = (),
         single: bool = False,
     ) -> None:
-        self._thinking, self._form, self._speaks, self._schemas = thinking, calls, speaks, schemas or {}
+        self._thinking = thinking
+        self._form = calls
+        self._speaks = speaks
+        self._schemas = schemas or {}
         self._forms = [calls, *untagged] if calls else []
-        self._form_of_call, self._single = calls, single
-        self.calls, self.thoughts = 0, list[tuple[int, int | None]]()
-        self._held, self._read, self._before = "", 0, ""
-        self._fresh, self._space = False, ""
+        self._form_of_call = calls
+        self._single = single
+        self.calls = 0
+        self.thoughts = list[tuple[int, int | None]]()
+        self._held = ""
+        self._read = 0
+        self._before = ""
+        self._fresh = False
+        self._space = ""
         self._arguments: JsonObject | MarkedPairs | None = None
         self._marks = self._compile_marks()
         self._state: Callable[[bool], Iterator[Part]] = self._saying
@@ -101,15 +109,15 @@ class AnswerReader:
     def read(self, text: str, *, final: bool) -> list[Part]:
         """The parts that more text completes; nothing is held back of the final one."""
         self._held += text
-        parts: list[Part] = []
-        before = None
-        while before != (now := (self._state, self._read)):
-            before = now
-            parts += self._state(final)
+        answer_parts: list[Part] = []
+        previous_state = None
+        while previous_state != (state := (self._state, self._read)):
+            previous_state = state
+            answer_parts += self._state(final)
         if final and self._space and not self.calls and self._speaks and self._state == self._saying:
-            parts.append(Said(self._space, self.known))
+            answer_parts.append(Said(self._space, self.known))
             self._space = ""
-        return parts
+        return answer_parts
 
     @property
     def in_call(self) -> bool:
@@ -123,22 +131,23 @@ class AnswerReader:
 
     def _compile_marks(self) -> Any:
         """The pattern of all that may stand in what is said; None where that is plain text."""
-        thinking, form = self._thinking, self._form
+        thinking = self._thinking
+        form = self._form
         silent = {*(thinking.silent if thinking else ()), *(form.silent if form else ())} - {""}
-        found = []
+        patterns = []
         if thinking and thinking.anywhere:
-            found += [f"(?P<think>{regex.escape(thinking.begin)})", thinking.said]
+            patterns += [f"(?P<think>{regex.escape(thinking.begin)})", thinking.said]
             silent = silent - {thinking.begin} | {thinking.end}
-        found += [f"(?P<form{place}>{each.first})" for place, each in enumerate(self._forms)]
-        found += map(regex.escape, sorted(silent))
-        return regex.compile("|".join(found)) if found else None
+        patterns += [f"(?P<form{index}>{call_form.first})" for index, call_form in enumerate(self._forms)]
+        patterns += map(regex.escape, sorted(silent))
+        return regex.compile("|".join(patterns)) if patterns else None
 
     def _take(self, end: int) -> str:
         """Cut text from what is held."""
-        taken, self._held = self._held[:end], self._held[end:]
+        text, self._held = self._held[:end], self._held[end:]
         self._read += end
-        self._before = taken[-1:] or self._before
-        return taken
+        self._before = text[-1:] or self._before
+        return text
 
     def _begin_thinking(self, place: int) -> None:
         self.thoughts.append((place, None))
@@ -146,60 +155,65 @@ class AnswerReader:
 
     def _mark_read(self, state: Callable[[bool], Iterator[Part]]) -> None:
         """Go on behind a mark: white space there is no text."""
-        self._fresh, self._space, self._before, self._state = True, "", "", state
+        self._fresh = True
+        self._space = ""
+        self._before = ""
+        self._state = state
 
     def _trimmed(self, text: str, *, ends: bool) -> tuple[str, int]:
         """More of a stretch of text, and its place: without white space behind a mark, or before one that ends it."""
         text = self._space + text
         text = text.lstrip() if self._fresh else text
         begin = self._read - len(text)
-        kept = text if self._marks is None and self._state == self._saying else text.rstrip()
-        self._space = "" if ends else text[len(kept) :]
-        self._fresh = self._fresh and not kept
-        return kept, begin
+        trimmed_text = text if self._marks is None and self._state == self._saying else text.rstrip()
+        self._space = "" if ends else text[len(trimmed_text) :]
+        self._fresh = self._fresh and not trimmed_text
+        return trimmed_text, begin
 
     def _opening(self, final: bool) -> Iterator[Part]:
         """The beginning of a text that may think first."""
         assert self._thinking
-        begun, mark = self._held.lstrip(), self._thinking.begin
-        if begun.startswith(mark):
-            place = self._read
-            self._take(len(self._held) - len(begun) + len(mark))
-            self._begin_thinking(place)
-        elif final or not mark.startswith(begun):
+        held_text = self._held.lstrip()
+        mark = self._thinking.begin
+        if held_text.startswith(mark):
+            mark_begin = self._read
+            self._take(len(self._held) - len(held_text) + len(mark))
+            self._begin_thinking(mark_begin)
+        elif final or not mark.startswith(held_text):
             self._state = self._saying
         yield from ()
 
     def _thought(self, final: bool) -> Iterator[Part]:
         """Up to the end of thinking; where none comes, all is thinking."""
         assert self._thinking
-        found = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
-        ended = found is not None and not found.partial
-        text, _ = self._trimmed(self._take(found.start() if found else len(self._held)), ends=ended)
+        end_match = regex.search(regex.escape(self._thinking.end), self._held, partial=not final)
+        has_ended = end_match is not None and not end_match.partial
+        text, _ = self._trimmed(self._take(end_match.start() if end_match else len(self._held)), ends=has_ended)
         if text:
             yield Thought(text)
-        if ended:
+        if has_ended:
             self._take(len(self._thinking.end))
             self.thoughts[-1] = (self.thoughts[-1][0], self._read)
             self._mark_read(self._saying)
 
     def _saying(self, final: bool) -> Iterator[Part]:
         """Up to the next mark."""
-        found = self._next_mark(final)
-        whole = found is not None and not found.partial
-        start = found.start() - len(self._before) if found else 0
-        end = start if found and (whole or not final or self._is_call(start)) else len(self._held)
-        text, begin = self._trimmed(self._take(end), ends=end < len(self._held) and (whole or final))
+        mark_match = self._next_mark(final)
+        is_whole = mark_match is not None and not mark_match.partial
+        start = mark_match.start() - len(self._before) if mark_match else 0
+        end = start if mark_match and (is_whole or not final or self._is_call(start)) else len(self._held)
+        text, begin = self._trimmed(self._take(end), ends=end < len(self._held) and (is_whole or final))
         if text and self._speaks:
             yield Said(text, begin)
-        if found is None or not whole:
+        if mark_match is None or not is_whole:
             return
-        place, groups = self._read, found.groupdict()
-        self._take(len(found[0]))
+        mark_begin = self._read
+        groups = mark_match.groupdict()
+        self._take(len(mark_match[0]))
         if groups.get("think"):
-            self._begin_thinking(place)
+            self._begin_thinking(mark_begin)
         elif name := groups.get("name"):
-            self._form_of_call = next(each for place, each in enumerate(self._forms) if groups[f"form{place}"])
+            self._form_of_call = next(form for index, form in enumerate(self._forms) if groups[f"form{index}"])
             yield self._begin_call(name)
         else:
             self._mark_read(self._saying)
@@ -208,12 +222,13 @@ class AnswerReader:
         """The next mark, or what may become one: a mark may turn out to be a part of one that has begun before."""
         if self._marks is None:
             return None
-        text, begin = self._before + self._held, len(self._before)  # what is before tells whether a line begins
-        found = self._marks.search(text, begin, partial=True)
-        if found and not found.partial and not final:
-            begun = (self._marks.match(text, place, partial=True) for place in range(begin, found.start()))
-            return next(filter(None, begun), found)
-        return found
+        text = self._before + self._held  # what is before tells whether a line begins
+        begin = len(self._before)
+        mark_match = self._marks.search(text, begin, partial=True)
+        if mark_match and not mark_match.partial and not final:
+            earlier_marks = (self._marks.match(text, index, partial=True) for index in range(begin, mark_match.start()))
+            return next(filter(None, earlier_marks), mark_match)
+        return mark_match
 
     def _is_call(self, place: int) -> bool:
         """Whether what is held from a place on is a call that was cut short."""
@@ -221,8 +236,9 @@ class AnswerReader:
 
     def _begin_call(self, name: str) -> CallBegun:
         assert self._form_of_call
-        kind, schema = self._form_of_call.arguments, self._schemas.get(name)
-        self._arguments = JsonObject() if kind == "json" else MarkedPairs(kind, schema)
+        notation = self._form_of_call.arguments
+        schema = self._schemas.get(name)
+        self._arguments = JsonObject() if notation == "json" else MarkedPairs(notation, schema)
         self.calls += 1
         if self._single:
             self._forms = []
@@ -233,36 +249,36 @@ class AnswerReader:
     def _calling(self, final: bool) -> Iterator[Part]:
         """The arguments of a call."""
         assert self._arguments
-        found = self._arguments.read(self._held, final=final)
-        self._take(found.used)
-        if found.text:
-            yield CallArguments(self.calls - 1, found.text)
-        if found.done:
+        reading = self._arguments.read(self._held, final=final)
+        self._take(reading.used)
+        if reading.text:
+            yield CallArguments(self.calls - 1, reading.text)
+        if reading.done:
             self._state = self._called
 
     def _called(self, final: bool) -> Iterator[Part]:
         """The end of a call."""
         assert self._form_of_call
-        found = self._form_of_call.after.match(self._held, partial=True)
-        if found and found.partial:
+        end_match = self._form_of_call.after.match(self._held, partial=True)
+        if end_match and end_match.partial:
             self._take(len(self._held) if final else 0)
         else:
-            self._take(found.end() if found else 0)
+            self._take(end_match.end() if end_match else 0)
             self._mark_read(self._between if self._form_of_call.around[1] else self._saying)
         yield from ()
 
     def _between(self, final: bool) -> Iterator[Part]:
         """What follows a call of several."""
         assert self._form_of_call
-        further = None if self._single else self._form_of_call.further.match(self._held, partial=True)
-        closing = self._form_of_call.closing.match(self._held, partial=True)
-        if further and not further.partial:
-            self._take(further.end())
-            yield self._begin_call(further["name"])
-        elif closing and not closing.partial:
-            self._take(closing.end())
+        next_call = None if self._single else self._form_of_call.further.match(self._held, partial=True)
+        closing_mark = self._form_of_call.closing.match(self._held, partial=True)
+        if next_call and not next_call.partial:
+            self._take(next_call.end())
+            yield self._begin_call(next_call["name"])
+        elif closing_mark and not closing_mark.partial:
+            self._take(closing_mark.end())
             self._mark_read(self._saying)
-        elif (not further and not closing) or (final and self._form_of_call is not self._form):
+        elif (not next_call and not closing_mark) or (final and self._form_of_call is not self._form):
             self._mark_read(self._saying)
         elif final:
             self._take(len(self._held))

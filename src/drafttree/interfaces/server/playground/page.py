@@ -17,7 +17,9 @@ from drafttree.loading.names import PartNames
 
 def facts_of(decoder: Decoder, model: str, *, wants_key: bool) -> dict[str, Any]:
     """What the page knows of a decoder that is served under a name, and of whether requests need a key."""
-    names, verifier, fidelity = PartNames.of(decoder), decoder.verifier, decoder.fidelity
+    names = PartNames.of(decoder)
+    verifier = decoder.verifier
+    fidelity = decoder.fidelity
     return {
         "model": model,
         "drafter": names.drafter,
@@ -41,12 +43,13 @@ def make_page(**facts: Any) -> tuple[str, str]:
     """The page, and the policy under which a browser shows it: its own style and scripts, and this server alone."""
     package = "drafttree.interfaces.server.playground"
     html = assemble(package, "playground.css", "playground.js", facts | WORDS, facts=facts)
-    style, script = (_hashes(html, tag) for tag in ("style", "script"))
+    style = _hashes(html, "style")
+    script = _hashes(html, "script")
     rules = f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:"
     return html, f"{rules}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def _hashes(html: str, tag: str) -> str:
     """What allows the parts of a page that have a tag."""
-    parts = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(part.encode()).digest()).decode()}'" for part in parts)
+    contents = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents)

@@ -65,15 +65,15 @@ def page(serving: Serving) -> HTMLResponse:
 async def rounds(request: Body[RoundsRequest], serving: Serving) -> EventSourceResponse:
     """Write a text and stream its rounds."""
     observer = TracingObserver(TokenTexts(serving.decoder.tokenizer))
-    to = None if request.as_served or serving.drafting is None else serving.drafting.submit
-    more = {"to": to, "observer": observer, "speculate": request.speculate}
-    shared = {name: getattr(request, name) for name in (*SamplingFields.model_fields, "max_tokens")}
+    submit = None if request.as_served or serving.drafting is None else serving.drafting.submit
+    submit_options = {"to": submit, "observer": observer, "speculate": request.speculate}
+    sampling_fields = {name: getattr(request, name) for name in (*SamplingFields.model_fields, "max_tokens")}
     if request.messages is None:
-        completion = CompletionRequest.model_validate({"prompt": request.prompt, **shared})
-        texts, _ = await begin_texts(completion, serving, **more)
+        completion = CompletionRequest.model_validate({"prompt": request.prompt, **sampling_fields})
+        texts, _ = await begin_texts(completion, serving, **submit_options)
     else:
-        chat = ChatRequest.model_validate({"messages": request.messages, **shared})
-        texts = await begin_answers(chat, serving, **more)
+        chat = ChatRequest.model_validate({"messages": request.messages, **sampling_fields})
+        texts = await begin_answers(chat, serving, **submit_options)
     headers = await warning(request, serving)
     return EventSourceResponse(_events(texts.all[0].handle, observer), headers=headers, sep="\n")
 
@@ -87,16 +87,19 @@ async def _events(handle: Handle, observer: TracingObserver) -> AsyncIterator[JS
     strings: dict[str, int] = {}
     try:
         async for chunk in handle:
-            told: dict[str, Any] = {"text": _pieces(chunk), "seconds": round(handle.metrics.decoding_seconds, 5)}
-            if served := observer.take() if chunk.tokens else None:  # else it is what a cancelled text had held back
-                known = len(strings)
-                told |= {"round": pack_round(served.traced, strings), "strings": [*islice(strings, known, None)]}
-                told |= {"passes": served.cost.draft_passes, "reason": served.reason}
-            yield JSONServerSentEvent(told, event="round")
-        whole = handle.result()
-        summary = whole.metrics.summary()
+            round_event: dict[str, Any] = {"text": _pieces(chunk), "seconds": round(handle.metrics.decoding_seconds, 5)}
+            if turn := observer.take() if chunk.tokens else None:  # else it is what a cancelled text had held back
+                string_count = len(strings)
+                round_event |= {
+                    "round": pack_round(turn.traced, strings),
+                    "strings": [*islice(strings, string_count, None)],
+                }
+                round_event |= {"passes": turn.cost.draft_passes, "reason": turn.reason}
+            yield JSONServerSentEvent(round_event, event="round")
+        generation = handle.result()
+        summary = generation.metrics.summary()
         figures = {name: summary[name] for name in FIGURES}
-        yield JSONServerSentEvent({"finish": whole.finish_reason, "figures": figures}, event="end")
+        yield JSONServerSentEvent({"finish": generation.finish_reason, "figures": figures}, event="end")
     except Exception as error:
         yield JSONServerSentEvent(as_server_error(error).body, event="error")
     finally:

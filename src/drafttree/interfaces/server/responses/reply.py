@@ -37,7 +37,8 @@ async def respond(request: Body[ResponseRequest], serving: Serving) -> Response:
 def _begun(request: ResponseRequest, serving: ServingContext) -> Json:
     """A response before anything is written."""
     repeated = ("instructions", "temperature", "top_p", "top_logprobs", "max_output_tokens")
-    choice, form = request.tool_choice or "auto", request.text and request.text.format
+    choice = request.tool_choice or "auto"
+    form = request.text and request.text.format
     return {
         **reply_head("resp_", request, serving),
         "object": "response",
@@ -70,7 +71,9 @@ class ResponseText:
     done = False
 
     def __init__(self, request: ResponseRequest, serving: ServingContext, texts: Texts) -> None:
-        self.whole, self._texts, self._namespaces = _begun(request, serving), texts, request.namespaces
+        self.whole = _begun(request, serving)
+        self._texts = texts
+        self._namespaces = request.namespaces
         self._events = 0
 
     def begin(self) -> Iterator[Json]:
@@ -78,15 +81,15 @@ class ResponseText:
         yield self._event("in_progress", response=self.whole)
 
     def add(self, place: int, chunk: Chunk) -> Iterator[Json]:
-        for part, scores in self._texts.all[place].parts(chunk):
-            match part:
+        for answer_part, scores in self._texts.all[place].parts(chunk):
+            match answer_part:
                 case Thought(text=text):
                     yield from self._write("reasoning", text, scores)
                 case Said(text=text):
                     yield from self._write("message", text, scores)
                 case CallBegun(name=name, id=id_):
-                    called = self._namespaces.get(name, {"name": name})
-                    yield from self._open("function_call", "fc", call_id=id_, **called, arguments="")
+                    name_fields = self._namespaces.get(name, {"name": name})
+                    yield from self._open("function_call", "fc", call_id=id_, **name_fields, arguments="")
                 case CallArguments(text=text):
                     self._item["arguments"] += text
                     yield self._event("function_call_arguments.delta", **self._place, delta=text)
@@ -104,21 +107,23 @@ class ResponseText:
 
     def _write(self, kind: str, text: str, scores: list[Json]) -> Iterator[Json]:
         """Go on with a message or with thinking, which has no log-probabilities, or begin it."""
-        said = kind == "message"
+        is_message = kind == "message"
         if not self.whole["output"] or self._item["type"] != kind:
-            own: Json = {"role": "assistant"} if said else {"summary": []}
-            yield from self._open(kind, "msg" if said else "rs", **own, content=[])
-            scored: Json = {"annotations": [], "logprobs": []} if said else {}
-            part = {"type": "output_text" if said else "reasoning_text", "text": "", **scored}
-            yield self._event("content_part.added", **self._place, content_index=0, part=part)
-            self._item["content"].append(part)
-        (part,) = self._item["content"]
-        part["text"] += text
-        if said:
-            part["logprobs"] += scores
+            item_fields: Json = {"role": "assistant"} if is_message else {"summary": []}
+            yield from self._open(kind, "msg" if is_message else "rs", **item_fields, content=[])
+            part_fields: Json = {"annotations": [], "logprobs": []} if is_message else {}
+            content_part = {"type": "output_text" if is_message else "reasoning_text", "text": "", **part_fields}
+            yield self._event("content_part.added", **self._place, content_index=0, part=content_part)
+            self._item["content"].append(content_part)
+        (content_part,) = self._item["content"]
+        content_part["text"] += text
+        if is_message:
+            content_part["logprobs"] += scores
         if text:
-            more = {"logprobs": _without_bytes(scores)} if said else {}
-            yield self._event(f"{part['type']}.delta", **self._place, content_index=0, delta=text, **more)
+            logprob_fields = {"logprobs": _without_bytes(scores)} if is_message else {}
+            yield self._event(
+                f"{content_part['type']}.delta", **self._place, content_index=0, delta=text, **logprob_fields
+            )
 
     def _open(self, kind: str, prefix: str, **fields: Any) -> Iterator[Json]:
         """End the last item, and begin another."""
@@ -131,24 +136,29 @@ class ResponseText:
         """End the item that is being written, if there is one."""
         if not self.whole["output"]:
             return
-        item, place = self._item, self._place
+        item = self._item
+        location = self._place
         if item["type"] == "function_call":
-            yield self._event("function_call_arguments.done", **place, arguments=item["arguments"])
+            yield self._event("function_call_arguments.done", **location, arguments=item["arguments"])
         else:
-            (part,) = item["content"]
-            more = {"logprobs": _without_bytes(part["logprobs"])} if "logprobs" in part else {}
-            yield self._event(f"{part['type']}.done", **place, content_index=0, text=part["text"], **more)
-            yield self._event("content_part.done", **place, content_index=0, part=part)
+            (content_part,) = item["content"]
+            logprob_fields = (
+                {"logprobs": _without_bytes(content_part["logprobs"])} if "logprobs" in content_part else {}
+            )
+            yield self._event(
+                f"{content_part['type']}.done", **location, content_index=0, text=content_part["text"], **logprob_fields
+            )
+            yield self._event("content_part.done", **location, content_index=0, part=content_part)
         item["status"] = status
-        yield self._event("output_item.done", output_index=place["output_index"], item=item)
+        yield self._event("output_item.done", output_index=location["output_index"], item=item)
 
     def _end(self, reason: str) -> Iterator[Json]:
         """Complete the response, which has one item at least."""
         if not self.whole["output"]:
             yield from self._write("message", "", [])
         status = "incomplete" if reason == "length" else "completed"
-        cut = reason == "stop" and self._item["type"] == "function_call"
-        yield from self._close("incomplete" if cut else status)
+        is_cut = reason == "stop" and self._item["type"] == "function_call"
+        yield from self._close("incomplete" if is_cut else status)
         usage = self._texts.usage
         self.whole |= {
             "status": status,
@@ -187,9 +197,9 @@ def _without_bytes(scores: list[Json]) -> list[Json]:
     """Log-probabilities as events have them."""
     return [
         {
-            "token": each["token"],
-            "logprob": each["logprob"],
-            "top_logprobs": [{name: top[name] for name in ("token", "logprob")} for top in each["top_logprobs"]],
+            "token": score["token"],
+            "logprob": score["logprob"],
+            "top_logprobs": [{name: top[name] for name in ("token", "logprob")} for top in score["top_logprobs"]],
         }
-        for each in scores
+        for score in scores
     ]

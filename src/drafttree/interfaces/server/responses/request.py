@@ -172,7 +172,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     for item in items:
         match item:
             case ReasoningItem(content=content):
-                thought = {"reasoning_content": "".join(part.text for part in content)} if content else thought
+                thought = {"reasoning_content": "".join(entry.text for entry in content)} if content else thought
                 continue
             case UnservedItem():
                 if not messages or messages[-1]["role"] is not None:
@@ -201,21 +201,21 @@ def _without_roleless(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 
     Templates refuse two messages of one role in a row, and a last message that is the assistant's.
     """
-    found: list[dict[str, Any]] = []
+    role_messages: list[dict[str, Any]] = []
     content: list[Any] = []
-    for message, following in zip(messages, [*messages[1:], None], strict=True):
+    for message, next_message in zip(messages, [*messages[1:], None], strict=True):
         if message["role"] is not None:
-            found.append({**message, "content": [*content, *(message.get("content") or ())]})
+            role_messages.append({**message, "content": [*content, *(message.get("content") or ())]})
             content = []
-        elif following and following["role"] == "assistant":
+        elif next_message and next_message["role"] == "assistant":
             content = message["content"]
-        elif found and (found[-1]["role"] == "assistant") == (following is not None):
-            found[-1]["content"] += message["content"]
-        elif following and (not found or found[-1]["role"] in ("system", "developer")):
+        elif role_messages and (role_messages[-1]["role"] == "assistant") == (next_message is not None):
+            role_messages[-1]["content"] += message["content"]
+        elif next_message and (not role_messages or role_messages[-1]["role"] in ("system", "developer")):
             content = message["content"]
         else:
-            found.append({"role": "assistant" if following else "user", "content": message["content"]})
-    return found
+            role_messages.append({"role": "assistant" if next_message else "user", "content": message["content"]})
+    return role_messages
 
 
 class FunctionTool(FunctionDefinition, fields_of("responses.tools")):
@@ -313,12 +313,12 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
             raise mistake("no_logprobs", f"this needs {LOGPROBS!r} in include", "top_logprobs")
         tools = self._all_tools
         if len(tools) > MAX_TOOLS:
-            what = f"with those in namespaces there are {len(tools)} tools; give at most {MAX_TOOLS}"
-            raise mistake("too_many_tools", what, "tools")
-        for place, namespace, tool in tools:
+            message = f"with those in namespaces there are {len(tools)} tools; give at most {MAX_TOOLS}"
+            raise mistake("too_many_tools", message, "tools")
+        for path, namespace, tool in tools:
             if len(name := _within(namespace, tool.name or "")) > MAX_NAME and isinstance(tool, FunctionTool):
-                what = f"with that of its namespace the name has {len(name)} characters; give at most {MAX_NAME}"
-                raise mistake("long_name", what, f"{place}.name")
+                message = f"with that of its namespace the name has {len(name)} characters; give at most {MAX_NAME}"
+                raise mistake("long_name", message, f"{path}.name")
         if not self.instructions and all(isinstance(item, ReasoningItem) for item in self.input):
             raise mistake("no_message", "reasoning alone cannot be answered; send a message with it", "input", 0)
         return self
@@ -326,15 +326,16 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     @model_validator(mode="after")
     def _check_asked(self) -> Self:
         """Refuse what is not served in the last item, unless it is, or is beside, what a tool has returned."""
-        last, before = self.input[-1], self.input[-2] if len(self.input) > 1 else None
-        place = len(self.input) - 1
-        if isinstance(last, UnservedItem) and not last.is_output:
-            what = f"an item of type {last.type[:LONGEST_NAME]!r} is not served; give {SERVED_ITEMS}"
-            raise mistake("not_served", what, "input", place)
-        behind_results = isinstance(before, FunctionOutputItem | CustomOutputItem)
-        behind_results = behind_results or (isinstance(before, UnservedItem) and before.is_output)
-        if isinstance(last, InputMessage) and last.role == "user" and not behind_results:
-            refuse_unserved(last.content, "a content part", "input_text", "input", place, "content")
+        last_item = self.input[-1]
+        previous_item = self.input[-2] if len(self.input) > 1 else None
+        item_index = len(self.input) - 1
+        if isinstance(last_item, UnservedItem) and not last_item.is_output:
+            message = f"an item of type {last_item.type[:LONGEST_NAME]!r} is not served; give {SERVED_ITEMS}"
+            raise mistake("not_served", message, "input", item_index)
+        behind_results = isinstance(previous_item, FunctionOutputItem | CustomOutputItem)
+        behind_results = behind_results or (isinstance(previous_item, UnservedItem) and previous_item.is_output)
+        if isinstance(last_item, InputMessage) and last_item.role == "user" and not behind_results:
+            refuse_unserved(last_item.content, "a content part", "input_text", "input", item_index, "content")
         return self
 
     @property
@@ -345,19 +346,22 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
     @property
     def _all_tools(self) -> list[tuple[str, str | None, FunctionTool | LeftOut]]:
         """The tools, each with its place in the request and its namespace."""
-        found: list[tuple[str, str | None, FunctionTool | LeftOut]] = []
+        placed_tools: list[tuple[str, str | None, FunctionTool | LeftOut]] = []
         for index, tool in enumerate(self.tools or ()):
             if isinstance(tool, Namespace):
-                found += [(f"tools.{index}.tools.{inner}", tool.name, each) for inner, each in enumerate(tool.tools)]
+                placed_tools += [
+                    (f"tools.{index}.tools.{inner_index}", tool.name, inner_tool)
+                    for inner_index, inner_tool in enumerate(tool.tools)
+                ]
             else:
-                found.append((f"tools.{index}", None, tool))
-        return found
+                placed_tools.append((f"tools.{index}", None, tool))
+        return placed_tools
 
     @property
     def namespaces(self) -> dict[str, dict[str, str]]:
         """What a call says of a function in a namespace, by the name that the model knows."""
-        named = [(space, tool.name) for _, space, tool in self._all_tools if space and tool.name]
-        return {_within(space, name): {"name": name, "namespace": space} for space, name in named}
+        qualified_names = [(space, tool.name) for _, space, tool in self._all_tools if space and tool.name]
+        return {_within(space, name): {"name": name, "namespace": space} for space, name in qualified_names}
 
     def as_chat(self) -> ChatRequest:
         """The chat that is answered.
@@ -367,8 +371,8 @@ class ResponseRequest(SamplingFields, fields_of("responses")):
         """
         instructions = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         tools = [
-            (place, tool if isinstance(tool, LeftOut) else tool.model_copy(update={"name": _within(space, tool.name)}))
-            for place, space, tool in self._all_tools
+            (path, tool if isinstance(tool, LeftOut) else tool.model_copy(update={"name": _within(space, tool.name)}))
+            for path, space, tool in self._all_tools
         ]
         return ChatRequest.of(
             self,
