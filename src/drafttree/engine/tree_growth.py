@@ -467,6 +467,6 @@ def best_candidates(logits: Tensor | Candidates, width: int, vocab: int | None =
     logprobs = logprobs if logprobs.dtype.itemsize >= 4 else logprobs.float()  # numpy knows no narrower numbers
     if rows.is_cpu:
         return logprobs.numpy(), tokens.numpy()
-    # in one copy; float64 holds every token id
-    stack = torch.stack((logprobs.double(), tokens.double())).cpu().numpy()
-    return stack[0].astype(np.float64 if logprobs.dtype is torch.float64 else np.float32), stack[1].astype(np.int64)
+    # in one read; float32 holds ids below 2^24
+    host_logprobs, host_tokens = torch.stack((logprobs, tokens.to(logprobs.dtype))).cpu().numpy()
+    return host_logprobs, host_tokens.astype(np.int64)
