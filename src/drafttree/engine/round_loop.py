@@ -317,47 +317,91 @@ class RoundLoop:
         """Verify a scored tree and commit what is accepted: the only place where a text grows."""
         try:
             clock.lap("others")
-            drafting = request.drafting
-            logits = output.logits[0]
-            missing_nodes = set[int]()
-            if request.constraints:
-                logits, missing_nodes = request.constraints.score(request.tokens, tree, logits)
-            if best:
-                verdict = walk(tree, best)
-            else:
-                node_logits = logits.clone() if request.recorder or request.observer else logits  # one may write to it
-                verdict = request.verifier.verify(tree, node_logits, request.randomness.at(len(request.tokens) - 1))
-            verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
-            path, bonus = verdict = _before_missing(verdict, tree, missing_nodes)
-            tokens = [*(tree.tokens[node] for node in path[1:]), bonus]
+            judged = self._verify(request, tree, output, best)
             clock.lap("verify")
             clock.count_pass()
-            request.cache.commit(path)
-            if tree.source == FORCED:
-                drafting.count_forced(tree.size - 1, len(path) - 1)
-            if drafting.session:
-                drafting.rest(not tree.widths)
-                drafting.commit([*tokens], output.hidden, path)
-                if tree.size > 1:
-                    drafting.controller.accept(request.kind(tree.source), tree, path)
-                if tree.source != FORCED and request.policy.learns:
-                    drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
+            self._commit(request, judged, output)
             clock.lap("commit")
-            context = self.drafter.context if self.drafter and request.remaining > 1 else None
-            collapsed = drafting.has_collapsed(request.tokens, tree, accepted=len(path) > 1, context=context)
-            if drafting.claim:
-                drafting.check_head(request.tokens, tokens[0], self.drafter)
-            committed = request.commit(tokens, len(path) - 1)
+            collapsed = self._watch(request, judged)  # reads the text as it was before this round
+            committed = request.commit(judged.tokens, judged.accepted)
             clock.lap("text")
             if request.recorder:
-                rows = path[:committed]
-                request.recorder.add(output.logits[0][rows], logits[rows], request.tokens[-committed:])
-            turn = turn_of(request, tree, path, committed, clock, collapsed=collapsed)
+                rows = judged.path[:committed]
+                request.recorder.add(output.logits[0][rows], judged.logits[rows], request.tokens[-committed:])
+            turn = turn_of(request, tree, judged.path, committed, clock, collapsed=collapsed)
             if request.observer:
-                request.observer.settled(request, tree, logits, verdict, turn)
+                request.observer.settled(request, tree, judged.logits, judged.verdict, turn)
             return turn
         except Exception as error:
             return error
+
+    def _verify(self, request: Request, tree: DraftTree, output: Output, best: BestTokens | None) -> "JudgedTree":
+        """The verdict on a scored tree, after the request's constraints."""
+        logits = output.logits[0]
+        missing_nodes = set[int]()
+        if request.constraints:
+            logits, missing_nodes = request.constraints.score(request.tokens, tree, logits)
+        if best:
+            verdict = walk(tree, best)
+        else:
+            is_read_later = bool(request.recorder or request.observer)
+            verifier_logits = logits.clone() if is_read_later else logits  # a verifier may write to them
+            verdict = request.verifier.verify(tree, verifier_logits, request.randomness.at(len(request.tokens) - 1))
+        verdict = check_verdict(request.verifier, tree, verdict, self.target.vocab_size)
+        return JudgedTree(tree, _before_missing(verdict, tree, missing_nodes), logits)
+
+    def _commit(self, request: Request, judged: "JudgedTree", output: Output) -> None:
+        """Let the KV cache, the drafter's session, the controller and the policy take note of the accepted path."""
+        tree, path, drafting = judged.tree, judged.path, request.drafting
+        request.cache.commit(path)
+        if tree.source == FORCED:
+            drafting.count_forced(tree.size - 1, judged.accepted)
+        if not drafting.session:
+            return
+        drafting.rest(not tree.widths)
+        drafting.commit(judged.tokens, output.hidden, path)
+        if tree.size > 1:
+            drafting.controller.accept(request.kind(tree.source), tree, path)
+        if tree.source != FORCED and request.policy.learns:
+            drafting.state = request.policy.observe(drafting.state, RoundOutcome(tree, tuple(path)))
+
+    def _watch(self, request: Request, judged: "JudgedTree") -> bool:
+        """Whether the drafts have collapsed; a head that is tested is compared with what the target has chosen."""
+        drafting = request.drafting
+        context = self.drafter.context if self.drafter and request.remaining > 1 else None
+        collapsed = drafting.has_collapsed(request.tokens, judged.tree, accepted=judged.accepted > 0, context=context)
+        if drafting.claim:
+            drafting.check_head(request.tokens, judged.tokens[0], self.drafter)
+        return collapsed
+
+
+class JudgedTree(NamedTuple):
+    """A scored tree and its verdict.
+
+    Attributes:
+        tree: as it was scored.
+        verdict: the accepted path and the token behind it.
+        logits: `[nodes, vocab]` the target's, with the request's constraints.
+    """
+
+    tree: DraftTree
+    verdict: Verdict
+    logits: torch.Tensor
+
+    @property
+    def path(self) -> list[int]:
+        """The accepted nodes, the root first."""
+        return self.verdict.path
+
+    @property
+    def accepted(self) -> int:
+        """The number of accepted drafted tokens."""
+        return len(self.path) - 1
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that the text grows by, in a new list."""
+        return [*(self.tree.tokens[node] for node in self.path[1:]), self.verdict.bonus]
 
 
 def turn_of(
